@@ -1,0 +1,26 @@
+"""Checkpoints: folders of safetensors and JSON that are either whole or not there.
+
+    save(folder, contents) -> folder/step-00001200/   newest_sound(folder, warn) -> path   load(path) -> contents
+
+Importing this takes no torch; ``checkpoint.restore`` goes from a checkpoint back to a model.
+"""
+
+from hornbook.checkpoint.commit import prune, save
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve
+from hornbook.checkpoint.load import load
+from hornbook.checkpoint.manifest import folder_of, step_of, verify
+
+__all__ = [
+    "Contents",
+    "Info",
+    "folder_of",
+    "list_checkpoints",
+    "load",
+    "newest_sound",
+    "prune",
+    "resolve",
+    "save",
+    "step_of",
+    "verify",
+]

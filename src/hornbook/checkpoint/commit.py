@@ -1,0 +1,157 @@
+"""Saving and pruning: at every moment, a checkpoint's folder is either whole or does not look like one.
+
+    save    step-00001200.tmp-4711/  model.safetensors, ..., each fsynced; manifest.json last; fsync
+            -> rename to step-00001200/ (the commit) -> fsync parent
+    prune   step-00000400/ -> rename to step-00000400.tmp-4711-old/ -> fsync parent -> remove
+
+There is no ``latest`` pointer and nothing is remembered: what is committed is what the disk says. A process that dies
+leaves at most a ``.tmp-`` folder, which the next save or prune removes once its process is gone. One process at a time
+saves into a folder; ``storage.lock_folder`` on the run sees to that. The price: pruning reads, to check them, all
+checkpoints, since one that has rotted must not count as kept.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder_of, is_plain_name, verify
+from hornbook.checkpoint.tensors import encode
+from hornbook.errors import CheckpointError, StorageError, UserError
+from hornbook.storage import files as storage
+from hornbook.storage.documents import dump_json
+from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
+
+_TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
+_SLACK_BYTES: Final = 1 << 20
+"""For the manifest, the folder, and what file systems add."""
+
+
+class _File(NamedTuple):
+    """A file to be written."""
+
+    kind: Kind
+    size: int
+    chunks: Iterable[storage.BytesLike]
+
+
+def save(folder: Path, contents: Contents) -> Path:
+    """Commit a checkpoint into a folder of checkpoints and return its own folder.
+
+    A sound checkpoint of that step is left as it is; a damaged one is replaced. On an error nothing is committed and
+    the temporary folder is removed as far as that is possible.
+
+    Args:
+        folder: the folder of checkpoints, as in ``runs/demo/checkpoints``; created where missing.
+        contents: what to save; its tensors must not change meanwhile.
+
+    Raises:
+        StorageError: the disk is full (asked beforehand, too), read-only or failing.
+        CheckpointError: a tensor or a name in ``contents`` cannot be stored.
+    """
+    final = folder_of(folder, contents.step)
+    _remove_leftovers(folder)
+    if os.path.lexists(final) and not verify(final):
+        return final
+    files = _files(contents)
+    storage.make_directory(folder)
+    _require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
+    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    try:
+        _write(temporary, contents.step, files)
+        aside = _set_aside(final) if os.path.lexists(final) else None
+        storage.commit_directory(temporary, final)
+    except BaseException:
+        with suppress(StorageError):
+            storage.remove_tree(temporary)
+        raise
+    if aside:
+        with suppress(StorageError):
+            storage.remove_tree(aside)
+    return final
+
+
+def prune(folder: Path, *, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
+    """Remove all sound checkpoints but the newest ``keep_last`` and those of ``keep``; return the folders that went.
+
+    Damaged folders and what hornbook did not write stay where they are, and do not count.
+
+    Args:
+        folder: the folder of checkpoints; none is fine.
+        keep_last: how many sound ones stay at least, from 1.
+        keep: steps that stay in any case, as the best one.
+
+    Raises:
+        UserError: ``keep_last`` is below 1.
+        StorageError: a checkpoint cannot be removed; it then does not look like one any more, or is still whole.
+    """
+    if keep_last < 1:
+        raise UserError(f"keep_last is {keep_last}; expected at least 1, so that a checkpoint is left")
+    _remove_leftovers(folder)
+    sound = [(step, path) for step, path in committed(folder) if not path.is_symlink() and not verify(path)]
+    spare = [path for step, path in sound[:-keep_last] if step not in keep]
+    for path in spare:
+        storage.remove_tree(_set_aside(path))
+    return spare
+
+
+def _files(contents: Contents) -> dict[str, _File]:
+    """Return the files of a checkpoint by name; tensors become bytes only as they are written."""
+    files: dict[str, _File] = {}
+    for group, tensors in contents.tensors.items():
+        encoded = encode(tensors)
+        files[f"{group}.safetensors"] = _File("tensors", encoded.size, encoded.chunks)
+    files |= _plain("document", {f"{name}.json": dump_json(value) for name, value in contents.documents.items()})
+    files |= _plain("file", contents.files)
+    num_names = len(contents.tensors) + len(contents.documents) + len(contents.files)
+    if len(files) < num_names or not all(map(is_plain_name, files)):
+        raise CheckpointError(f"a checkpoint cannot hold the files {sorted(files)}; names must be plain and differ")
+    return files
+
+
+def _plain(kind: Kind, data: Mapping[str, bytes]) -> dict[str, _File]:
+    return {name: _File(kind, len(content), (content,)) for name, content in data.items()}
+
+
+def _write(temporary: Path, step: int, files: Mapping[str, _File]) -> None:
+    storage.make_directory(temporary, exist_ok=False)
+    entries = {}
+    for name, file in files.items():
+        written = storage.write_file(temporary / name, file.chunks)
+        entries[name] = Entry(kind=file.kind, size=written.size, sha256=written.sha256)
+    storage.write_file(temporary / MANIFEST, Manifest(step=step, files=entries).to_bytes())
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a folder a name that no reader takes for a checkpoint, so that removing it may be cut off anywhere."""
+    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}-old")
+    storage.rename(path, aside)
+    return aside
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of processes that are gone; one that cannot be removed is no reason to stop."""
+    with suppress(StorageError):
+        for path in _leftovers(folder, process_is_alive):
+            storage.remove_tree(path)
+
+
+def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    with translated("read the folder", folder):
+        matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+    return [path for path, match in matches if match and not is_alive(int(match[1]))]
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
+            "free some space or choose another folder"
+        )

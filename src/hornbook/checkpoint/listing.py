@@ -1,0 +1,115 @@
+"""Which checkpoints there are: asked of the disk every time.
+
+    runs/demo/checkpoints/  step-00000400/  step-00000800/  step-00001200/ (damaged)  step-00001600.tmp-4711/
+        newest_sound  -> step-00000800, and a warning about step-00001200
+        resolve("runs/demo")  -> the same
+
+The price: asking for the newest sound one reads it whole.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
+from hornbook.errors import CheckpointError
+from hornbook.storage.system import translated
+
+_logger = logging.getLogger("hornbook.checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """One checkpoint as it lies on the disk; ``problems`` is empty when it is sound."""
+
+    step: int | None
+    """Finished steps; None when neither the folder's name nor its manifest tells."""
+    path: Path
+    size: int
+    """Bytes of all its files."""
+    problems: list[str]
+
+
+def committed(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not.
+
+    Raises:
+        StorageError: the folder cannot be read; one that does not exist is empty.
+    """
+    if not folder.is_dir():
+        return []
+    with translated("read the folder", folder):
+        found = [(parse_step(path.name), path) for path in folder.iterdir()]
+    return sorted((step, path) for step, path in found if step is not None)
+
+
+def list_checkpoints(folder: Path) -> list[Info]:
+    """Check all checkpoints of a folder, every byte, and return them oldest first.
+
+    Raises:
+        StorageError: the folder cannot be read; one that does not exist is empty.
+    """
+    return [describe(path) for _, path in committed(folder)]
+
+
+def describe(path: Path) -> Info:
+    """Check one checkpoint, every byte of it, whatever its folder is called.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    problems = verify(path)
+    step = parse_step(path.name) if problems else read_manifest(path).step
+    return Info(step=step, path=path, size=_size(path), problems=problems)
+
+
+def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over.
+
+    Raises:
+        StorageError: the folder cannot be read; one that does not exist is empty.
+    """
+    for _, path in reversed(committed(folder)):
+        problems = verify(path)
+        if not problems:
+            return path
+        warn(f"checkpoint {path} is damaged and passed over: {'; '.join(problems)}")
+    return None
+
+
+def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
+    """Return the checkpoint that ``path`` stands for: itself, or the newest sound one of a run or of its checkpoints.
+
+    Raises:
+        CheckpointError: there is none.
+        StorageError: the folder cannot be read.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder; expected a run's folder or a checkpoint")
+    if is_checkpoint(path):
+        return path
+    folder = checkpoints_of(path)
+    found = newest_sound(folder, warn)
+    if found is None:
+        num_damaged = len(committed(folder))
+        state = f"{num_damaged} damaged checkpoints and no sound one" if num_damaged else "no checkpoint"
+        raise CheckpointError(f"{path} holds {state}; expected a run's folder or a checkpoint")
+    return found
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether ``path`` is meant to be one checkpoint, sound or not, by its name or its manifest."""
+    return (path / MANIFEST).exists() or parse_step(path.name) is not None
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Return the folder of checkpoints, given it or the folder of a run."""
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return 0
+    with translated("read the folder", path):
+        return sum(file.lstat().st_size for file in path.iterdir())

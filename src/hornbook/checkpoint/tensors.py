@@ -1,0 +1,131 @@
+"""Named tensors to safetensors bytes, a tensor at a time, and back.
+
+    {"b": bf16 [2], "a": fp32 [2, 2]}
+        -> 8 bytes: length of the header
+           {"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{...,"data_offsets":[16,20]}}, padded to 8 bytes
+           16 bytes of a, 4 bytes of b
+
+The format is Hugging Face's (https://github.com/huggingface/safetensors): no code in it, and every tool reads it. Its
+library writes from one buffer that holds all tensors, or without hash and fault points; writing is so short that ours
+streams a tensor at a time through ``storage``. Wide dtypes come first and names are sorted, so that all are aligned and
+equal tensors give equal bytes. Reading is the library's; the header is bounded before it gets to see it. The price: a
+read tensor is copied once, out of the mapped file, so that nothing depends on the file afterwards.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hornbook.errors import CheckpointError, DataError
+from hornbook.storage.documents import parse_json
+from hornbook.storage.files import BytesLike
+from hornbook.storage.system import translated
+
+if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints needs none
+    from torch import Tensor
+
+MAX_HEADER_BYTES: Final = 100 << 20
+MAX_TENSORS: Final = 1_000_000
+
+_DTYPES: Final = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A file to be: its size in bytes, and its content in pieces, which can be gone through once."""
+
+    size: int
+    chunks: Iterator[BytesLike]
+
+
+def encode(tensors: "Mapping[str, Tensor]") -> Encoded:
+    """Return tensors as the bytes of a safetensors file, made as they are asked for.
+
+    A contiguous tensor on the CPU is handed out without a copy; another one is copied when its turn comes.
+
+    Raises:
+        CheckpointError: the format has no such dtype, or a name is its reserved ``__metadata__``.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header = _header(ordered)
+    size = len(header) + sum(tensor.numel() * tensor.element_size() for _, tensor in ordered)
+    return Encoded(size=size, chunks=_chunks(header, [tensor for _, tensor in ordered]))
+
+
+def read(path: Path) -> "dict[str, Tensor]":
+    """Return the tensors of a safetensors file by name, on the CPU, in memory of their own.
+
+    Raises:
+        CheckpointError: the file is malformed, or its header is unreasonably large.
+        StorageError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _check_header(path)
+    try:
+        with translated("read", path), safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _malformed(path, " ".join(str(error).split())) from error
+
+
+def _header(ordered: "list[tuple[str, Tensor]]") -> bytes:
+    assert sys.byteorder == "little", "safetensors are little-endian and so is every machine that torch runs on"
+    fields: dict[str, object] = {}
+    offset = 0
+    for name, tensor in ordered:
+        dtype = _DTYPES.get(str(tensor.dtype))
+        if dtype is None or name == "__metadata__":
+            raise CheckpointError(f"tensor {name} of {tensor.dtype} cannot be stored; expected {', '.join(_DTYPES)}")
+        end = offset + tensor.numel() * tensor.element_size()
+        fields[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
+    import torch
+
+    yield header
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+def _check_header(path: Path) -> None:
+    """Refuse what the library would spend memory on or read in its own way: a huge header, a name that occurs twice."""
+    with translated("read", path), path.open("rb") as file:
+        available = os.fstat(file.fileno()).st_size - 8
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(available, MAX_HEADER_BYTES):
+            raise _malformed(path, f"its header cannot be {length} bytes long")
+        text = file.read(length)
+    try:
+        header = parse_json(text, "its header")
+    except DataError as error:
+        raise _malformed(path, str(error)) from error
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise _malformed(path, f"its header is no object of at most {MAX_TENSORS} tensors")
+
+
+def _malformed(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a sound safetensors file: {reason}; take another checkpoint")

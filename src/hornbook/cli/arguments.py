@@ -1,0 +1,92 @@
+"""Arguments that several commands share: numbers with bounds, the device, a recipe with its overrides.
+
+    parser.add_argument("--output-length", type=positive_integer, ...)
+    add_recipe_arguments(parser)      -> RECIPE and --section.key value: arguments.recipe, arguments.overrides
+    add_device_arguments(parser)      -> --device, --threads: arguments.device, arguments.threads
+
+Numbers are read by the recipe's own validator, so that ``1e5``, ``100_000`` and an error look the same everywhere.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from hornbook.cli.parser import CommandParser
+from hornbook.config.build import SECTIONS, specs
+from hornbook.config.options import Bounds, Spec
+from hornbook.config.registry import TAGS, choices
+from hornbook.config.values import Mistake, convert, parse_text, show
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def _number(kind: type, **bounds: float) -> Callable[[str], Any]:
+    spec = Spec(
+        name="", type=kind, optional=False, choices=(), default=None, help="", bounds=Bounds(**bounds), path=False
+    )
+
+    def read(text: str) -> object:
+        try:
+            return convert(parse_text(text, spec), spec)
+        except Mistake as mistake:
+            raise argparse.ArgumentTypeError(f"{show(text)}: {mistake}") from None
+
+    return read
+
+
+positive_integer = _number(int, minimum=1)
+natural_number = _number(int, minimum=0)
+positive_number = _number(float, above=0)
+non_negative_number = _number(float, minimum=0)
+fraction = _number(float, minimum=0, maximum=1)
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--device`` and ``--threads``."""
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where to compute; auto: the fastest there is (default: auto)"
+    )
+    parser.add_argument(
+        "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
+    )
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``."""
+    assert isinstance(parser, CommandParser), "the dispatcher's parsers take recipe options out of the words"
+    parser.takes_recipe = True
+    parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a recipe file, or the name of one that `hornbook recipes` lists"
+    )
+    parser.add_argument(
+        "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"
+    )
+    for section in SECTIONS:
+        _document(parser.add_argument_group(f"recipe, [{section}]"), section)
+
+
+def _document(group: "argparse._ArgumentGroup", section: str) -> None:
+    """List a section's options for ``--help``; their values never get here, since the recipe's validator takes them."""
+    for name, owners in specs(section).items():
+        spec = owners[0][1]
+        is_tag = TAGS.get(section) == name
+        metavar = f"{{{','.join(choices(section))}}}" if is_tag else _metavar(spec)
+        only = [tag for tag, _ in owners] if len(owners) < len(choices(section) if section in TAGS else owners) else []
+        owner = f"; only for {', '.join(only)}" if only else ""
+        default = getattr(SECTIONS[section](), name, spec.default)
+        help_text = f"{spec.help} (default: {_plain(default)}{owner})".replace("%", "%%")
+        flag = f"--{section}.{name.replace('_', '-')}"
+        group.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help_text)
+
+
+def _metavar(spec: Spec) -> str:
+    if spec.choices:
+        return f"{{{','.join(spec.choices)}}}"
+    if spec.type is bool:
+        return "[true|false]"
+    return "PATH" if spec.path else {int: "INTEGER", float: "NUMBER", str: "TEXT"}[spec.type]
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else show(value)

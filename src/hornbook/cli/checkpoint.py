@@ -1,0 +1,109 @@
+"""Looks at checkpoints: ``list`` shows those of a run, ``verify`` checks every byte of them.
+
+hornbook checkpoint list runs/demo
+      step        size  state
+       400     9.1 MiB  sound
+       800     9.1 MiB  damaged: model.safetensors has 512 bytes, expected 3145904
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hornbook.checkpoint import Info
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``list`` and ``verify``."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    shown = commands.add_parser("list", help="show those of a run", description="Show the checkpoints of a run.")
+    shown.add_argument("path", type=Path, metavar="RUN", help="a run's folder, or its folder of checkpoints")
+    shown.set_defaults(handler=list_command)
+    checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
+    checked.add_argument("path", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder for all of it")
+    checked.set_defaults(handler=verify_command)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Hand over to the subcommand."""
+    handler: Callable[..., dict[str, Any]] = arguments.handler
+    return handler(arguments.path, json=arguments.json)
+
+
+def list_command(folder: Path, *, json: bool) -> dict[str, Any]:
+    """Return the checkpoints of a run, or of a folder of checkpoints, oldest first; print a table unless ``json``.
+
+    Raises:
+        CheckpointError: there is no such folder.
+        StorageError: it cannot be read.
+    """
+    from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
+    from hornbook.errors import CheckpointError
+
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected a run's folder or one of checkpoints")
+    found = list_checkpoints(checkpoints_of(folder))
+    if not json:
+        _print(_table(found) if found else [f"no checkpoints in {folder}"])
+    return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
+
+
+def verify_command(path: Path, *, json: bool) -> dict[str, Any]:
+    """Check one checkpoint, or all of a run; print a line for each unless ``json``.
+
+    Raises:
+        CheckpointError: one is damaged, or there is none; all problems in one line.
+        StorageError: the folder cannot be read.
+    """
+    from hornbook.errors import CheckpointError
+
+    found = _found(path)
+    damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
+    if not json:
+        _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
+    if damaged:
+        raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
+    return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}
+
+
+def _found(path: Path) -> "list[Info]":
+    """Return the checkpoint ``path``, or all that it holds."""
+    from hornbook.checkpoint.listing import checkpoints_of, describe, is_checkpoint, list_checkpoints
+    from hornbook.errors import CheckpointError
+
+    found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
+    if not found:
+        raise CheckpointError(f"{path} holds no checkpoint; expected a run's folder or a checkpoint")
+    return found
+
+
+def _table(found: "Iterable[Info]") -> list[str]:
+    rows = [(str(info.step), _size(info), _state(info)) for info in found]
+    return [f"{step:>10}  {size:>10}  {state}" for step, size, state in (("step", "size", "state"), *rows)]
+
+
+def _state(info: "Info") -> str:
+    return f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
+
+
+def _size(info: "Info") -> str:
+    from hornbook.storage.system import format_bytes
+
+    return format_bytes(info.size)
+
+
+def _as_json(info: "Info") -> dict[str, Any]:
+    return {
+        "step": info.step,
+        "path": str(info.path),
+        "size": info.size,
+        "sound": not info.problems,
+        "problems": info.problems,
+    }
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

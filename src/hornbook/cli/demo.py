@@ -1,0 +1,94 @@
+"""The main job, end to end, on text that every machine with Python has: the standard library's own source files.
+
+``hornbook demo`` prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a GPT,
+evaluate it on held-out files, let it write. It measures the machine first and takes as many steps as fit the time. Run
+again, it goes on where it stopped.
+"""
+
+import argparse
+import shlex
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+from hornbook.cli.arguments import add_device_arguments, positive_number
+
+_EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__")
+_VOCAB_SIZE = 4096
+_VALIDATION = 0.05
+_SECONDS_AFTER_TRAINING = 25.0
+_OVERHEAD = 1.1  # validation, checkpoints and a machine that others use too
+_SHORT_STEPS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+    parser.add_argument("--minutes", type=positive_number, default=5.5, help="time for the whole (default: 5.5)")
+    parser.add_argument("--short", action="store_true", help="twenty steps, to see that everything works")
+    add_device_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Run the demo and return what training and evaluation returned."""
+    started = time.monotonic()
+    root: Path = arguments.output
+    device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
+    text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
+    text += [option for name in _EXCLUDED for option in ("--exclude", name)]
+    tokenizer, corpus, folder = str(root / "tokenizer"), str(root / "corpus"), str(root / "run")
+    if not Path(tokenizer).exists():
+        command("tokenizer", "train", *text, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)
+    command("corpus", "build", *text, "--tokenizer", tokenizer, "--validation", str(_VALIDATION), "--output", corpus)
+    deadline = 60 * arguments.minutes - _SECONDS_AFTER_TRAINING
+    steps = _plan(root / "plan.json", corpus, arguments, deadline - (time.monotonic() - started))
+    length = ["--training.steps", str(steps), "--schedule.warmup-steps", str(max(1, min(100, steps // 10)))]
+    trained = command("train", "demo", "--data.train", corpus, *length, "--output", folder, *device)
+    evaluated = command("evaluate", folder, *device)
+    command("generate", folder, "--prompt", "def ", *device)
+    command("runs", "report", folder)
+    minutes = (time.monotonic() - started) / 60
+    print(f"\ndone in {minutes:.1f} minutes; the report is {Path(folder) / 'report.html'}")
+    return {"train": trained, "evaluate": evaluated, "minutes": round(minutes, 2)}
+
+
+def command(*words: str) -> dict[str, Any]:
+    """Print a command as a user would type it, run it here, and return what it returns."""
+    from hornbook.cli.main import execute
+
+    print(f"\n$ hornbook {shlex.join(words)}", flush=True)
+    return execute(list(words))
+
+
+def _plan(path: Path, corpus: str, arguments: argparse.Namespace, seconds: float) -> int:
+    """Return the number of steps that fit, as decided when the demo was first started here."""
+    from hornbook.storage.files import dump_json, read_json, replace_file
+
+    if path.exists():
+        return int(read_json(path, "plan of the demo")["steps"])
+    plan = {"steps": _SHORT_STEPS} if arguments.short else _measure(corpus, arguments, seconds)
+    replace_file(path, dump_json(plan))
+    return int(plan["steps"])
+
+
+def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Time a few steps of the recipe on this machine, say what to expect, and plan as many as ``seconds`` hold."""
+    from hornbook.config import load_recipe
+    from hornbook.engine.device import choose_device, prepare
+    from hornbook.measure.throughput import hornbook_step, measure_steps
+    from hornbook.parallel.world import World
+
+    recipe = load_recipe("demo", ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    world = World(device=device)
+    speed = measure_steps({"demo": hornbook_step(recipe, world)}, recipe, world, rounds=5)["demo"]
+    assert recipe.training.steps is not None, "the demo's recipe gives its length in steps"
+    steps = max(_SHORT_STEPS, min(recipe.training.steps, int(seconds / speed.step_seconds / _OVERHEAD)))
+    minutes = steps * speed.step_seconds * _OVERHEAD / 60
+    print(
+        f"\nthis machine trains {speed.tokens_per_second:,.0f} tokens/s: {steps:,} of the recipe's "
+        f"{recipe.training.steps:,} steps, about {minutes:.1f} minutes"
+    )
+    return {"steps": steps, "tokens_per_second": round(speed.tokens_per_second), "minutes": round(minutes, 2)}

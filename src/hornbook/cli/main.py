@@ -1,0 +1,163 @@
+"""From words to an exit code: one command is imported and run, and whatever happens is answered in one place.
+
+    hornbook corpus build texts --json
+        -> hornbook.cli.corpus.run(arguments) -> {"documents": 12, ...}
+           what it printed  -> standard error
+           the result       -> {"documents": 12, ...}    the last line of standard output
+           exit code        -> 0
+
+Errors are one line each on standard error, and with ``--json`` also ``{"error": ..., "exit_code": ...}``; see
+``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and 141 when the reader of our output went away, as a
+shell would say. Only the chosen command is imported, so that ``--help`` costs no torch; the price is this table.
+"""
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hornbook import __version__
+from hornbook.cli.parser import CommandParser
+from hornbook.errors import HornbookError, RecipeError, StorageError
+
+COMMANDS = {
+    "train": "train a model as a recipe says, or go on with a run that stopped",
+    "recipes": "list the recipes that come with hornbook",
+    "corpus": "build, inspect and verify token stores",
+    "tokenizer": "train a tokenizer, encode and decode text",
+    "evaluate": "measure a trained model on held-out text",
+    "generate": "let a trained model write",
+    "checkpoint": "list and verify checkpoints",
+    "runs": "list, compare and report runs",
+    "bench": "time a training step",
+    "demo": "the whole way on Python's own source files, in some minutes",
+}
+"""Every command with its line of help; its module is ``hornbook.cli.<command>``."""
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        argv: the words after ``hornbook``; those of the process by default.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    flags = set(itertools.takewhile(lambda word: word != "--", words))
+    try:
+        return _answer(words, as_json="--json" in flags, debug="--debug" in flags)
+    except BrokenPipeError:
+        _silence_stdout()
+        return READER_GONE
+
+
+def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
+    """Run the command, print its result or its error, and return the exit code."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            result = execute(words)
+        _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json else "")
+    except BrokenPipeError:
+        raise
+    except SystemExit as stop:  # argparse after --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return _fail(["interrupted"], INTERRUPTED, as_json)
+    except HornbookError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(error.problems if isinstance(error, RecipeError) else [str(error)], error.exit_code, as_json)
+    except Exception as error:  # the one place: past here is only the interpreter, and a user is owed a line
+        if debug:
+            traceback.print_exc()
+        hint = "" if debug else "; run again with --debug for the traceback"
+        return _fail([f"{type(error).__name__}: {error}{hint}"], HornbookError.exit_code, as_json)
+    return 0
+
+
+def execute(words: Sequence[str]) -> dict[str, object]:
+    """Import the command that the words name, run it and return its result; errors and exits come through."""
+    parser, parsers = _parsers()
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is None or chosen not in COMMANDS:
+        parser.parse_args(words)  # --help, --version, or the error that there is no such command
+        raise AssertionError("argparse took a command line without a command")
+    module = importlib.import_module(f"hornbook.cli.{chosen}")
+    module.add_arguments(parsers[chosen])
+    result: dict[str, object] | None = module.run(parser.parse_args(words))
+    return result or {}
+
+
+def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
+    """Make the parser of the whole line, and the still empty one of each command."""
+    parser = CommandParser(
+        prog="hornbook",
+        usage="hornbook [options] COMMAND ...",
+        description="From raw text to a pre-trained, evaluated language model.",
+        epilog="`hornbook COMMAND --help` tells more; `hornbook demo` shows it all.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"hornbook {__version__}", help="show the version and exit"
+    )
+    parser.set_defaults(json=False, debug=False)
+    commands = parser.add_subparsers(
+        prog="hornbook",
+        title="commands",
+        description="\n".join(f"{name:<12}{line}" for name, line in COMMANDS.items()),
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        help=argparse.SUPPRESS,
+    )
+    return parser, {name: commands.add_parser(name, description=line) for name, line in COMMANDS.items()}
+
+
+def _fail(lines: list[str], exit_code: int, as_json: bool) -> int:
+    """Say what went wrong, a line each, and return the exit code."""
+    lines = [" ".join(line.split()) for line in lines]
+    for line in lines:
+        print(f"hornbook: error: {line}", file=sys.stderr)
+    with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
+        _write_out(f"{json.dumps({'error': '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
+    return exit_code
+
+
+def _plain(value: object) -> object:
+    """Replace what JSON has no word for: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _convert(value: object) -> object:
+    """Turn numpy's and torch's scalars into Python's, and anything else (paths) into text."""
+    return _plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def _write_out(text: str = "") -> None:
+    """Write to standard output and empty its buffer, so that a full disk is found here and not when Python exits."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _silence_stdout()
+        raise StorageError(f"standard output cannot be written: {error.strerror}") from None
+
+
+def _silence_stdout() -> None:
+    """Point standard output nowhere, so that the interpreter does not complain while it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):  # a stream that is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

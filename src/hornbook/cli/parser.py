@@ -1,0 +1,74 @@
+"""The argument parser of every command: argparse, whose mistakes are one line and name the nearest word.
+
+    hornbook train demo --outptu runs/a
+        -> UserError("unknown option --outptu; did you mean "--output"? (see `hornbook train --help`)")
+
+A parser that ``takes_recipe`` leaves words like ``--optimizer.learning-rate 3e-4`` to the recipe's validator: they come
+out as ``arguments.overrides``. The price of building on argparse: two methods of it are overridden, one of them private
+(``_check_value``, unchanged since Python 2.7).
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from hornbook.config.overrides import split_overrides
+from hornbook.config.suggest import did_you_mean
+from hornbook.config.values import show
+from hornbook.errors import UserError
+
+_Formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=36)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser with ``--json`` and ``--debug``; subparsers are of this class too."""
+
+    takes_recipe = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False, formatter_class=_Formatter)
+        self.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="end with one JSON object on standard output"
+        )
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse; an unknown word is an error here, where the command's options are known.
+
+        Raises:
+            UserError: whatever is wrong with the words, in one line.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        overrides, words = split_overrides(words) if self.takes_recipe else ([], words)
+        namespace, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        if self.takes_recipe:
+            namespace.overrides = overrides
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print and exit for.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{' '.join(message.split())} (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            expected = ", ".join(known)
+            raise argparse.ArgumentError(
+                action, f"{show(value)} is not one of {expected}{did_you_mean(str(value), known)}"
+            )
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {show(word)}"
+        option = word.partition("=")[0]
+        return f"unknown option {show(option)}{did_you_mean(option, self._option_string_actions)}"

@@ -1,0 +1,243 @@
+"""What a run is made of: one frozen dataclass a section, and the recipe that holds them.
+
+    recipe.toml, command line  ->  load_recipe  ->  Recipe(name="gpt2-small",
+                                                           model=GPTConfig(num_layers=12, hidden_size=768, ...),
+                                                           optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
+
+Each field carries its help and bounds (``option``), and each section lists its own cross-field mistakes
+(``problems``), so that all of them are reported at once. The price: a ``Recipe`` built by hand in Python is only
+checked when somebody asks ``problems_of(recipe)``; what comes from a file or the command line always is.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hornbook.config.options import Problem, option
+from hornbook.config.registry import register
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
+
+    family: str = option("gpt", help="kind of model")
+    num_layers: int = option(12, help="transformer blocks", minimum=1)
+    hidden_size: int = option(768, help="width of the residual stream", minimum=1)
+    num_heads: int = option(12, help="attention heads", minimum=1)
+    head_size: int | None = option(None, help="width of one head; none: hidden_size / num_heads", minimum=1)
+    feed_forward_size: int | None = option(
+        None, help="inner width of the feed-forward; none: 4 * hidden_size", minimum=1
+    )
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"] = option(
+        "gelu_tanh", help="activation of the feed-forward"
+    )
+    vocab_size: int | None = option(None, help="tokens in the vocabulary; none: that of the training store", minimum=1)
+    max_positions: int = option(1024, help="rows of the position table", minimum=1)
+    embedding_dropout: float = option(0.0, help="dropout after the embeddings", minimum=0, below=1)
+    residual_dropout: float = option(0.0, help="dropout before each residual addition", minimum=0, below=1)
+    attention_dropout: float = option(0.0, help="dropout of attention weights; takes a slower path", minimum=0, below=1)
+    layer_norm_epsilon: float = option(1e-5, help="added to the variance in layer norms", above=0)
+    initializer_std: float = option(0.02, help="standard deviation of initial weights", above=0)
+
+    @property
+    def effective_head_size(self) -> int:
+        """Width of one head, given or derived."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def effective_feed_forward_size(self) -> int:
+        """Inner width of the feed-forward, given or derived."""
+        return self.feed_forward_size or 4 * self.hidden_size
+
+    def num_parameters(self, vocab_size: int | None = None) -> int:
+        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        heads = self.num_heads * self.effective_head_size
+        attention = hidden * 3 * heads + 3 * heads + heads * hidden + hidden
+        feed_forward = hidden * inner + inner + inner * hidden + hidden
+        norms = 2 * hidden
+        rows = (vocab_size or self.vocab_size or 0) + self.max_positions
+        return rows * hidden + self.num_layers * (attention + feed_forward + 2 * norms) + norms
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        if self.head_size is None and self.hidden_size % self.num_heads:
+            message = "hidden_size must be divisible by num_heads, or give head_size"
+            return [Problem(("hidden_size", "num_heads"), message)]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read: token stores, and the length of a window."""
+
+    sequence_length: int | None = option(None, help="tokens of a window; none: max_positions", minimum=1)
+    train: str | None = option(None, help="token store to train on", path=True)
+    validation: str | None = option(None, help="token store for the validation loss", path=True)
+    synthetic: bool = option(False, help="train on random tokens instead of a store")
+    document_mask: bool = option(False, help="keep attention within a document")
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        if self.train is not None and self.synthetic:
+            return [Problem(("train", "synthetic"), "give one of them, not both")]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long, in what batches, from which seed."""
+
+    steps: int | None = option(None, help="length of the run in optimizer steps", minimum=1)
+    epochs: float | None = option(None, help="length of the run in passes over the training store", above=0)
+    tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
+    global_batch_size: int = option(8, help="samples of one optimizer step, over all ranks", minimum=1)
+    micro_batch_size: int = option(8, help="samples of one forward and backward pass on one rank", minimum=1)
+    seed: int = option(1234, help="seed of weights, sample order and dropout", minimum=0)
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        lengths = ("steps", "epochs", "tokens")
+        given = tuple(name for name in lengths if getattr(self, name) is not None)
+        problems = []
+        if not given:
+            problems.append(Problem(lengths, "the run has no length; give exactly one of the three"))
+        elif len(given) > 1:
+            problems.append(
+                Problem(given, "the run has more than one length; give exactly one of steps, epochs, tokens")
+            )
+        if self.global_batch_size % self.micro_batch_size:
+            message = "micro_batch_size must divide global_batch_size"
+            problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLMConfig:
+    """Predict the next token at every position."""
+
+    name: str = option("causal_lm", help="what is learned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); defaults of GPT-3 (Brown et al. 2020, app. B)."""
+
+    name: str = option("adamw", help="update rule")
+    learning_rate: float = option(6e-4, help="peak learning rate", above=0)
+    beta1: float = option(0.9, help="decay of the first moment", minimum=0, below=1)
+    beta2: float = option(0.95, help="decay of the second moment", minimum=0, below=1)
+    epsilon: float = option(1e-8, help="added to the root of the second moment", above=0)
+    weight_decay: float = option(0.1, help="decoupled decay of matrices; vectors have none", minimum=0)
+    clip_norm: float | None = option(1.0, help="largest global gradient norm; none: no clipping", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantConfig:
+    """Warm-up, then the peak to the end."""
+
+    name: str = option("constant", help="course of the learning rate")
+    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig:
+    """Warm-up, then a straight line down."""
+
+    name: str = option("linear", help="course of the learning rate")
+    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
+    final_fraction: float = option(
+        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineConfig:
+    """Warm-up, then half a period of a cosine down (Loshchilov & Hutter 2017)."""
+
+    name: str = option("cosine", help="course of the learning rate")
+    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
+    final_fraction: float = option(
+        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """In what numbers forward and backward are computed; master weights are fp32 always."""
+
+    compute: Literal["auto", "fp32", "bf16"] = option("auto", help="auto: bf16 where the device is fast at it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the state is saved and what is kept."""
+
+    every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
+    keep_last: int = option(2, help="newest checkpoints to keep", minimum=1)
+    keep_best: bool = option(True, help="also keep the one with the lowest validation loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When the validation loss is measured in the course of training."""
+
+    every_steps: int = option(500, help="steps between validation losses", minimum=1)
+    max_windows: int | None = option(None, help="windows of a validation loss; none: all", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """What a run writes down on its way."""
+
+    log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
+    sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
+    sample_tokens: int = option(64, help="tokens of a text sample", minimum=1)
+
+
+register("model", "gpt", GPTConfig)
+register("objective", "causal_lm", CausalLMConfig)
+register("optimizer", "adamw", AdamWConfig)
+register("schedule", "constant", ConstantConfig)
+register("schedule", "linear", LinearConfig)
+register("schedule", "cosine", CosineConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
+
+    name: str = option("recipe", help="name of the run's folder; default: name of the recipe's file")
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    objective: CausalLMConfig = field(default_factory=CausalLMConfig)
+    optimizer: AdamWConfig = field(default_factory=AdamWConfig)
+    schedule: ConstantConfig | LinearConfig | CosineConfig = field(default_factory=CosineConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a window, given or derived."""
+        return self.data.sequence_length or self.model.max_positions
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together across sections."""
+        problems = []
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
+            message = "names a folder: expected letters, digits, dots, dashes and underscores, 100 at most"
+            problems.append(Problem(("name",), message))
+        if self.sequence_length > self.model.max_positions:
+            message = "sequence_length must not exceed max_positions, the rows of the position table"
+            problems.append(Problem(("data.sequence_length", "model.max_positions"), message))
+        if self.data.synthetic and self.model.vocab_size is None:
+            message = "random tokens need a vocabulary size; give model.vocab_size"
+            problems.append(Problem(("data.synthetic", "model.vocab_size"), message))
+        if self.data.synthetic and self.training.epochs is not None:
+            message = "random tokens have no end; give training.steps or training.tokens"
+            problems.append(Problem(("data.synthetic", "training.epochs"), message))
+        return problems

@@ -1,0 +1,105 @@
+"""What a token store says of itself: ``manifest.json``, the last file that a build writes into it.
+
+    {"format": "hornbook token store", "format_version": 1, "num_documents": 1000, "num_tokens": 1361845, ...
+     "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>", "vocab_size": 5000,
+     "sources": ["/texts/a.jsonl.gz"], "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
+
+It is what makes Megatron's two files a store that can be checked: a file that was cut, changed or swapped no longer has
+the size and hash that stand here. Paths of sources are absolute; they say where the text came from, and training never
+opens them. The price: with a million sources the manifest has some 60 MB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from hornbook.errors import DataError
+from hornbook.storage import Written, dump_json, parse_json, read_bytes
+
+MANIFEST: Final = "manifest.json"
+STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
+FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
+
+_MAX_BYTES: Final = 1 << 30
+_NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "end_of_text_id", "vocab_size")
+_TEXTS: Final = ("dtype", "end_of_text", "tokenizer", "split")
+_KINDS: Final[dict[str, type]] = (
+    dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
+)
+_NAMES: Final = {int: "a number from 0", str: "a text", dict: "a table", list: "a list"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The facts of a store.
+
+    Attributes:
+        num_documents, num_tokens: as the index has them; stored end-of-text tokens count.
+        num_bytes: of the documents' text in UTF-8.
+        dtype: of a token, ``"uint16"`` or ``"int32"``.
+        end_of_text: ``"stored"``, each document ends with it, or ``"inserted"``, readers put it in.
+        end_of_text_id: its id.
+        tokenizer: the digest of the tokenizer.
+        vocab_size: its number of ids.
+        split: ``"train"`` or ``"validation"``.
+        options: what the build was asked for.
+        sources: absolute paths of what was read; ``"-"`` is standard input.
+        files: size and hash of every other file in the folder.
+    """
+
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    dtype: str
+    end_of_text: Literal["stored", "inserted"]
+    end_of_text_id: int
+    tokenizer: str
+    vocab_size: int
+    split: str
+    options: Mapping[str, Any]
+    sources: tuple[str, ...]
+    files: Mapping[str, Written]
+
+    def to_bytes(self) -> bytes:
+        """The content of ``manifest.json``."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
+        return dump_json(FORMAT | own | {"files": files})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read and check a store's manifest.
+
+        Raises:
+            DataError: it is missing, malformed, or of another format.
+            StorageError: it cannot be read.
+        """
+        path = folder / MANIFEST
+        values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
+        if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
+            raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
+        for name, kind in _KINDS.items():
+            if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
+                raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
+        if values["end_of_text"] not in ("stored", "inserted"):
+            raise DataError(f"{path}: expected end_of_text to be stored or inserted; restore the file")
+        sources = tuple(source for source in values["sources"] if isinstance(source, str))
+        if len(sources) != len(values["sources"]):
+            raise DataError(f"{path}: a source is not a path; restore the file")
+        files = _read_files(values["files"], path)
+        return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files})
+
+
+def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
+    """Sizes and hashes of a store's files: of all of them, and of no others, so that no name leads elsewhere."""
+    files = {}
+    for name in STORE_FILES:
+        entry = values.get(name)
+        size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if type(size) is not int or not isinstance(sha256, str):
+            raise DataError(f"{path}: it lacks the size or hash of {name}; restore the file")
+        files[name] = Written(size=size, sha256=sha256)
+    if set(values) != set(STORE_FILES):
+        raise DataError(f"{path}: it lists files that no store has; restore the file")
+    return files

@@ -1,0 +1,80 @@
+"""Is a store what its build left? Every byte is read.
+
+    tokens.bin, tokens.idx, documents.npy, tokenizer.json    size and SHA-256 as the manifest has them
+    the tokens                                               ids of the tokenizer; end-of-text where it belongs
+
+Others' stores have no hashes: of them the structure is checked, as at every opening, and that no id is negative. The
+price: as long as it takes to read the files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hornbook.data.manifest import MANIFEST, Manifest
+from hornbook.data.store import TokenStore, locate_store, open_store
+from hornbook.errors import DataError
+from hornbook.storage import sha256_file
+
+_CHECKED_TOKENS: Final = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was found sound.
+
+    Attributes:
+        store: its folder, or prefix.
+        files: files whose size and hash are those of the manifest; none in others' stores.
+        documents, tokens: how many were checked.
+    """
+
+    store: Path
+    files: tuple[str, ...]
+    documents: int
+    tokens: int
+
+
+def verify_store(path: str | Path, split: str = "train") -> Verified:
+    """Check every byte of a store; arguments as `hornbook.data.store.open_store`.
+
+    Raises:
+        DataError: something is damaged; the message names the file.
+        StorageError: a file cannot be read.
+    """
+    place = locate_store(Path(path), split)
+    files: tuple[str, ...] = ()
+    if (place / MANIFEST).exists():
+        files = _verify_hashes(place)
+    store = open_store(place)
+    _verify_tokens(store)
+    return Verified(store=store.path, files=files, documents=store.num_documents, tokens=store.num_tokens)
+
+
+def _verify_hashes(folder: Path) -> tuple[str, ...]:
+    manifest = Manifest.read(folder)
+    for name, file in manifest.files.items():
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name} is missing; build the store again")
+        if (found := sha256_file(folder / name)) != file.sha256:
+            raise DataError(
+                f"{folder / name} is damaged: its SHA-256 is {found[:12]}..., the manifest has {file.sha256[:12]}...; "
+                "build the store again"
+            )
+    return tuple(manifest.files)
+
+
+def _verify_tokens(store: TokenStore) -> None:
+    tokens, place = store.indexed.tokens, store.indexed.paths[0]
+    end = store.vocab_size or np.iinfo(tokens.dtype).max + 1
+    for start in range(0, len(tokens), _CHECKED_TOKENS):
+        some = tokens[start : start + _CHECKED_TOKENS]
+        if wrong := np.flatnonzero((some < 0) | (some >= end))[:1].tolist():
+            raise DataError(f"{place}: token {start + wrong[0]} is {some[wrong[0]]}; expected 0 to {end - 1}")
+    if store.manifest and store.end_of_text == "stored" and store.indexed.is_contiguous:
+        last = tokens[store.indexed.document_starts[1:] - 1]
+        if (others := np.flatnonzero(last != store.end_of_text_id)).size:
+            raise DataError(f"{place}: document {others[0]} does not end with end-of-text ({store.end_of_text_id})")
+    store.tokenizer()

@@ -1,0 +1,1 @@
+"""Training: state, executors, one step, the loop, and the run around it."""

@@ -1,0 +1,35 @@
+"""From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
+
+from hornbook.config import Recipe
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import Trainer
+from hornbook.model import build_model, initialize
+from hornbook.objective import build_objective
+from hornbook.optim.precision import compute_dtype
+from hornbook.optim.schedules import build_schedule
+from hornbook.optim.updates import build_update
+from hornbook.parallel.world import World
+
+
+def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, Trainer]:
+    """Return the state before the first step, on the world's device, and the fixed parts of a step.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        num_steps: length of the run, for the schedule.
+        world: gives the device.
+    """
+    model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
+    initialize(model, recipe.training.seed)
+    model.to(world.device)
+    model.tie()
+    update = build_update(recipe.optimizer)
+    factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
+    trainer = Trainer(
+        objective=build_objective(recipe.objective),
+        update=update,
+        schedule=lambda index: peak * factor(index),
+        clip_norm=recipe.optimizer.clip_norm,
+        world=world,
+    )
+    return TrainState.fresh(model, update), trainer

@@ -1,0 +1,106 @@
+"""The folder of a run: what is where, and whether a run that is already there is the same run.
+
+::
+
+    runs/demo/  run.json  recipe.toml  environment.json  metrics.jsonl  samples.jsonl  checkpoints/  report.html
+
+The same command on an existing folder goes on with it. ``run.json`` holds the identity of the run: the recipe without
+what may change, and the fingerprints of its data.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hornbook.config import Recipe, changed_keys, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from hornbook.errors import UserError
+from hornbook.storage.files import dump_json, read_json, replace_file
+from hornbook.track.environment import record_session
+
+_FORMAT = 1
+_MAY_CHANGE = (
+    "name",
+    "data.train",  # where the data lies; what it is, the fingerprints say
+    "data.validation",
+    "training.steps",
+    "training.epochs",
+    "training.tokens",
+    "training.micro_batch_size",
+    "checkpoint.",
+    "evaluation.",
+    "tracking.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The log of numbers, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """The log of sampled texts, one JSON object a line."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def identity(self) -> Path:
+        """What makes the run this run."""
+        return self.path / "run.json"
+
+    def enter(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        """Write the recipe of this start, or refuse a folder that holds another run.
+
+        Raises:
+            UserError: the folder holds a run with another model, data, seed, batch or optimization.
+        """
+        if self.identity.exists():
+            self._refuse_other_run(recipe, fingerprints)
+        elif self.checkpoints.exists():
+            raise UserError(f"{self.path} has checkpoints but no run.json to tell whose: choose another --output")
+        identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
+        replace_file(self.identity, dump_json(identity))
+        replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
+
+    def note_session(self, from_step: int) -> None:
+        """Add this start, its machine and versions, to ``environment.json``."""
+        record_session(self.path / "environment.json", from_step)
+
+    def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        identity = read_json(self.identity, "run identity")
+        changes = differences(identity, recipe, fingerprints)
+        if changes:
+            raise UserError(
+                f"{self.path} holds another run: {'; '.join(changes)}. Restore the old values to go on with it, "
+                "or choose another --output to start anew"
+            )
+
+
+def differences(identity: dict[str, Any], recipe: Recipe, fingerprints: dict[str, str | None]) -> list[str]:
+    """Return what of ``recipe`` and its data differs from the run of ``identity`` and may not."""
+    old = recipe_from_dict(identity["recipe"])
+    changes = [
+        f"{key} was {before!r} and is now {after!r}"
+        for key, before, after in changed_keys(old, recipe)
+        if not key.startswith(_MAY_CHANGE)
+    ]
+    for split, fingerprint in fingerprints.items():
+        if identity["data"].get(split) != fingerprint:
+            changes.append(
+                f"the {split} data were {_short(identity['data'].get(split))} and are now {_short(fingerprint)}"
+            )
+    return changes
+
+
+def _short(fingerprint: str | None) -> str:
+    return fingerprint[:12] if fingerprint else "absent"

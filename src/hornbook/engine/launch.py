@@ -1,0 +1,159 @@
+"""Starting a run, or going on with one: everything that happens once, before the loop and after it."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hornbook import checkpoint
+from hornbook.checkpoint.restore import refuse_mismatch
+from hornbook.config import Recipe, Resolved
+from hornbook.data.examples import EvaluationWindows, Windows
+from hornbook.engine.build import build_training
+from hornbook.engine.device import choose_device, prepare, synchronize
+from hornbook.engine.folder import RunFolder
+from hornbook.engine.loop import train_until_done
+from hornbook.engine.run import Run
+from hornbook.engine.sources import Sources, complete, num_steps, open_sources
+from hornbook.engine.state import Progress, TrainState
+from hornbook.parallel.world import World
+from hornbook.storage.lock import lock_folder
+from hornbook.track.console import Console
+from hornbook.track.metrics import MetricsLog, cut_back
+from hornbook.track.report import write_report
+
+
+def train(resolved: Resolved, *, output: Path | None, device: str, threads: int | None) -> dict[str, Any]:
+    """Train what ``resolved`` describes to its end, from the start or from where its folder says it stopped.
+
+    Args:
+        resolved: the recipe.
+        output: the run's folder; ``runs/<name of the recipe>`` if None.
+        device: auto, cpu, cuda or mps.
+        threads: of this process on a CPU; None takes its share of the cores.
+
+    Returns:
+        A summary: run, step, losses, tokens, seconds.
+
+    Raises:
+        HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.engine.loop`.
+    """
+    chosen = choose_device(device)
+    prepare(chosen, threads)
+    world = World.join(chosen)
+    try:
+        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world) as run:
+            if run.is_finished:
+                run.console.note(f"{run.folder.path} is finished: {run.state.progress.step} steps; nothing to do")
+            else:
+                train_until_done(run)
+            return _finish(run)
+    finally:
+        world.leave()
+
+
+@contextmanager
+def open_run(recipe: Recipe, output: Path, world: World) -> Iterator[Run]:
+    """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
+    sources = open_sources(recipe)
+    recipe = complete(recipe, sources)
+    windows = Windows(sources.train, recipe.sequence_length, recipe.training.seed)
+    folder = RunFolder(path=output)
+    first = world.is_first
+    with ExitStack() as stack:
+        console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
+        stack.enter_context(lock_folder(output) if first else nullcontext())
+        if first:
+            folder.enter(recipe, sources.fingerprints)
+        steps = num_steps(recipe, windows)
+        state, trainer = build_training(recipe, steps, world)
+        _restore(state, folder, world, console)
+        if first:
+            folder.note_session(state.progress.step)
+        run = Run(
+            recipe=recipe,
+            num_steps=steps,
+            folder=folder,
+            device=world.device,
+            world=world,
+            state=state,
+            trainer=trainer,
+            windows=windows,
+            validation=_validation_windows(recipe, sources),
+            num_validation_bytes=sources.num_validation_bytes,
+            tokenizer=sources.tokenizer,
+            console=console,
+            metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
+            samples=_open_log(stack, folder.samples, state.progress.step) if first else None,
+        )
+        console.start(recipe.name, facts(run))
+        yield run
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return what a reader wants to know before the first step."""
+    recipe, model = run.recipe, run.state.model
+    batch = recipe.training.global_batch_size
+    return {
+        "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
+        "data": f"{run.windows.num_windows:,} windows of {recipe.sequence_length} tokens",
+        "step": f"{batch} windows, {batch * recipe.sequence_length:,} tokens; {run.num_steps:,} steps",
+        "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "output": str(run.folder.path),
+        **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
+    }
+
+
+def _restore(state: TrainState, folder: RunFolder, world: World, console: Console) -> None:
+    """Load the newest sound checkpoint, if there is one; the first rank chooses for all."""
+    chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
+    step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
+    if step == 0:
+        return
+    contents = checkpoint.load(checkpoint.folder_of(folder.checkpoints, step))
+    refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
+    state.load_tensors(contents.tensors)
+    known = {item.name for item in fields(Progress)}
+    state.progress = Progress(**{key: value for key, value in contents.documents["state"].items() if key in known})
+
+
+def _validation_windows(recipe: Recipe, sources: Sources) -> EvaluationWindows | None:
+    if sources.validation is None:
+        return None
+    return EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
+
+
+def _open_log(stack: ExitStack, path: Path, step: int) -> MetricsLog:
+    """Open a log, without the rows of steps that will be made again."""
+    if path.exists():
+        cut_back(path, step)
+    return stack.enter_context(MetricsLog(path))
+
+
+def _device(run: Run) -> str:
+    if run.device.type == "cuda":
+        return f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
+    ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
+    return f"{run.device.type}, {ranks}{torch.get_num_threads()} threads"
+
+
+def _finish(run: Run) -> dict[str, Any]:
+    synchronize(run.device)
+    progress = run.state.progress
+    summary: dict[str, Any] = {
+        "run": str(run.folder.path),
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": round(progress.seconds, 3),
+        "skipped_steps": progress.skipped_steps,
+        "best_loss": progress.best_loss,
+        "best_step": progress.best_step,
+    }
+    if run.world.is_first:
+        summary["report"] = str(write_report(run.folder.path))
+        run.console.finish({"report": summary["report"]})
+    return summary

@@ -1,0 +1,54 @@
+"""The training loop: take a batch, make a step, record it; now and then look, keep, or stop.
+
+Everything that the loop touches is a function of (seed, step, sample), so stopping after any step and going on later is
+the same run.
+"""
+
+from hornbook.engine.run import Run
+from hornbook.engine.signals import Received, listen
+from hornbook.engine.step import train_step
+from hornbook.errors import DivergedError, StoppedBySignal
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+def train_until_done(run: Run) -> None:
+    """Train ``run`` to its last step.
+
+    Raises:
+        StoppedBySignal: a signal came; the state after the last whole step is saved.
+        DivergedError: too many steps in a row were not finite; the last good checkpoint is untouched.
+        StorageError: checkpoints could not be written several times in a row, or at the end.
+    """
+    with listen() as signals, run.batches() as batches:
+        if run.owes_validation():
+            run.validate()
+        for micro_batches in batches:
+            run.record(train_step(run.state, micro_batches, run.trainer))
+            _refuse_divergence(run)
+            stopping = _agree_to_stop(run, signals)
+            if run.owes_validation() and not stopping:
+                run.validate()
+            if run.is_due(run.recipe.tracking.sample_every_steps) and not stopping:
+                run.sample()
+            if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
+                run.save(must_succeed=stopping or run.is_finished)
+            if run.is_finished:
+                return
+            if stopping:
+                raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+
+
+def _agree_to_stop(run: Run, signals: Received) -> bool:
+    """Tell whether any rank was asked to stop, so that all ranks save and leave after the same step."""
+    return run.world.sum_integers([signals.name is not None])[0] > 0
+
+
+def _refuse_divergence(run: Run) -> None:
+    skipped = run.state.progress.skipped_in_a_row
+    if skipped >= MAX_SKIPPED_IN_A_ROW:
+        raise DivergedError(
+            f"the loss or its gradients were not finite for {skipped} steps in a row up to step "
+            f"{run.state.progress.step}; checkpoints are intact in {run.folder.checkpoints}: "
+            "lower optimizer.learning_rate or lengthen schedule.warmup_steps, and start a new run"
+        )

@@ -1,0 +1,248 @@
+"""A run: the state of a training, everything that it reads and writes, and what the loop asks of it.
+
+``open_run`` puts it together; ``engine.loop`` drives it; ``train`` is both, and what the command line calls.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from hornbook import checkpoint
+from hornbook.config import Recipe, recipe_to_dict
+from hornbook.data.examples import EvaluationWindows, Windows
+from hornbook.data.loader import Batch, Loader
+from hornbook.engine.folder import RunFolder
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import StepResult, Trainer
+from hornbook.errors import DataError, DivergedError, StorageError
+from hornbook.evaluate.validation import validate
+from hornbook.generate import generate
+from hornbook.parallel.world import World
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.track.console import Console
+from hornbook.track.metrics import MetricsLog
+
+MAX_FAILED_SAVES = 3
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One training run on one rank; only the first rank writes and speaks."""
+
+    recipe: Recipe
+    num_steps: int
+    folder: RunFolder
+    device: torch.device
+    world: World
+    state: TrainState
+    trainer: Trainer
+    windows: Windows
+    validation: EvaluationWindows | None
+    num_validation_bytes: int | None
+    tokenizer: Tokenizer | None
+    console: Console
+    metrics: MetricsLog | None
+    samples: MetricsLog | None
+    failed_saves: int = 0
+    clock: "Clock" = field(default_factory=lambda: Clock())
+
+    @property
+    def is_finished(self) -> bool:
+        """True after the last step."""
+        return self.state.progress.step >= self.num_steps
+
+    def is_due(self, every_steps: int | None) -> bool:
+        """Tell whether something that happens every so many steps, and at the end, happens after this one."""
+        return every_steps is not None and (self.state.progress.step % every_steps == 0 or self.is_finished)
+
+    def how_to_go_on(self) -> str:
+        """Say where the state is and how to resume."""
+        step = self.state.progress.step
+        return f"step {step} of {self.num_steps} is saved in {self.folder.path}; run the same command again to go on"
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[list[Batch]]]:
+        """Give this rank's micro-batches, step by step from where the run is, on the device."""
+        recipe, seed = self.recipe, self.recipe.training.seed
+        with Loader(
+            self.windows,
+            global_batch_size=recipe.training.global_batch_size,
+            micro_batch_size=recipe.training.micro_batch_size,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            start_sample=self.state.progress.samples,
+            seed=seed,
+            document_mask=recipe.data.document_mask,
+            pin_memory=self.device.type == "cuda",
+        ) as loader:
+            self.clock.start()
+            yield ([self._place(batch) for batch in batches] for batches in loader)
+
+    def record(self, result: StepResult) -> None:
+        """Add a step to the clock and, when it is due, to the log and the screen."""
+        progress = self.state.progress
+        progress.seconds += self.clock.tick(result.num_tokens)
+        if result.skipped:
+            self.console.warn(
+                f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
+                f"({progress.skipped_steps} skipped so far)"
+            )
+        if self.is_due(self.recipe.tracking.log_every_steps) or progress.step == 1:
+            row = self._train_row(result)
+            self.console.train(row, self.num_steps)
+            if self.metrics is not None:
+                self.metrics.append(row)
+
+    def validate(self) -> None:
+        """Measure the validation loss after the current step and log it; remember the best that has a checkpoint."""
+        progress = self.state.progress
+        progress.validated_step = progress.step
+        if self.validation is None:
+            return
+        with self.clock.paused():
+            result = validate(
+                self.state.model,
+                self.validation,
+                world=self.world,
+                micro_batch_size=self.recipe.training.micro_batch_size,
+                document_mask=self.recipe.data.document_mask,
+                max_windows=self.recipe.evaluation.max_windows,
+                num_bytes=self.num_validation_bytes,
+            )
+        best = progress.best_loss
+        if self.is_due(self.recipe.checkpoint.every_steps) and (best is None or result.loss < best):
+            progress.best_loss, progress.best_step = result.loss, progress.step
+        row = {"kind": "validation", "step": progress.step, **asdict(result)}
+        self.console.validation(row)
+        if self.metrics is not None:
+            self.metrics.append(row)
+
+    def owes_validation(self) -> bool:
+        """Tell whether the current step ends with a validation that has not been made, perhaps cut off by a signal."""
+        due = self.is_due(self.recipe.evaluation.every_steps) or self.is_due(self.recipe.checkpoint.every_steps)
+        return due and self.state.progress.step > self.state.progress.validated_step
+
+    def sample(self) -> None:
+        """Let the model write a text, for the screen and the report."""
+        if self.tokenizer is None or self.samples is None:
+            return
+        with self.clock.paused():
+            prompt = [self.tokenizer.end_of_text_id]
+            ids = generate(
+                self.state.model, prompt, num_tokens=self.recipe.tracking.sample_tokens, seed=self.recipe.training.seed
+            )
+        text = self.tokenizer.decode(ids)
+        self.samples.append({"step": self.state.progress.step, "prompt": "", "text": text})
+        self.console.sample(text)
+
+    def save(self, *, must_succeed: bool) -> None:
+        """Commit a checkpoint and prune old ones.
+
+        A save that fails leaves the older checkpoints as they are and the run alive, unless it must succeed or several
+        failed in a row.
+        """
+        with self.clock.paused():
+            if self.world.is_first:
+                self._save(must_succeed)
+            self.world.barrier()
+
+    def _save(self, must_succeed: bool) -> None:
+        contents = self._contents()
+        try:
+            path = checkpoint.save(self.folder.checkpoints, contents)
+            self._prune()
+        except StorageError as error:
+            self.failed_saves += 1
+            if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
+                raise
+            self.console.warn(f"checkpoint not saved, training goes on: {error}")
+            return
+        self.failed_saves = 0
+        for log in (self.metrics, self.samples):
+            if log is not None:
+                log.sync()
+        self.console.checkpoint(path)
+
+    def _prune(self) -> None:
+        keep, best = self.recipe.checkpoint, self.state.progress.best_step
+        checkpoint.prune(
+            self.folder.checkpoints,
+            keep_last=keep.keep_last,
+            keep=[best] if keep.keep_best and best is not None else [],
+        )
+
+    def _contents(self) -> checkpoint.Contents:
+        tensors = self.state.to_tensors()
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors["model"].values()):
+            raise DivergedError(
+                f"weights are not finite after step {self.state.progress.step}; nothing was saved and older checkpoints "
+                f"are intact in {self.folder.checkpoints}: lower optimizer.learning_rate and start a new run"
+            )
+        return checkpoint.Contents(
+            step=self.state.progress.step,
+            tensors=tensors,
+            documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
+            files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
+        )
+
+    def _place(self, batch: Batch) -> Batch:
+        largest, vocab_size = int(batch["tokens"].max()), self.state.model.vocab_size
+        if largest >= vocab_size:
+            raise DataError(
+                f"the training data hold token {largest}, but model.vocab_size is {vocab_size}: "
+                "set it to the vocabulary of the tokenizer that made the data"
+            )
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _train_row(self, result: StepResult) -> dict[str, Any]:
+        progress = self.state.progress
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "loss": result.loss,
+            **({} if len(result.terms) == 1 else result.terms),
+            "learning_rate": result.learning_rate,
+            "gradient_norm": result.gradient_norm,
+            "tokens": progress.tokens,
+            "samples": progress.samples,
+            "tokens_per_second": self.clock.lap(),
+            "seconds": progress.seconds,
+            "skipped_steps": progress.skipped_steps,
+        }
+
+
+class Clock:
+    """Wall time of training alone: what happens while it is paused does not count."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._lap_seconds, self._lap_tokens = 0.0, 0
+
+    def start(self) -> None:
+        """Begin to count from now."""
+        self._last = time.perf_counter()
+
+    def tick(self, num_tokens: int) -> float:
+        """Return the seconds since the last tick, during which ``num_tokens`` were trained."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        self._lap_seconds += seconds
+        self._lap_tokens += num_tokens
+        return seconds
+
+    def lap(self) -> float:
+        """Return tokens per second since the last lap."""
+        rate = self._lap_tokens / max(self._lap_seconds, 1e-9)
+        self._lap_seconds, self._lap_tokens = 0.0, 0
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out."""
+        before = time.perf_counter()
+        yield
+        self._last += time.perf_counter() - before

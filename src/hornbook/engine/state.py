@@ -1,0 +1,93 @@
+"""Everything that a run carries from step to step. What is not in ``TrainState`` does not exist.
+
+There is no random state and no loader state in it: order, masks and dropout are functions of the seed and the number of
+samples, which is one integer here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from hornbook.model import LanguageModel
+from hornbook.optim.updates import Slot, Update
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """The integers of a run; they go into a checkpoint's ``state.json``."""
+
+    step: int = 0
+    """Finished steps, skipped ones included."""
+    samples: int = 0
+    """Samples that went by: the loader's position."""
+    tokens: int = 0
+    """Scored tokens that went by."""
+    num_updates: int = 0
+    """Updates of the weights: steps that were not skipped."""
+    skipped_steps: int = 0
+    """Steps whose loss or gradients were not finite."""
+    skipped_in_a_row: int = 0
+    validated_step: int = 0
+    """Last step after which the validation loss was measured."""
+    best_loss: float | None = None
+    """Lowest validation loss of a step that was saved, and the step."""
+    best_step: int | None = None
+    seconds: float = 0.0
+    """Time spent in training, over all resumes."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """A model, its optimizer's state and its progress."""
+
+    model: LanguageModel
+    moments: dict[str, dict[str, Tensor]]
+    """By parameter name, then by state name; tensors of the parameter's shape."""
+    progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def fresh(cls, model: LanguageModel, update: Update) -> "TrainState":
+        """Return the state before the first step: moments are zero."""
+        moments = {
+            name: {key: torch.zeros_like(parameter) for key in update.state_names}
+            for name, parameter in model.own_parameters()
+        }
+        return cls(model=model, moments=moments)
+
+    def slots(self) -> list[Slot]:
+        """Return parameter, gradient and moments of everything that has a gradient; vectors are not decayed."""
+        return [
+            Slot(
+                parameter=parameter.detach(),
+                gradient=parameter.grad,
+                state=self.moments[name],
+                decay=parameter.dim() > 1,
+            )
+            for name, parameter in self.model.own_parameters()
+            if parameter.grad is not None
+        ]
+
+    def to_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of a checkpoint by file: logical shapes, no padding, names of this project."""
+        logical = self.model.logical
+        weights = {name: logical(name, parameter.detach()) for name, parameter in self.model.own_parameters()}
+        moments = {
+            f"{name}.{key}": logical(name, tensor)
+            for name, states in self.moments.items()
+            for key, tensor in states.items()
+        }
+        return {"model": weights, "optimizer": moments}
+
+    def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in; the caller has checked that names and shapes agree."""
+        own = self.to_tensors()
+        with torch.no_grad():
+            for file, values in own.items():
+                for name, tensor in values.items():
+                    tensor.copy_(tensors[file][name])
+
+    def to_json(self) -> dict[str, object]:
+        """Return the progress as JSON."""
+        return asdict(self.progress)

@@ -1,0 +1,88 @@
+"""Bits per byte of held-out documents, beside what general compressors need for the same bytes."""
+
+import gzip
+import lzma
+import math
+
+from hornbook.data.examples import EvaluationWindows
+from hornbook.data.store import TokenStore, open_store
+from hornbook.errors import DataError, UserError
+from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.validation import validate
+from hornbook.parallel.world import World
+from hornbook.text.tokenizer import Tokenizer
+
+_LARGEST_TO_COMPRESS = 64 << 20
+
+
+@register_task("bits_per_byte")
+def bits_per_byte(given: TaskInput) -> list[Row]:
+    """Score every byte of a held-out store.
+
+    Raises:
+        UserError, DataError: no store is named or known, or it does not say how many bytes it was made from.
+    """
+    loaded, tokenizer = given.loaded, given.loaded.require_tokenizer()
+    store = _open(given)
+    _refuse_other_tokenizer(store, tokenizer)
+    if store.num_bytes is None:
+        raise DataError("the store has no manifest that counts its bytes: build it with `hornbook corpus build`")
+    length = loaded.recipe.sequence_length
+    overlap = length // 2
+    windows = EvaluationWindows(store, length, score_end_of_text=False, overlap=overlap)
+    result = validate(
+        loaded.model,
+        windows,
+        world=World(device=given.device),
+        micro_batch_size=given.micro_batch_size,
+        document_mask=loaded.recipe.data.document_mask,
+        num_bytes=store.num_bytes,
+    )
+    assert result.bits_per_byte is not None, "all windows were scored and the bytes are known"
+    scored = f"{store.num_bytes:,} bytes of {store.num_documents:,} documents, each after an end-of-text token"
+    context = f"windows of {length} tokens that overlap by {overlap}"
+    rows = [
+        Row(metric="bits_per_byte", value=result.bits_per_byte, convention=f"every byte scored: {scored}; {context}"),
+        Row(metric="nats_per_token", value=result.loss, convention=f"mean over {result.tokens:,} tokens; {context}"),
+        Row(
+            metric="token_perplexity",
+            value=math.exp(result.loss),
+            convention="exp(nats_per_token): depends on the tokenizer",
+        ),
+    ]
+    return rows + compressors(store, tokenizer)
+
+
+def compressors(store: TokenStore, tokenizer: Tokenizer) -> list[Row]:
+    """Return what gzip and xz need, in bits per byte; nothing for stores above 64 MiB, which take xz minutes."""
+    if store.num_bytes is None or store.num_bytes > _LARGEST_TO_COMPRESS:
+        return []
+    text = "".join(tokenizer.decode(_without_end(store, index)) for index in range(store.num_documents)).encode()
+    convention = f"the same documents concatenated, {len(text):,} bytes"
+    sizes = {"gzip -9": len(gzip.compress(text, 9, mtime=0)), "xz -9": len(lzma.compress(text, preset=9))}
+    return [Row(metric=name, value=8 * size / len(text), convention=convention) for name, size in sizes.items()]
+
+
+def _open(given: TaskInput) -> TokenStore:
+    data = given.loaded.recipe.data
+    if given.data is not None:
+        return open_store(given.data, split="validation")
+    if data.validation is not None:
+        return open_store(data.validation, split="validation")
+    if data.train is None:
+        raise UserError("the run names no validation data: say which store to score with `--data FOLDER`")
+    return open_store(data.train, split="validation")
+
+
+def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:
+    own = store.tokenizer()
+    if own is not None and own.digest != tokenizer.digest:
+        raise UserError(
+            f"the store was made with tokenizer {own.digest[:12]}, the model was trained with {tokenizer.digest[:12]}: "
+            "build the store with the model's tokenizer.json"
+        )
+
+
+def _without_end(store: TokenStore, index: int) -> list[int]:
+    ids: list[int] = store.document(index).tolist()
+    return ids[:-1] if store.end_of_text == "stored" else ids

@@ -1,0 +1,68 @@
+"""The public API for one's own parts: everything that a script needs to bring a model, an objective or a task along.
+
+    from hornbook import extend
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyConfig: ...                              what a recipe may say about it, one ``option`` a field
+    extend.register("model", "mine", MyConfig)       family = "mine" in [model] now means this dataclass
+    @extend.build_model.register                     ... and this function builds it
+    def build(config: MyConfig, compute_dtype): ...
+
+    raise SystemExit(extend.main())                  ``python mine.py train ...`` is hornbook that knows it
+
+The names here stay as they are between minor versions; other rooms of the package may be rearranged. The price of a
+plain script instead of plug-ins that are found by themselves: a checkpoint of one's own parts is opened by a script
+that registers them, never by the bare ``hornbook``.
+"""
+
+from hornbook.__main__ import main
+from hornbook.config import Problem, option, register
+from hornbook.data.examples import NOT_SCORED, EvaluationWindows
+from hornbook.data.loader import Batch, evaluation_batches
+from hornbook.data.store import TokenStore, open_store
+from hornbook.evaluate import Row, TaskInput, register_task
+from hornbook.model import LanguageModel, build_model
+from hornbook.model.attention import CausalSelfAttention, Context
+from hornbook.model.dropout import Dropout
+from hornbook.model.embedding import TokenAndPositionEmbedding
+from hornbook.model.feed_forward import FeedForward
+from hornbook.model.head import TiedHead
+from hornbook.model.initialize import Draw
+from hornbook.model.layers import LayerNorm, Linear
+from hornbook.objective import Objective, build_objective
+from hornbook.optim.schedules import Schedule, build_schedule
+from hornbook.optim.updates import Slot, Update, build_update
+
+__all__ = [
+    "NOT_SCORED",
+    "Batch",
+    "CausalSelfAttention",
+    "Context",
+    "Draw",
+    "Dropout",
+    "EvaluationWindows",
+    "FeedForward",
+    "LanguageModel",
+    "LayerNorm",
+    "Linear",
+    "Objective",
+    "Problem",
+    "Row",
+    "Schedule",
+    "Slot",
+    "TaskInput",
+    "TiedHead",
+    "TokenAndPositionEmbedding",
+    "TokenStore",
+    "Update",
+    "build_model",
+    "build_objective",
+    "build_schedule",
+    "build_update",
+    "evaluation_batches",
+    "main",
+    "open_store",
+    "option",
+    "register",
+    "register_task",
+]

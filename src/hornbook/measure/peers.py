@@ -1,0 +1,67 @@
+"""What a user would run instead: the same step in Hugging Face transformers."""
+
+from typing import Any
+
+import torch
+
+from hornbook.config import Recipe
+from hornbook.errors import UserError
+from hornbook.measure.throughput import Step
+from hornbook.parallel.world import World
+
+_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+
+
+def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
+    """Return a training step of ``GPT2LMHeadModel`` with the recipe's sizes.
+
+    Args:
+        recipe: a GPT whose options transformers has.
+        world: gives the device.
+        precision: fp32; bf16-mixed (fp32 weights under autocast); bf16 (bf16 weights and moments).
+
+    Raises:
+        UserError: transformers is not installed, or has no such model.
+    """
+    model = _build(recipe).to(world.device).train()
+    if precision == "bf16":
+        model = model.bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    training, length = recipe.training, recipe.sequence_length
+    ids = torch.randint(0, recipe.model.vocab_size or 1, (training.global_batch_size, length), device=world.device)
+    micro_batches = torch.split(ids, training.micro_batch_size)
+
+    def step() -> None:
+        for micro_batch in micro_batches:
+            with torch.autocast(world.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
+                loss = model(input_ids=micro_batch, labels=micro_batch).loss
+            (loss / len(micro_batches)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _build(recipe: Recipe) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("the peer needs transformers: pip install 'hornbook[test]', or leave --peer out") from error
+    model = recipe.model
+    if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
+        raise UserError("transformers' GPT-2 has no such activation or head size: leave --peer out")
+    config = transformers.GPT2Config(
+        n_layer=model.num_layers,
+        n_embd=model.hidden_size,
+        n_head=model.num_heads,
+        n_inner=model.effective_feed_forward_size,
+        vocab_size=model.vocab_size or 0,
+        n_positions=model.max_positions,
+        activation_function=_ACTIVATIONS[model.activation],
+        resid_pdrop=model.residual_dropout,
+        embd_pdrop=model.embedding_dropout,
+        attn_pdrop=model.attention_dropout,
+        use_cache=False,
+    )
+    return transformers.GPT2LMHeadModel(config)

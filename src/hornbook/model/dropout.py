@@ -1,0 +1,89 @@
+"""Dropout without random state: whether an element is kept is a hash of its token's key, the site and the column.
+
+Every token of a batch carries a key, a function of (seed, sample, position); every place in the model that drops has a
+site number. An element is dropped when ``hash(key, site, column) < p``::
+
+    keys_BT  --+ site--> mix -->  [B, T, 1] + columns --> mix --> [B, T, D] < p ?
+
+So packing, micro-batching, recomputation and resuming leave dropout alone, and there is nothing to save: the mask is
+made again in the backward pass. The mixer is the 32-bit ``lowbias32`` of the hash-prospector project (Wellons 2018).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_GOLDEN = 0x9E3779B1 - (1 << 32)
+_FIRST = 0x7FEB352D
+_SECOND = 0x846CA68B - (1 << 32)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scramble int32 values of any shape in place; a bijection of 32-bit words."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= _FIRST
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _SECOND
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def keep_mask(keys: Tensor, site: int, num_columns: int, probability: float) -> Tensor:
+    """Return the elements that survive.
+
+    Args:
+        keys: ``[...]`` int64 in [0, 2³²), one a token.
+        site: number of the place in the model.
+        num_columns: size of the dimension that is added.
+        probability: share of elements to drop, in [0, 1).
+
+    Returns:
+        ``[..., num_columns]`` bool.
+    """
+    token = mix(_as_int32(keys) ^ mix(torch.full_like(keys, site + 1, dtype=torch.int32)))
+    columns = torch.arange(num_columns, dtype=torch.int32, device=keys.device) * _GOLDEN
+    hashed = mix(token.unsqueeze(-1) + columns)
+    return (hashed & 0x7FFFFFFF) >= int(probability * (1 << 31))
+
+
+def _as_int32(keys: Tensor) -> Tensor:
+    return torch.where(keys >= 1 << 31, keys - (1 << 32), keys).to(torch.int32)
+
+
+class _HashedDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.site, ctx.probability = site, probability
+        return _drop(x, keys, site, probability)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (keys,) = ctx.saved_tensors
+        return _drop(gradients[0], keys, ctx.site, ctx.probability), None, None, None
+
+
+def _drop(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
+    return x * keep_mask(keys, site, x.shape[-1], probability).to(x.dtype) * (1.0 / (1.0 - probability))
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014) at one site of the model.
+
+    Args:
+        probability: share of elements to drop; 0 makes the layer the identity.
+        site: a number that no other dropout of the model has.
+    """
+
+    def __init__(self, probability: float, *, site: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.site = site
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
+        if not self.training or self.probability == 0.0:
+            return x
+        result: Tensor = _HashedDropout.apply(x, keys, self.site, self.probability)  # type: ignore[no-untyped-call]
+        return result

@@ -1,0 +1,69 @@
+"""Initial weights as a function of (seed, parameter name), whatever the topology.
+
+Each parameter is drawn whole, on the CPU, over its logical shape, from a generator of its own::
+
+    ("blocks.3.attention.out.weight", seed 1234)  ->  sha256  ->  generator  ->  normal(0, std)
+
+so that a model cut over ranks or pipeline stages starts from the same numbers as a model in one piece: nothing depends
+on the order in which modules are built. The price is that each rank draws what it then cuts. (``trunc_normal_`` is 11
+times slower than ``normal_`` on a CPU, so the normal is not truncated.)
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Draw:
+    """Fills the parameters of the module called ``prefix``."""
+
+    def __init__(self, seed: int, prefix: str) -> None:
+        self.seed = seed
+        self.prefix = prefix
+
+    def normal(self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None) -> None:
+        """Draw ``parameter`` from N(0, std²).
+
+        Args:
+            parameter: any shape, fp32; written in place.
+            name: the parameter's name inside its module.
+            std: standard deviation.
+            num_rows: rows that exist logically; those after it are padding and become zero.
+        """
+        rows = parameter.shape[0] if num_rows is None else num_rows
+        values = torch.empty((rows, *parameter.shape[1:]))
+        values.normal_(0.0, std, generator=generator(self.seed, f"{self.prefix}.{name}"))
+        with torch.no_grad():
+            parameter.zero_()
+            parameter[:rows].copy_(values)
+
+    def constant(self, parameter: Tensor, value: float) -> None:
+        """Set every element of ``parameter`` to ``value``."""
+        with torch.no_grad():
+            parameter.fill_(value)
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """Return a CPU generator whose state depends on ``(seed, name)`` alone."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def initialize(model: nn.Module, seed: int) -> None:
+    """Give every parameter of ``model`` its initial value: each module with a ``draw`` method fills its own.
+
+    Raises:
+        TypeError: a parameter is filled by no ``draw``; it would differ from run to run and from rank to rank.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    for name, module in model.named_modules():
+        draw = getattr(module, "draw", None)
+        if draw is not None:
+            draw(Draw(seed, name))
+    left = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
+    if left:
+        raise TypeError(f"no draw method fills {', '.join(left)}: give the module that holds it one")

@@ -1,0 +1,1 @@
+"""Optimizers, schedules and precision: what turns gradients into the next weights."""

@@ -1,0 +1,80 @@
+"""Learning-rate schedules: pure functions of the update's number.
+
+    cosine, warmup_steps 4, num_steps 10, final_fraction 0.1
+
+    step     0     1     2     3     4     5     6     7     8     9    (10)
+    factor   0.25  0.5   0.75  1.0   1.0   0.94  0.78  0.55  0.33  0.16  0.1
+
+A schedule gives the factor by which the peak learning rate is multiplied for update number ``step``, counted from 0.
+It has no state: a resumed run asks with the next number, and one whose length was changed follows the new curve from
+there. Warm-up gives update s of w the factor (s + 1) / w: the first update is not wasted on a rate of 0, and the peak
+is reached with the last of them. The decay then takes the steps that are left and would reach ``final_fraction`` with
+update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial, singledispatch
+from typing import TypeAlias
+
+from hornbook.config.recipe import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.errors import UserError
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+def constant(step: int, *, warmup_steps: int) -> float:
+    """1 after the warm-up: ``min(1, (step + 1) / warmup_steps)``."""
+    return (step + 1) / warmup_steps if step < warmup_steps else 1.0
+
+
+def linear(step: int, *, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """Down a straight line: ``1 - (1 - final_fraction) * progress``, progress running from 0 to 1 over the decay."""
+    if step < warmup_steps:
+        return constant(step, warmup_steps=warmup_steps)
+    return 1.0 - (1.0 - final_fraction) * _progress(step, num_steps, warmup_steps)
+
+
+def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """Down half a cosine: ``final_fraction + (1 - final_fraction) * (1 + cos(pi * progress)) / 2``.
+
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without the restarts.
+    """
+    if step < warmup_steps:
+        return constant(step, warmup_steps=warmup_steps)
+    height = (1.0 + math.cos(math.pi * _progress(step, num_steps, warmup_steps))) / 2.0
+    return final_fraction + (1.0 - final_fraction) * height
+
+
+def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
+    """Share of the decay that lies behind: 0 at step ``warmup_steps``, 1 from step ``num_steps`` on."""
+    return 1.0 if step >= num_steps else (step - warmup_steps) / (num_steps - warmup_steps)
+
+
+@singledispatch
+def build_schedule(config: object, num_steps: int) -> Schedule:
+    """The schedule that a recipe's section asks for, over ``num_steps`` updates.
+
+    One's own schedule is added by ``@build_schedule.register`` on a function that takes its config dataclass.
+
+    Raises:
+        UserError: nothing is registered for this dataclass.
+    """
+    raise UserError(
+        f"there is no schedule for {type(config).__name__}: register a function for it with build_schedule.register"
+    )
+
+
+@build_schedule.register
+def _(config: ConstantConfig, num_steps: int) -> Schedule:
+    return partial(constant, warmup_steps=config.warmup_steps)
+
+
+@build_schedule.register
+def _(config: LinearConfig, num_steps: int) -> Schedule:
+    return partial(linear, num_steps=num_steps, warmup_steps=config.warmup_steps, final_fraction=config.final_fraction)
+
+
+@build_schedule.register
+def _(config: CosineConfig, num_steps: int) -> Schedule:
+    return partial(cosine, num_steps=num_steps, warmup_steps=config.warmup_steps, final_fraction=config.final_fraction)

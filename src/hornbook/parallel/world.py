@@ -1,0 +1,98 @@
+"""The ranks of a run, and the few sums that data parallel training needs.
+
+Each rank holds the whole model and takes its share of every global batch. Losses are divided by *global* counts before
+the backward pass, so gradients are simply added over ranks::
+
+    counts --sum--> divide --> backward --> gradients --sum--> the same update on every rank
+
+One process is a world of one: nothing is sent. Under ``torchrun`` the ranks talk through NCCL on GPUs and gloo on CPUs.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_BUCKET_ELEMENTS = 1 << 24
+_TIMEOUT = timedelta(minutes=10)
+
+
+class World:
+    """The processes of one run; ``World()`` is a run of one process."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device or torch.device("cpu")
+
+    @classmethod
+    def join(cls, device: torch.device) -> "World":
+        """Join the ranks that ``torchrun`` started, or return a world of one process."""
+        if "WORLD_SIZE" not in os.environ:
+            return cls(device=device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=_TIMEOUT)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+        if self.size > 1 or dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that writes files and speaks."""
+        return self.rank == 0
+
+    def sum_integers(self, values: Sequence[int]) -> list[int]:
+        """Return the sums over all ranks."""
+        if self.size == 1:
+            return list(values)
+        total = self.sum_tensor(torch.tensor(values, dtype=torch.int64, device=self.device))
+        return [int(value) for value in total.tolist()]
+
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over all ranks, added up in double precision."""
+        if self.size == 1:
+            return list(values)
+        total = self.sum_tensor(torch.tensor(values, dtype=torch.float64, device=self.device))
+        return [float(value) for value in total.tolist()]
+
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all ranks of ``tensor``, which is written in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Add up the gradients of all ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat)
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = [[]]
+    size = 0
+    for gradient in gradients:
+        if size and size + gradient.numel() > _BUCKET_ELEMENTS:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(gradient)
+        size += gradient.numel()
+    return buckets

@@ -1,0 +1,296 @@
+"""Bounded reading of compressed text: what is small on the disk may be huge once unpacked, by accident or on purpose.
+
+    path or open stream -> its first bytes tell: gzip, bzip2, xz, zstd, plain -> BufferedReader of the content
+
+    with open_text_source(Path("dump.xml.bz2")) as stream:
+        for line in stream: ...
+
+Content is unpacked as it is asked for, at most a buffer at a time, so memory stays small (some 20 MB for a zstd bomb,
+else less than 1 MB, plus the dictionary that the format asks for: up to 128 MiB, refused above). A stream that is
+truncated, corrupt, or out of all proportion is a ``DataError`` that names the file and the offset in it. The price: the
+standard library's and ``zstandard``'s decompressors in one thread.
+"""
+
+import bz2
+import importlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol, cast
+
+from hornbook.errors import DataError, StorageError, UserError
+from hornbook.storage.system import format_bytes
+
+_BUFFER: Final = 256 << 10
+_PIECE: Final = 64 << 10
+_ZSTD_PIECE: Final = 512
+"""Compressed bytes handed to zstd at once. It knows no limit on its output; 4 bytes may stand for 128 KiB of it."""
+_MAX_DICTIONARY: Final = 128 << 20
+
+_MAGIC: Final = {
+    "gzip": (b"\x1f\x8b",),
+    "bzip2": tuple(b"BZh%d" % level + mark for level in range(1, 10) for mark in (b"1AY&SY", b"\x17rE8P\x90")),
+    "xz": (b"\xfd7zXZ\x00",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *(b"%c\x2a\x4d\x18" % first for first in range(0x50, 0x60))),
+}
+_SUFFIXES: Final = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+COMPRESSED_SUFFIXES: Final = tuple(_SUFFIXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much one source may unpack to; beyond it lies a ``DataError``."""
+
+    total_bytes: int = 1 << 40
+    """Of the whole source, plain ones included."""
+    member_bytes: int = 4 << 30
+    """Of one compressed member: a gzip file holds one or several, one after the other."""
+    num_members: int = 100_000
+    ratio: float = 200.0
+    """Unpacked bytes per compressed byte, once ``ratio_after`` bytes are out."""
+    ratio_after: int = 1 << 20
+
+
+class _Decompressor(Protocol):
+    """What ``bz2`` and ``lzma`` offer: one member, a limit on each output, and the bytes behind its end."""
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+
+class _Gzip:
+    """One gzip member as a ``_Decompressor``."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+class _Zstd:
+    """One zstd frame as a ``_Decompressor``; its output may be longer than asked for, by ``_ZSTD_PIECE``'s worth."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._inner = _import_zstandard().ZstdDecompressor(max_window_size=_MAX_DICTIONARY).decompressobj()
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return cast(bytes, self._inner.decompress(data))
+
+    @property
+    def eof(self) -> bool:
+        return cast(bool, self._inner.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return cast(bytes, self._inner.unused_data)
+
+
+def _import_zstandard() -> Any:
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise UserError("reading .zst files needs the extra hornbook[zstd]: pip install 'hornbook[zstd]'") from error
+
+
+_DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
+    "gzip": _Gzip,
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MAX_DICTIONARY),
+    "zstd": _Zstd,
+}
+
+
+def open_text_source(
+    source: Path | str | BinaryIO, limits: Limits | None = None, *, name: str | None = None
+) -> io.BufferedReader:
+    """Open a plain or compressed file, or an open binary stream such as standard input, for bounded reading.
+
+    The first bytes decide what it is; a file whose name promises a compression has to keep the promise. Closing the
+    result closes a file, but not a stream that was handed in. ``name`` stands for the source in errors.
+
+    Raises:
+        UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
+        DataError: here or while reading: the stream is truncated, corrupt, or exceeds ``limits`` (``Limits()``).
+        StorageError: here or while reading: the disk failed.
+    """
+    limits = limits or Limits()
+    if isinstance(source, str | Path):
+        path = Path(source)
+        stream, owned, name, promised = _open(path), True, name or str(path), _SUFFIXES.get(path.suffix.lower())
+    else:
+        stream, owned, name, promised = source, False, name or getattr(source, "name", "stream"), None
+    opened = _Source(stream, owned, str(name), limits)
+    try:
+        found = opened.compression()
+        if promised and found != promised:
+            raise DataError(f"{name}: offset 0: expected {promised} data, as its name says; rename or restore the file")
+        return io.BufferedReader(_Unpacked(opened, found, limits) if found else opened, _BUFFER)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; check the path and the disk") from error
+
+
+class _Source(io.RawIOBase):
+    """The bytes as they come, counted, with a look ahead; plain text is read through it as it is."""
+
+    def __init__(self, stream: BinaryIO, owned: bool, name: str, limits: Limits) -> None:
+        self._stream, self._owned, self.name, self._limits = stream, owned, name, limits
+        self._ahead = b""
+        self.offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def compression(self) -> str | None:
+        """Tell from the first bytes, which stay to be read, what the stream is; wait for no more than that needs."""
+        magics = [(kind, magic) for kind, several in _MAGIC.items() for magic in several]
+        while any(len(self._ahead) < len(magic) and magic.startswith(self._ahead) for _, magic in magics):
+            if not (more := self._pull(1)):
+                break
+            self._ahead += more
+        return next((kind for kind, magic in magics if self._ahead.startswith(magic)), None)
+
+    def take(self, size: int) -> bytes:
+        """Return up to ``size`` bytes, none only at the end of the stream."""
+        data, self._ahead = (self._ahead[:size], self._ahead[size:]) if self._ahead else (self._pull(size), b"")
+        self.offset += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.take(len(buffer))
+        check_total(self.name, self.offset, self._limits)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if self._owned and not self.closed:
+            self._stream.close()
+        super().close()
+
+    def _pull(self, size: int) -> bytes:
+        try:
+            return getattr(self._stream, "read1", self._stream.read)(size) or b""
+        except OSError as error:
+            raise StorageError(f"cannot read {self.name}: {error.strerror}; check the file and the disk") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a source that holds one or several compressed members."""
+
+    def __init__(self, source: _Source, kind: str, limits: Limits) -> None:
+        self._source, self._kind, self._limits = source, kind, limits
+        self._piece = _ZSTD_PIECE if kind == "zstd" else _PIECE
+        self._decompressor = _DECOMPRESSORS[kind]()
+        self._input, self._output = b"", memoryview(b"")
+        self._num_members, self._member_bytes, self._total_bytes = 1, 0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output and not (self._decompressor.eof and not self._next_member()):
+            self._output = memoryview(self._unpack(len(buffer)))
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+    def _unpack(self, size: int) -> bytes:
+        """Return the next bytes of this member, perhaps none yet."""
+        data = b""
+        if self._decompressor.needs_input:
+            data, self._input = self._input or self._source.take(self._piece), b""
+            if not data:
+                raise self._error(f"the {self._kind} data ends in the middle", "fetch the file again")
+            if len(data) > self._piece:
+                data, self._input = data[: self._piece], data[self._piece :]
+        try:
+            output = self._decompressor.decompress(data, size)
+        except _errors(self._kind) as error:
+            reason = " ".join(str(error).split())
+            raise self._error(f"corrupt {self._kind} data ({reason})", "fetch the file again") from error
+        self._count(len(output))
+        return output
+
+    def _next_member(self) -> bool:
+        """Go on with what follows the end of a member, past padding; tell whether there is anything."""
+        padding = b"\0" if self._kind in ("gzip", "xz") else b""
+        rest = (self._decompressor.unused_data + self._input).lstrip(padding)
+        while not rest:
+            if not (more := self._source.take(self._piece)):
+                return False
+            rest = more.lstrip(padding)
+        self._input = rest
+        self._num_members += 1
+        self._member_bytes = 0
+        if self._num_members > self._limits.num_members:
+            raise self._error(f"more than {self._limits.num_members} compressed members", "repack the file")
+        self._decompressor = _DECOMPRESSORS[self._kind]()
+        return True
+
+    def _count(self, size: int) -> None:
+        self._member_bytes += size
+        self._total_bytes += size
+        compressed = max(1, self._source.offset - len(self._input))
+        if self._total_bytes > self._limits.ratio_after and self._total_bytes > self._limits.ratio * compressed:
+            ratio = f"{self._limits.ratio:g}"
+            raise self._error(f"unpacks to over {ratio} times its size", "unpack it first if you trust it")
+        if self._member_bytes > self._limits.member_bytes:
+            limit = format_bytes(self._limits.member_bytes)
+            raise self._error(f"one {self._kind} member unpacks to over {limit}", "unpack it first if you trust it")
+        check_total(self._source.name, self._total_bytes, self._limits)
+
+    def _error(self, what: str, remedy: str) -> DataError:
+        return DataError(f"{self._source.name}: offset {self._source.offset - len(self._input)}: {what}; {remedy}")
+
+
+def check_total(name: str, total: int, limits: Limits) -> None:
+    """Refuse a source that goes on and on.
+
+    Raises:
+        DataError: ``total`` bytes are more than ``limits`` allow.
+    """
+    if total > limits.total_bytes:
+        raise DataError(f"{name}: holds over {format_bytes(limits.total_bytes)} of text; split it or raise the limit")
+
+
+def _errors(kind: str) -> tuple[type[Exception], ...]:
+    """Return what the decompressors raise on corrupt data."""
+    zstd = (_import_zstandard().ZstdError,) if kind == "zstd" else ()
+    return (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, *zstd)

@@ -1,0 +1,80 @@
+r"""Small JSON files, read strictly: what two readers could take for two things is refused.
+
+dump_json({"step": 5})                  b'{\n  "step": 5\n}\n', the same bytes for the same value
+read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
+"""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from hornbook.errors import DataError, StorageError
+from hornbook.storage.system import format_bytes, translated
+
+MAX_JSON_BYTES: Final = 64 << 20
+
+
+def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
+    """Return the content of a small file; ``what`` says in an error what the file is, as in "the manifest".
+
+    Raises:
+        DataError: there is no such plain file, or it holds more than ``limit`` bytes.
+        StorageError: it cannot be read.
+    """
+    try:
+        with translated("read", path):
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would let us wait for ever
+                raise DataError(f"{path}: expected a file, {what}; found something else")
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise DataError(f"{path}: {what} is missing; check the path") from error
+        raise
+    if len(data) > limit:
+        raise DataError(f"{path}: {what} is larger than {format_bytes(limit)}; expected a small file")
+    return data
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Return the content of a JSON file; ``what`` says in an error what the file is, as in "the manifest".
+
+    Raises:
+        DataError: the file is missing, not UTF-8, not JSON, or larger than 64 MiB.
+        StorageError: it cannot be read.
+    """
+    return parse_json(read_bytes(path, what), f"{path}: {what}")
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """Return the value that strict JSON in UTF-8 stands for: no key twice in an object, no NaN, no Infinity.
+
+    Raises:
+        DataError: it is malformed; the message begins with ``what``.
+    """
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{what} is not valid JSON ({reason}); restore the file") from error
+
+
+def dump_json(value: Any) -> bytes:
+    """Return ``value`` as JSON, the same bytes for the same value: sorted keys, indented, a newline at the end.
+
+    Raises:
+        ValueError: a number in it is not finite, for which JSON has no word.
+    """
+    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return values
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,222 @@
+"""Fault points: a test lets the n-th operation on the disk fail, or the process die, at that very moment.
+
+    HORNBOOK_FAULT=write:3:enospc       the third write meets a full disk
+    HORNBOOK_FAULT=write:3+:enospc      ... and so does every later one
+    HORNBOOK_FAULT=any:7:crash-after    the process dies (as from kill -9) once its seventh operation is done
+    HORNBOOK_FAULT=write:1:crash-middle half of the bytes of the first write are out when it dies
+
+    with count_operations() as operations:  # [Operation("open", path), Operation("write", path), ...]
+        save(folder, contents)
+    with inject("any", 7, "crash-before"):
+        save(folder, contents)
+
+Every durable operation of hornbook goes through ``perform`` or ``write``, so a test that counts the operations of an
+action and then runs it with a fault at 1, 2, 3, ... has seen every crash point of it (SQLite's method). The price is
+one look at a list per operation, some 0.1 µs beside a system call.
+"""
+
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeVar, get_args
+
+from hornbook.errors import UserError
+
+OperationName = Literal["open", "write", "fsync", "rename", "unlink"]
+"""``open`` stands for making a folder, too, and ``unlink`` for removing one."""
+AnyOperation = OperationName | Literal["any"]
+
+VARIABLE: Final = "HORNBOOK_FAULT"
+CRASH_STATUS: Final = 137
+"""What a shell reports for a process that SIGKILL ended."""
+
+_ERRORS: Final = {name: getattr(errno, name.upper()) for name in ("enospc", "eio", "edquot", "erofs", "eacces")}
+_CRASHES: Final = ("crash-before", "crash-middle", "crash-after")
+KINDS: Final = (*_CRASHES, "short-write", *_ERRORS)
+"""``short-write`` takes half of the bytes and says so, as a system call may; the writer has to go on."""
+
+_WRITE_ONLY: Final = ("crash-middle", "short-write")
+
+T = TypeVar("T")
+
+
+class Operation(NamedTuple):
+    """One durable operation that took place, or was about to."""
+
+    name: OperationName
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is to happen at the ``n``-th operation called ``operation``, and with ``lasting`` at all later ones."""
+
+    operation: AnyOperation
+    n: int
+    kind: str
+    lasting: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a fault that could never strike.
+
+        Raises:
+            UserError: the operation or the kind is unknown, ``n`` is below 1, or the kind does not fit the operation.
+        """
+        if self.operation not in ("any", *get_args(OperationName)) or self.kind not in KINDS or self.n < 1:
+            raise UserError(
+                f"{VARIABLE}: no fault {self.operation}:{self.n}:{self.kind}; expected OPERATION:N:KIND, with any or "
+                f"one of {', '.join(get_args(OperationName))}, N from 1, and one of {', '.join(KINDS)}"
+            )
+        if self.kind in _WRITE_ONLY and self.operation != "write":
+            raise UserError(f"{VARIABLE}: {self.kind} is for write alone, not for {self.operation}")
+
+
+@dataclass(kw_only=True)
+class _Armed:
+    """A fault with its count of operations so far."""
+
+    fault: Fault
+    seen: int = field(default=0)
+
+    def strikes(self, name: OperationName) -> bool:
+        if self.fault.operation not in ("any", name):
+            return False
+        self.seen += 1
+        return self.seen == self.fault.n or (self.fault.lasting and self.seen > self.fault.n)
+
+
+_armed: list[_Armed] = []
+_logs: list[list[Operation]] = []
+_environment_read = False
+
+
+def perform(name: OperationName, path: str | os.PathLike[str], action: Callable[[], T]) -> T:
+    """Run ``action``, the one system call that ``name`` stands for, at its fault point.
+
+    Raises:
+        OSError: the system call failed, or a test asked for it.
+    """
+    kind = _meet(name, path)
+    _die_if(kind == "crash-before")
+    _fail_if_asked(kind, path)
+    result = action()
+    _die_if(kind == "crash-after")
+    return result
+
+
+def write(path: str | os.PathLike[str], descriptor: int, data: memoryview) -> int:
+    """Write bytes to an open file at its fault point; return how many were taken, as ``os.write`` does.
+
+    Raises:
+        OSError: the system call failed, or a test asked for it.
+    """
+    kind = _meet("write", path)
+    _die_if(kind == "crash-before")
+    _fail_if_asked(kind, path)
+    taken = os.write(descriptor, data[: max(1, len(data) // 2)] if kind in _WRITE_ONLY else data)
+    _die_if(kind in ("crash-middle", "crash-after"))
+    return taken
+
+
+@contextmanager
+def inject(operation: AnyOperation, n: int, kind: str, *, lasting: bool = False) -> Iterator[Callable[[], bool]]:
+    """Let the ``n``-th such operation inside the block fail; yields a function that tells whether it came to that.
+
+    Raises:
+        UserError: there is no such fault.
+    """
+    armed = _Armed(fault=Fault(operation=operation, n=n, kind=kind, lasting=lasting))
+    _armed.append(armed)
+    try:
+        yield lambda: armed.seen >= n
+    finally:
+        _armed.remove(armed)
+
+
+@contextmanager
+def count_operations() -> Iterator[list[Operation]]:
+    """Record the operations inside the block, in their order, in the list that it yields."""
+    log: list[Operation] = []
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs[:] = [other for other in _logs if other is not log]
+
+
+def crashes_in_child(action: Callable[[], object], operation: AnyOperation, n: int, kind: str) -> bool:
+    """Run ``action`` with a fault in a forked child; tell whether the child died of it (else it came to its end).
+
+    Raises:
+        AssertionError: the child ended otherwise; its traceback is on standard error.
+    """
+    with warnings.catch_warnings():  # Python 3.12 warns of other threads; the child's one thread needs none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _run_and_exit(action, Fault(operation=operation, n=n, kind=kind))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, CRASH_STATUS), f"the child at {operation}:{n}:{kind} ended with {status}"
+    return status == CRASH_STATUS
+
+
+def parse_fault(text: str) -> Fault:
+    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``.
+
+    Raises:
+        UserError: the text is no such fault.
+    """
+    operation, _, rest = text.partition(":")
+    count, _, kind = rest.partition(":")
+    digits = count.removesuffix("+")
+    n = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else 0
+    return Fault(operation=operation, n=n, kind=kind, lasting=count.endswith("+"))  # type: ignore[arg-type]
+
+
+def _meet(name: OperationName, path: str | os.PathLike[str]) -> str | None:
+    """Count an operation in; return the kind of the fault that is due now."""
+    if not _environment_read:
+        _read_environment()
+    if not _armed and not _logs:
+        return None
+    for log in _logs:
+        log.append(Operation(name, Path(path)))
+    due = [armed.fault.kind for armed in list(_armed) if armed.strikes(name)]
+    return due[0] if due else None
+
+
+def _read_environment() -> None:
+    global _environment_read
+    _environment_read = True
+    if text := os.environ.get(VARIABLE):
+        _armed.append(_Armed(fault=parse_fault(text)))
+
+
+def _die_if(due: bool) -> None:
+    if due:
+        os._exit(CRASH_STATUS)
+
+
+def _fail_if_asked(kind: str | None, path: str | os.PathLike[str]) -> None:
+    if kind in _ERRORS:
+        raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), os.fspath(path))
+
+
+def _run_and_exit(action: Callable[[], object], fault: Fault) -> None:
+    """In a forked child: run the action and leave without the parent's clean-up (buffers, exit handlers, pytest)."""
+    status = 1
+    try:
+        with inject(fault.operation, fault.n, fault.kind):
+            action()
+        status = 0
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+        sys.stderr.flush()
+    finally:
+        os._exit(status)

@@ -1,0 +1,361 @@
+"""Durable files: everything that hornbook keeps on a disk is written here.
+
+    write_file(path, chunks)      create -> write ... write -> fsync           inside a folder that is not yet committed
+    replace_file(path, data)      .name.tmp-123 -> fsync -> rename -> fsync parent      one file, atomically
+    commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
+    Appender(path)                one line, one system call                             logs
+
+An ``OSError`` becomes a ``StorageError`` of one line that names the path and, on a full disk, what was needed and what
+is free. A failed fsync is never tried again: the kernel may have dropped the pages and would then answer yes (Rebello
+et al., "Can Applications Recover from fsync Failures?", 2020). The one cure is to write again from scratch, which is up
+to the caller. The price of it all is an fsync a file; bytes are hashed on their way, which costs no second reading.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from hornbook.errors import StorageError
+from hornbook.storage import faults
+from hornbook.storage.documents import dump_json, parse_json, read_bytes, read_json
+from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
+
+__all__ = [
+    "Appender",
+    "BytesLike",
+    "FileWriter",
+    "Written",
+    "append_line",
+    "commit_directory",
+    "dump_json",
+    "format_bytes",
+    "free_bytes",
+    "fsync_directory",
+    "make_directory",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "remove_file",
+    "remove_tree",
+    "rename",
+    "replace_file",
+    "sha256_file",
+    "write_file",
+]
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
+
+_CREATE: Final = os.O_CREAT | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What became of a file: its size in bytes and the SHA-256 of its content, in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+class FileWriter:
+    """A file that grows piece by piece and is durable once the ``with`` block ends; an error inside removes it.
+
+        with FileWriter(path) as writer:
+            writer.write(b"...")
+        writer.written  # Written(size=3, sha256="...")
+
+    There is no buffer: hand over large pieces. A file that is there already is overwritten in place, so this is for
+    folders that are not yet committed; elsewhere see ``replace_file``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hash = hashlib.sha256()
+        self._size = 0
+        flags = _CREATE | os.O_WRONLY | os.O_TRUNC
+        with translated("create", path):
+            self._descriptor = faults.perform("open", path, lambda: os.open(path, flags, 0o666))
+
+    @property
+    def written(self) -> Written:
+        """Size and hash of what was handed over so far."""
+        return Written(size=self._size, sha256=self._hash.hexdigest())
+
+    def write(self, data: BytesLike) -> None:
+        """Append all bytes of ``data``.
+
+        Raises:
+            StorageError: they did not all fit, or the disk failed.
+        """
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        with translated("write", self.path, needed=view.nbytes):
+            _write_all(self.path, self._descriptor, view.cast("B"))
+        self._hash.update(view)
+        self._size += view.nbytes
+
+    def finish(self) -> Written:
+        """Wait until the content is on the disk, close, and return size and hash.
+
+        Raises:
+            StorageError: the disk failed; whether the file has its content is not known.
+        """
+        with translated("write", self.path):
+            _sync(self.path, self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+        return self.written
+
+    def abandon(self) -> None:
+        """Close and remove the file, as far as that is possible."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+        with suppress(StorageError):
+            if self.path.is_file():  # a device such as /dev/stdout stays
+                remove_file(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self.abandon()
+            return
+        try:
+            self.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+
+class Appender:
+    """A log that grows line by line; each line is one system call, so ``kill -9`` never tears one.
+
+    A last line that a power cut tore is cut off when the file is opened, and a line that did not fit on the disk is
+    taken back, so that a reader meets whole lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        flags = _CREATE | os.O_RDWR | os.O_APPEND
+        with translated("open", path):
+            self._descriptor = faults.perform("open", path, lambda: os.open(path, flags, 0o666))
+            os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
+
+    def append(self, line: str) -> None:
+        """Add one line, given without its newline, and hand it to the operating system (not yet to the disk).
+
+        Raises:
+            StorageError: it did not fit, or the disk failed; the file then ends as before.
+        """
+        assert "\n" not in line, "a line holds no newline"
+        data = line.encode() + b"\n"
+        before = os.fstat(self._descriptor).st_size
+        with translated("append to", self.path, needed=len(data)):
+            try:
+                _write_all(self.path, self._descriptor, memoryview(data))
+            except OSError:
+                os.ftruncate(self._descriptor, before)
+                raise
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        with translated("write", self.path):
+            _sync(self.path, self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
+    """Create or overwrite a file, wait until its content is on the disk, and return its size and hash.
+
+    The folder's entry is made durable by whoever commits the folder. On an error the file is removed.
+
+    Raises:
+        StorageError: the disk is full, read-only or failing.
+    """
+    with FileWriter(path) as writer:
+        for chunk in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
+            writer.write(chunk)
+    return writer.written
+
+
+def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
+    """Give ``path`` new content, durably and at once: a reader, or a crash, meets the old content or the new.
+
+    Raises:
+        StorageError: the disk is full, read-only or failing; the old content is then untouched.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    written = write_file(temporary, data)
+    try:
+        rename(temporary, path)
+    except StorageError:
+        with suppress(StorageError):
+            remove_file(temporary)
+        raise
+    _remove_litter(path)
+    return written
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file and wait until it is on the disk; see ``Appender`` for many.
+
+    Raises:
+        StorageError: the disk is full, read-only or failing; the file then ends as before.
+    """
+    with Appender(path) as appender:
+        appender.append(line)
+        appender.sync()
+
+
+def make_directory(path: Path, *, exist_ok: bool = True) -> None:
+    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise.
+
+    Raises:
+        StorageError: it cannot be created.
+    """
+    missing = [parent for parent in path.parents if not parent.is_dir()]
+    for folder in (*reversed(missing), path):
+        if folder == path and exist_ok and path.is_dir():
+            return
+        with translated("create the folder", folder):
+            faults.perform("open", folder, partial(folder.mkdir, exist_ok=exist_ok or folder != path))
+        fsync_directory(folder.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """Wait until the entries of a folder (names that came, went or changed) are on the disk.
+
+    Raises:
+        StorageError: the folder cannot be opened, or the disk failed.
+    """
+    with translated("write the folder", path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sync(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename, atomically, and wait until that is on the disk; a file at ``target`` is replaced.
+
+    Raises:
+        StorageError: it cannot be renamed, or the disk failed; a folder with content is never replaced.
+    """
+    with translated(f"rename {source.name} to", target):
+        faults.perform("rename", target, lambda: source.rename(target))
+    fsync_directory(target.parent)
+    if source.parent != target.parent:
+        fsync_directory(source.parent)
+
+
+def commit_directory(temporary: Path, final: Path) -> None:
+    """Give a folder of finished files its final name: the rename is the moment at which all of it exists.
+
+    Raises:
+        StorageError: ``final`` exists already, or the disk failed.
+    """
+    if os.path.lexists(final):
+        raise StorageError(f"cannot create {final}: it exists already; remove it or choose another name")
+    with translated("read the folder", temporary):
+        folders = [Path(folder) for folder, _, _ in os.walk(temporary, topdown=False, onerror=_raise)]
+    for folder in folders:
+        fsync_directory(folder)
+    rename(temporary, final)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file or a link; none there is fine.
+
+    Raises:
+        StorageError: it cannot be removed.
+    """
+    with translated("remove", path), suppress(FileNotFoundError):
+        faults.perform("unlink", path, path.unlink)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine.
+
+    Raises:
+        StorageError: something in it cannot be removed.
+    """
+    if not path.is_dir() or path.is_symlink():
+        remove_file(path)
+        return
+    with translated("read the folder", path):
+        entries = sorted(path.iterdir())
+    for entry in entries:
+        remove_tree(entry)
+    with translated("remove the folder", path):
+        faults.perform("unlink", path, path.rmdir)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal; memory use is constant.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_all(path: Path, descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[faults.write(path, descriptor, view) :]
+
+
+def _sync(path: Path, descriptor: int) -> None:
+    faults.perform("fsync", path, lambda: os.fsync(descriptor))
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    """Return where the last whole line of a file ends, looking backwards."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - 65536)
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
+        end = start
+    return 0
+
+
+def _remove_litter(path: Path) -> None:
+    """Remove what killed processes left beside ``path`` when they were about to replace it."""
+    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})")
+    with suppress(OSError, StorageError):
+        for entry in path.parent.iterdir():
+            if (match := pattern.fullmatch(entry.name)) and not process_is_alive(int(match[1])):
+                remove_file(entry)
+
+
+def _raise(error: OSError) -> None:
+    raise error

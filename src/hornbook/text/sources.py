@@ -1,0 +1,96 @@
+"""From what a user names to the files that are read: files, folders, globs and standard input.
+
+    ["books/", "more/*.jsonl.gz", "-"]  ->  ["books/a.txt", "books/b/c.txt", "more/1.jsonl.gz", "-"]
+
+Folders are searched to their depths, in the order of their entries' names, so that the same files give the same order
+on every machine; hidden files and folders are passed over, links to folders are followed. The price of naming a file
+once only: a file that two inputs name is read at its first place.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+from typing import Final
+
+from hornbook.errors import UserError
+from hornbook.storage.decompress import COMPRESSED_SUFFIXES
+
+STANDARD_INPUT: Final = "-"
+
+
+def find_sources(
+    inputs: Sequence[str | Path], *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> list[str]:
+    """List the files to read, each once.
+
+    Args:
+        inputs: files, folders, globs (``**`` goes through folders), ``"-"`` for standard input.
+        suffixes: take only files of such an ending, as in ``".py"``, out of folders and globs; a compressed
+            ``a.py.gz`` counts as ``.py``, too. A file named outright is always taken.
+        exclude: patterns as in ``"test*"``; a file below an input is left out if its name, or that of a folder that
+            it is in, fits one.
+
+    Raises:
+        UserError: an input names nothing, or nothing is left of it.
+    """
+    sources: dict[str, None] = {}
+    for name in (os.fspath(item) for item in inputs):
+        found = [path for path in _expand(name, exclude) if path == name or _has_suffix(path, suffixes)]
+        if not found:
+            conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
+            asked = f" ({', '.join(conditions)})" if conditions else ""
+            raise UserError(f"{name}: there is no file to read{asked}; hidden files do not count")
+        sources |= dict.fromkeys(found)
+    if not sources:
+        raise UserError("no input was named: expected files, folders, globs, or - for standard input")
+    return list(sources)
+
+
+def content_suffix(path: str) -> str:
+    """The ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
+    pure = PurePath(path.lower())
+    return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
+
+
+def _expand(name: str, exclude: Sequence[str]) -> list[str]:
+    path = Path(name)
+    if name == STANDARD_INPUT:
+        return [name]
+    if path.is_dir():
+        return list(_walk(name, exclude, ()))
+    if path.exists():
+        return [name]
+    if not glob.has_magic(name):
+        raise UserError(f"{name}: no such file or folder; check the path")
+    found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    matches = [match for match in found if not _is_excluded(match, exclude)]
+    return [path for match in matches for path in (_walk(match, exclude, ()) if Path(match).is_dir() else (match,))]
+
+
+def _walk(folder: str, exclude: Sequence[str], above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The files below a folder in the order of names; a link back to a folder above is not followed for ever."""
+    try:
+        status = Path(folder).stat()
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
+    identity = (status.st_dev, status.st_ino)
+    for entry in entries:
+        if entry.name.startswith(".") or _is_excluded(entry.name, exclude) or identity in above:
+            continue
+        if entry.is_dir():
+            yield from _walk(entry.path, exclude, (*above, identity))
+        elif entry.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
+            yield entry.path
+
+
+def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
+
+
+def _has_suffix(path: str, suffixes: Sequence[str]) -> bool:
+    lower = path.lower()
+    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
+    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)

@@ -1,0 +1,160 @@
+"""What a run ran on: enough to explain its speed and to repeat it, and nothing that is private.
+
+    capture() -> {"hornbook": "0.1.0", "torch": "2.13.0", "cpu": "Intel Xeon ...", "threads": 2,
+                  "instruction_sets": ["avx512_bf16", "amx_bf16"], "git": {"commit": "1f0c...", "dirty": false},
+                  "command": "hornbook train demo", ...}
+
+    environment.json = {"sessions": [{"from_step": 0, **capture()}, {"from_step": 400, **capture()}]}
+
+A run that is resumed, perhaps on another machine, gets one session more, which is how its report knows. The environment
+variables are never recorded, since they are where keys are kept; the price is that a run which an odd variable made
+odd does not say so. Passwords inside addresses on the command line are blanked.
+"""
+
+import datetime
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hornbook
+from hornbook.storage.files import dump_json, read_json, replace_file
+
+INSTRUCTION_SETS = (
+    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2", "svebf16",
+)  # fmt: skip
+_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+
+
+def capture() -> dict[str, Any]:
+    """The machine, the versions and the command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
+    return {
+        "hornbook": hornbook.__version__,
+        "python": platform.python_version(),
+        **_torch(),
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": num_cores(),
+        "instruction_sets": instruction_sets(),
+        "memory_bytes": memory_bytes(),
+        "git": git_state(Path.cwd()),
+        "command": command_line(sys.argv),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def record_session(path: Path, from_step: int) -> None:
+    """Adds this process to ``environment.json`` as a session that goes on after ``from_step`` finished steps.
+
+    Raises:
+        DataError: the file that is there is malformed.
+        StorageError: it cannot be read or written.
+    """
+    earlier = sessions(path)
+    replace_file(path, dump_json({"sessions": [*earlier, {"from_step": from_step, **capture()}]}))
+
+
+def sessions(path: Path) -> list[dict[str, Any]]:
+    """The sessions that ``environment.json`` records, oldest first; none without the file, one for a bare capture.
+
+    Raises:
+        DataError: the file is malformed.
+        StorageError: it cannot be read.
+    """
+    if not path.exists():
+        return []
+    content = read_json(path, "the environment")
+    found = content.get("sessions", [content]) if isinstance(content, dict) else []
+    return [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
+
+
+def cpu_model() -> str:
+    """The processor's name as the machine gives it, or its architecture."""
+    described = _cpuinfo()
+    if sys.platform == "darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    return described.get("model name") or platform.processor() or platform.machine() or "unknown"
+
+
+def num_cores() -> int:
+    """The cores that this process may use, which in a container are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def instruction_sets() -> list[str]:
+    """Those of the processor's instruction sets that decide how fast a matrix product is."""
+    described = _cpuinfo()
+    flags = set((described.get("flags") or described.get("Features") or "").split())
+    return [name for name in INSTRUCTION_SETS if name in flags]
+
+
+def memory_bytes() -> int | None:
+    """The memory that this process may use: the machine's, or the control group's limit where that is lower."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    limit = _text(Path("/sys/fs/cgroup/memory.max"))
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the repository around ``folder`` and whether a tracked file differs from it; ``None`` without one."""
+    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _output("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def command_line(arguments: list[str]) -> str:
+    """The command as it can be pasted into a shell, without the folders before the program and without passwords."""
+    name = Path(arguments[0]).name if arguments else ""
+    program = "python -m hornbook" if name == "__main__.py" else name
+    words = (word.encode("utf-8", "backslashreplace").decode() for word in arguments[1:])
+    return " ".join([program, *(shlex.quote(_PASSWORD.sub("...", word)) for word in words)])
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if not gpus and torch.backends.mps.is_available():
+        gpus = ["Apple MPS"]
+    return {
+        "torch": metadata.version("torch"),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's block of ``/proc/cpuinfo``; empty where there is none."""
+    block = _text(Path("/proc/cpuinfo")).partition("\n\n")[0]
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a program prints, or nothing where it is missing, fails or takes longer than 5 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

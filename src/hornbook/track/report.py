@@ -1,0 +1,304 @@
+"""The report of a run: one HTML file that opens anywhere, made from what the run folder holds.
+
+    metrics.jsonl ─────► summary, curves, skipped steps
+    evaluation.json ───► bits per byte beside gzip and xz, a table for each task
+    samples.jsonl ─────► what the model wrote
+    checkpoints/ ──────► names and sizes                      ──► report.html
+    recipe.toml, environment.json ► what was run, and on what
+
+Whatever is missing is left out, so a run can be looked at while it runs and after it failed. It is a picture of one
+moment: write it again for a newer one.
+"""
+
+import datetime
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hornbook
+from hornbook.storage.files import replace_file
+from hornbook.track import charts, metrics, units
+from hornbook.track.page import Html, card, document, facts, join, section, table, tag
+from hornbook.track.runs import Row, RunFiles, RunSummary, read_run, summary_of
+from hornbook.track.units import number
+
+SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
+SMOOTHED_FROM, SPIKES_DRAWN = 40, 400
+_NOISY = ("gradient_norm", "tokens_per_second")
+_COMPRESSORS = re.compile(r"(gzip|xz|bzip2|bz2|zstd|lzma|brotli)\b")
+_TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"|'[^']*')|(?P<comment>\#.*)""", re.M)
+
+
+def write_report(run_folder: Path) -> Path:
+    """Writes ``report.html`` into a run folder, atomically, and names it.
+
+    Raises:
+        UserError: there is no run.
+        DataError: one of its files is malformed; names it.
+        StorageError: a file cannot be read or the page cannot be written.
+    """
+    run = read_run(run_folder)
+    samples = metrics.read(run_folder / "samples.jsonl")
+    path = run_folder / "report.html"
+    replace_file(path, render(run, samples).encode("utf-8"))
+    return path
+
+
+def render(run: RunFiles, samples: Sequence[Row]) -> str:
+    """The page for a run that was read."""
+    summary = summary_of(run)
+    train = run.of_kind("train")
+    return document(
+        f"{summary.name} · hornbook",
+        tag("header", tag("p", "hornbook", class_="brand"), tag("h1", summary.name), _lead(summary, run)),
+        tag("main", _cards(summary), _race(run.tasks), _curves(run), *_parts(run, samples, train)),
+        tag("footer", f"Written by hornbook {hornbook.__version__} from {run.folder.resolve()}"),
+    )
+
+
+def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Iterator[Html]:
+    yield section("Skipped steps", _skipped(train))
+    yield section("Samples", _samples(samples))
+    yield section("Evaluation", *(_task(task) for task in run.tasks))
+    yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))
+    yield section("Recipe", tag("pre", _toml(run.recipe_text), class_="recipe") if run.recipe_text else "")
+    yield section("Environment", *(_session(session, len(run.sessions)) for session in run.sessions))
+
+
+def _lead(summary: RunSummary, run: RunFiles) -> Html:
+    """Where the run stands, since when, and on what."""
+    step, total = units.count(summary.step), summary.total_steps
+    if summary.step == 0:
+        progress: Html | str = "No step is logged yet"
+    elif total is None:
+        progress = f"Step {step}"
+    elif summary.step >= total:
+        progress = join([tag("strong", "Finished"), f", {step} steps"])
+    else:
+        progress = f"Step {step} of {units.count(total)}"
+    parts: list[Html | str] = [progress]
+    if summary.started:
+        parts.append(f"started {_moment(summary.started)}")
+    if run.sessions:
+        parts.append(_machine(run.sessions[-1]))
+    if summary.num_sessions > 1:
+        parts.append(f"resumed {summary.num_sessions - 1}\N{MULTIPLICATION SIGN}")
+    return tag("p", join(part if at == 0 else join([" · ", part]) for at, part in enumerate(parts)), class_="lead")
+
+
+def _machine(session: Mapping[str, Any]) -> str:
+    gpus = session.get("gpus")
+    if isinstance(gpus, list) and gpus:
+        return ", ".join(str(gpu) for gpu in gpus)
+    threads = number(session, "threads")
+    plural = "" if threads == 1 else "s"
+    return f"{session.get('cpu', 'unknown processor')}, {units.count(threads)} thread{plural}"
+
+
+def _cards(summary: RunSummary) -> Html:
+    best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
+    resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
+    skipped = f"{units.count(summary.skipped_steps)} steps skipped" if summary.skipped_steps else ""
+    shown = [
+        ("Best validation loss", units.loss(summary.best_validation_loss), best),
+        ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
+        ("Last training loss", units.loss(summary.loss if summary.validation_loss is None else None), ""),
+        ("Bits per byte", units.bits(summary.bits_per_byte), "held out"),
+        ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
+        ("Training time", units.duration(summary.seconds), resumed),
+        ("Speed", units.short(summary.tokens_per_second), "tokens a second, median"),
+    ]
+    cards = [card(*item) for item in shown if item[1] != units.MISSING]
+    return tag("dl", *cards, class_="cards") if cards else Html()
+
+
+def _race(tasks: Iterable[Mapping[str, Any]]) -> Html:
+    """The model's bits per byte beside what general compressors need for the same documents, as bars."""
+    for task in tasks:
+        rows = [(str(row.get("metric")), number(row, "value")) for row in task["rows"]]
+        own = next((value for metric, value in rows if metric == "bits_per_byte" and value is not None), None)
+        others = [(metric, value) for metric, value in rows if value is not None and _COMPRESSORS.match(metric)]
+        if own is not None and others:
+            note = tag("p", "Held-out text, in bits for each of its bytes; less is better.", class_="note")
+            return section("Beside compressors", _bars([("this model", own), *others]), note)
+    return Html()
+
+
+def _bars(values: Sequence[tuple[str, float]]) -> Html:
+    longest = max(value for _, value in values) or 1.0
+    rows = []
+    for at, (label, value) in enumerate(values):
+        own = "own" if at == 0 else ""
+        bar = tag("i", style=f"width:{100 * max(0.0, value) / longest:.1f}%")
+        rows += [
+            tag("dt", label, class_=own or None),
+            tag("dd", bar, class_=f"{own} bar".strip(), aria_hidden="true"),
+            tag("dd", units.bits(value), class_=f"{own} num".strip()),
+        ]
+    return tag("dl", *rows, class_="race")
+
+
+def _curves(run: RunFiles) -> Html:
+    train, validation = run.of_kind("train"), run.of_kind("validation")
+    marks = [(step, "resumed") for session in run.sessions if (step := number(session, "from_step"))]
+    main = charts.line_chart(
+        "Loss",
+        [
+            *_noisy("training", _points(train, "loss")),
+            charts.Series(label="validation", style="validation", points=_points(validation, "loss")),
+        ],
+        unit="nats per token",
+        marks=marks,
+    )
+    smaller = [
+        _small("Learning rate", train, "learning_rate", "as scheduled", marks, from_zero=True),
+        _small("Gradient norm", train, "gradient_norm", "before clipping", marks),
+        _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
+        _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
+    ]
+    return section("Curves", tag("div", main, class_="main") if main else "", _grid(smaller))
+
+
+def _grid(figures: Iterable[Html]) -> Html:
+    drawn = [figure for figure in figures if figure]
+    return tag("div", *drawn, class_="charts") if drawn else Html()
+
+
+def _small(
+    title: str,
+    rows: Sequence[Row],
+    key: str,
+    unit: str,
+    marks: Sequence[tuple[float, str]],
+    *,
+    from_zero: bool = False,
+) -> Html:
+    points = _points(rows, key)
+    line = [charts.Series(label=title.lower(), style="train", points=points)]
+    series = _noisy(title.lower(), points) if key in _NOISY and len(points) > SPIKES_DRAWN else line
+    show = units.short if key == "tokens_per_second" else units.significant
+    return charts.line_chart(title, series, unit=unit, show=show, from_zero=from_zero, legend=False, marks=marks)
+
+
+def _noisy(label: str, points: list[charts.Point]) -> list[charts.Series]:
+    """What was logged, faint, under its smoothed curve; the line alone where there is little to smooth."""
+    if len(points) < SMOOTHED_FROM:
+        return [charts.Series(label=label, style="train", points=points)]
+    return [
+        charts.Series(label=f"{label}, logged", style="raw", points=points),
+        charts.Series(label="smoothed", style="train", points=charts.smooth(points)),
+    ]
+
+
+def _points(rows: Iterable[Row], key: str) -> list[charts.Point]:
+    """One point a step, the last word counting, since a step that was done again after a resume is logged again."""
+    found = {float(row["step"]): number(row, key) for row in rows}
+    return sorted(found.items())
+
+
+def _skipped(train: Sequence[Row]) -> Html:
+    """Where the count of skipped steps grew, and what was not finite there."""
+    rows, before, since = [], 0.0, 0
+    for row in train:
+        now = number(row, "skipped_steps") or 0.0
+        if now > before:
+            odd = row.get("non_finite")
+            what = ", ".join(f"{key} {value}" for key, value in odd.items()) if isinstance(odd, dict) else ""
+            rows.append((f"{units.count(since + 1)} to {units.count(row['step'])}", units.count(now - before), what))
+        before, since = now, row["step"]
+    more = f"The first {ROWS_SHOWN} of {len(rows)} places." if len(rows) > ROWS_SHOWN else ""
+    found = table(("Between steps", "Skipped", "Not finite"), rows[:ROWS_SHOWN], frozenset({1}))
+    return join([found, tag("p", more, class_="note") if more else ""]) if found else found
+
+
+def _samples(samples: Sequence[Row]) -> Html:
+    """The newest samples in the open, a selection of the earlier ones, evenly spread, folded away."""
+    newest, earlier = samples[: -SAMPLES_SHOWN - 1 : -1], samples[:-SAMPLES_SHOWN]
+    if not newest:
+        return Html()
+    stride = -(-len(earlier) // SAMPLES_FOLDED) or 1
+    chosen = earlier[::stride]
+    label = f"Earlier samples, {len(chosen)} of {len(earlier)}" if stride > 1 else f"Earlier samples, {len(chosen)}"
+    folded = tag("details", tag("summary", label), *(_sample(row) for row in chosen)) if chosen else ""
+    return tag("div", *(_sample(row) for row in newest), folded, class_="samples")
+
+
+def _sample(row: Row) -> Html:
+    prompt, text = (str(row.get(key) or "") for key in ("prompt", "text"))
+    written = tag("pre", tag("span", prompt, class_="prompt") if prompt else "", text.removeprefix(prompt))
+    return tag("div", tag("p", f"after step {units.count(row['step'])}"), written, class_="sample")
+
+
+def _task(task: Mapping[str, Any]) -> Html:
+    rows = [(row.get("metric", ""), _value(row), row.get("convention") or "") for row in task["rows"]]
+    title = tag("h3", str(task.get("name", "")))
+    return tag("div", title, table(("Metric", "Value", "Convention"), rows, frozenset({1})), class_="task")
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    value = number(row, "value")
+    if value is None:
+        return str(row.get("value", units.MISSING)) if row.get("value") is not None else units.MISSING
+    return units.count(value) if abs(value) >= 1000 else units.significant(value, 4)
+
+
+def _checkpoints(folder: Path) -> Html:
+    found = sorted(folder.glob("step-*")) if folder.is_dir() else []
+    rows = [
+        (path.name, units.size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())), _written(path))
+        for path in found
+        if (path / "manifest.json").is_file()
+    ]
+    return table(("Name", "Size", "Written"), rows, frozenset({1}))
+
+
+def _written(path: Path) -> str:
+    moment = datetime.datetime.fromtimestamp((path / "manifest.json").stat().st_mtime, datetime.UTC)
+    return _moment(moment.isoformat())
+
+
+def _moment(text: str) -> str:
+    """``2026-11-20T14:03:59+00:00`` -> ``2026-11-20 14:03 UTC``; what is no moment stays as it is."""
+    try:
+        moment = datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        return text
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _toml(text: str) -> Html:
+    """The recipe with its sections and comments set apart."""
+    parts: list[object] = []
+    at = 0
+    for match in _TOML_PART.finditer(text):
+        kind = match.lastgroup
+        parts += [text[at : match.start()], match[0] if kind == "text" else tag("span", match[0], class_=kind)]
+        at = match.end()
+    return join([*parts, text[at:]])
+
+
+def _session(session: Mapping[str, Any], num_sessions: int) -> Html:
+    """One start of the run, in the order that a reader asks: what, on what, with which software."""
+    git = session.get("git")
+    commit = f"{git.get('commit', '')}{', with changes' if git.get('dirty') else ''}" if isinstance(git, dict) else None
+    sets = session.get("instruction_sets")
+    gpus = session.get("gpus")
+    pairs = [
+        ("Command", tag("code", session["command"]) if session.get("command") else None),
+        ("Started", _moment(str(session["started"])) if session.get("started") else None),
+        ("Processor", session.get("cpu")),
+        ("Cores, threads", f"{session.get('cores', units.MISSING)}, {session.get('threads', units.MISSING)}"),
+        ("Instruction sets", ", ".join(str(name) for name in sets) if isinstance(sets, list) else None),
+        ("Memory", units.size(memory) if (memory := number(session, "memory_bytes")) is not None else None),
+        ("GPUs", ", ".join(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None),
+        ("CUDA", session.get("cuda")),
+        ("System", session.get("platform")),
+        ("Python", session.get("python")),
+        ("PyTorch", session.get("torch")),
+        ("hornbook", session.get("hornbook")),
+        ("Commit", commit),
+    ]
+    step = units.count(number(session, "from_step") or 0)
+    title = tag("h3", "From the start" if step == "0" else f"Resumed after step {step}") if num_sessions > 1 else ""
+    return tag("div", title, facts((name, value) for name, value in pairs if value), class_="session")

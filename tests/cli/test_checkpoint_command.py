@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hornbook.checkpoint import Contents, save
+from hornbook.cli.checkpoint import list_command, verify_command
+from hornbook.cli.main import main
+from hornbook.errors import CheckpointError
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    for step in (5, 10):
+        tensors = {"model": {"weight": torch.full((300,), float(step))}}
+        save(tmp_path / "checkpoints", Contents(step=step, tensors=tensors, documents={"state": {"step": step}}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_the_command_line_leads_here(run, capsys, command):
+    assert main(["checkpoint", command, str(run), "--json"]) == 0
+    assert [item["step"] for item in json.loads(capsys.readouterr().out)["checkpoints"]] == [5, 10]
+    assert main(["checkpoint", command, str(run)]) == 0
+    assert capsys.readouterr().out.count("sound") == 2
+    damage(run)
+    assert main(["checkpoint", command, str(run)]) == (2 if command == "verify" else 0)
+    assert "state.json is missing" in "".join(capsys.readouterr())
+
+
+def damage(run: Path) -> None:
+    (run / "checkpoints" / "step-00000010" / "state.json").unlink()
+
+
+def test_list_prints_a_table(run, capsys):
+    damage(run)
+    list_command(run, json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "      step        size  state",
+        "         5     1.6 KiB  sound",
+        "        10     1.6 KiB  damaged: state.json is missing",
+    ]
+
+
+@pytest.mark.parametrize("name", [".", "checkpoints"])
+def test_list_returns_what_it_found(run, capsys, name):
+    damage(run)
+    found = list_command(run / name, json=True)
+    assert capsys.readouterr().out == ""
+    assert json.loads(json.dumps(found)) == found
+    assert [(item["step"], item["sound"], item["problems"]) for item in found["checkpoints"]] == [
+        (5, True, []),
+        (10, False, ["state.json is missing"]),
+    ]
+    assert Path(found["checkpoints"][0]["path"]) == run / "checkpoints" / "step-00000005"
+
+
+def test_list_of_nothing(tmp_path, capsys):
+    assert list_command(tmp_path, json=False)["checkpoints"] == []
+    assert capsys.readouterr().out == f"no checkpoints in {tmp_path}\n"
+
+
+def test_list_of_a_missing_folder(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        list_command(tmp_path / "missing", json=False)
+
+
+def test_verify_says_what_is_sound(run, capsys):
+    path = run / "checkpoints" / "step-00000005"
+    found = verify_command(path, json=False)
+    assert capsys.readouterr().out == f"{path}: sound, 1.6 KiB\n"
+    assert [item["sound"] for item in found["checkpoints"]] == [True]
+    assert len(verify_command(run, json=True)["checkpoints"]) == 2
+
+
+def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
+    damage(run)
+    with pytest.raises(
+        CheckpointError, match=r"1 of 2 checkpoints damaged: .*step-00000010: state.json is missing"
+    ) as caught:
+        verify_command(run, json=False)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out.count("sound") == 1
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_verify_of_nothing(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        verify_command(tmp_path / name, json=False)

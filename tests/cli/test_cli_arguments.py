@@ -1,0 +1,108 @@
+import argparse
+
+import pytest
+
+from hornbook.cli.arguments import (
+    add_device_arguments,
+    add_recipe_arguments,
+    fraction,
+    natural_number,
+    non_negative_number,
+    positive_integer,
+    positive_number,
+)
+from hornbook.cli.parser import CommandParser
+from hornbook.config.build import SECTIONS, specs
+from hornbook.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (positive_integer, "1e3", 1000),
+        (natural_number, "0", 0),
+        (positive_number, "5", 5.0),
+        (non_negative_number, "0", 0.0),
+        (fraction, "1", 1.0),
+    ],
+)
+def test_numbers(kind, text, value):
+    assert kind(text) == value
+    assert type(kind(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (positive_integer, "0", '"0": must be at least 1'),
+        (positive_integer, "1.5", '"1.5": expected an integer, got a float'),
+        (natural_number, "-1", '"-1": must be at least 0'),
+        (positive_number, "nan", '"nan": expected a finite number'),
+        (non_negative_number, "-0.1", '"-0.1": must be at least 0'),
+        (fraction, "1.1", '"1.1": must be at least 0 and at most 1'),
+    ],
+)
+def test_numbers_that_are_wrong(kind, text, message):
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        kind(text)
+    assert str(caught.value) == message
+
+
+def parser():
+    made = CommandParser(prog="hornbook try")
+    made.add_argument("--output-length", type=positive_integer, default=1)
+    add_device_arguments(made)
+    add_recipe_arguments(made)
+    return made
+
+
+def test_recipe_options_come_out_apart():
+    arguments = parser().parse_args(
+        ["--model.num-layers", "3", "gpt2-small", "--threads", "2", "--data.synthetic", "--output-length=4"]
+    )
+    assert (arguments.recipe, arguments.threads, arguments.device, arguments.output_length) == (
+        "gpt2-small",
+        2,
+        "auto",
+        4,
+    )
+    assert arguments.overrides == ["--model.num_layers=3", "--data.synthetic"]
+
+
+def test_parsers_without_a_recipe_leave_dotted_words_alone():
+    plain = CommandParser(prog="hornbook try")
+    plain.add_argument("--model.num-layers", dest="layers")
+    arguments = plain.parse_args(["--model.num-layers", "3"])
+    assert arguments.layers == "3"
+    assert not hasattr(arguments, "overrides")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "--num-layers", "3"], 'unknown option "--num-layers"; did you mean "--model.num-layers"?'),
+        (["a", "--thread", "3"], 'unknown option "--thread"; did you mean "--threads"?'),
+        (["a", "--threads", "0"], 'argument --threads: "0": must be at least 1'),
+        (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cpu"?'),
+        (["a", "b\nc"], 'unexpected argument "b\\nc"'),
+        (["--threads", "1"], "the following arguments are required: RECIPE"),
+    ],
+)
+def test_mistakes(words, message):
+    with pytest.raises(UserError) as caught:
+        parser().parse_args(words)
+    assert str(caught.value) == f"{message} (see `hornbook try --help`)"
+
+
+def test_help_lists_every_recipe_option_with_type_default_and_help():
+    text = " ".join(parser().format_help().split())
+    for section in SECTIONS:
+        assert f"recipe, [{section}]:" in text
+        for name, owners in specs(section).items():
+            assert f"--{section}.{name.replace('_', '-')} " in text
+            assert owners[0][1].help in text
+    assert "--model.num-layers INTEGER transformer blocks (default: 12)" in text
+    assert "--schedule.name {constant,linear,cosine} course of the learning rate (default: cosine)" in text
+    assert "as a fraction of the peak (default: 0.0; only for linear, cosine)" in text
+    assert "--data.synthetic [true|false]" in text
+    assert "--precision.compute {auto,fp32,bf16}" in text

@@ -1,0 +1,233 @@
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.cli.main import COMMANDS
+from hornbook.errors import CheckpointError, DivergedError, HornbookError, RecipeError, StoppedBySignal, StorageError
+
+GENEROUS = 5
+"""How much slower than the promise a loaded test machine may be."""
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Install a command ``fake`` whose body is given by the test."""
+
+    def install(run, add_arguments=lambda parser: None):
+        module = types.ModuleType("hornbook.cli.fake")
+        module.run, module.add_arguments = run, add_arguments
+        monkeypatch.setitem(sys.modules, "hornbook.cli.fake", module)
+        monkeypatch.setitem(COMMANDS, "fake", "does what a test wants")
+
+    return install
+
+
+def fail_with(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+def test_a_result_is_printed_as_json_alone_on_the_last_line(command, capsys):
+    def run(arguments):
+        sys.stdout.write("for people\n")
+        return {"path": Path("a/b"), "loss": float("nan"), "deep": [{"x": float("inf")}, (1, None)], "ok": True}
+
+    command(run)
+    assert main(["fake", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "for people\n"
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"path": "a/b", "loss": None, "deep": [{"x": None}, [1, None]], "ok": True}
+
+
+def test_scalars_of_numpy_become_numbers(command, capsys):
+    import numpy as np
+
+    command(lambda arguments: {"count": np.int64(3), "rate": np.float32("nan")})
+    assert main(["fake", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"count": 3, "rate": None}
+
+
+def test_without_json_only_what_the_command_printed(command, capsys):
+    def run(arguments):
+        sys.stdout.write("for people\n")
+        return {"not": "shown"}
+
+    command(run)
+    assert main(["fake"]) == 0
+    assert capsys.readouterr() == ("for people\n", "")
+
+
+def test_no_result_is_an_empty_object(command, capsys):
+    command(lambda arguments: None)
+    assert main(["--json", "fake"]) == 0
+    assert capsys.readouterr().out == "{}\n"
+
+
+@pytest.mark.parametrize("words", [["fake"], ["--json", "fake"], ["fake", "--debug"], ["--debug", "fake", "--json"]])
+def test_common_flags_stand_anywhere(command, words, capsys):
+    seen = []
+    command(lambda arguments: seen.append((arguments.json, arguments.debug)))
+    assert main(words) == 0
+    assert seen == [("--json" in words, "--debug" in words)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (HornbookError("try again"), 1),
+        (StorageError("disk full"), 1),
+        (CheckpointError("damaged"), 2),
+        (DivergedError("not finite"), 3),
+        (StoppedBySignal("saved"), 75),
+    ],
+)
+def test_errors_of_ours_are_one_line_and_their_code(command, error, code, capsys):
+    command(fail_with(error))
+    assert main(["fake"]) == code
+    assert capsys.readouterr() == ("", f"hornbook: error: {error}\n")
+    assert main(["fake", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == {"error": str(error), "exit_code": code}
+
+
+def test_a_recipe_error_is_a_line_for_each_problem(command, capsys):
+    command(fail_with(RecipeError(["first", "sec\nond"])))
+    assert main(["fake", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert err == "hornbook: error: first\nhornbook: error: sec ond\n"
+    assert json.loads(out) == {"error": "first; sec ond", "exit_code": 2}
+
+
+def test_what_nobody_foresaw_is_one_line_too(command, capsys):
+    command(fail_with(KeyError("lost")))
+    assert main(["fake"]) == 1
+    assert capsys.readouterr().err == "hornbook: error: KeyError: 'lost'; run again with --debug for the traceback\n"
+
+
+@pytest.mark.parametrize("error", [KeyError("lost"), CheckpointError("damaged")])
+def test_debug_shows_the_traceback(command, error, capsys):
+    command(fail_with(error))
+    assert main(["fake", "--debug"]) == (2 if isinstance(error, CheckpointError) else 1)
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith("hornbook: error: ")
+
+
+def test_ctrl_c(command, capsys):
+    command(fail_with(KeyboardInterrupt()))
+    assert main(["fake", "--json"]) == 130
+    out, err = capsys.readouterr()
+    assert err == "hornbook: error: interrupted\n"
+    assert json.loads(out) == {"error": "interrupted", "exit_code": 130}
+
+
+def test_a_reader_that_went_away_is_no_news():
+    script = "import sys, time; from hornbook.__main__ import main; sys.stdin.readline(); sys.exit(main(['recipes']))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child.stdout.close()
+    _, err = child.communicate(b"\n", timeout=60)
+    assert (child.returncode, err) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")  # noqa: PTH110
+@pytest.mark.parametrize("words", [["recipes"], ["recipes", "--json"]])
+def test_a_full_disk_under_standard_output(words):
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "hornbook", *words], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(b"hornbook: error: ")
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_stream_that_is_no_file(command, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    command(lambda arguments: {})
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["fake", "--json"]) == 141
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see `hornbook --help`)"),
+        (["--json"], "the following arguments are required: COMMAND (see `hornbook --help`)"),
+        (["trian"], '"trian" is not one of train, '),
+        (["trian"], 'did you mean "train"?'),
+        (["recipes", "more"], 'unexpected argument "more" (see `hornbook recipes --help`)'),
+        (["recipes", "--jsno"], 'unknown option "--jsno"; did you mean "--json"? (see `hornbook recipes --help`)'),
+        (["--versoin"], "required: COMMAND"),
+    ],
+)
+def test_mistakes_before_any_command_runs(words, message, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_subcommands_get_flags_and_suggestions_too(command, capsys):
+    def add_arguments(parser):
+        subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+        build = subcommands.add_parser("build")
+        build.add_argument("--vocab-size", type=int)
+        build.set_defaults(handler=lambda arguments: {"size": arguments.vocab_size, "json": arguments.json})
+
+    command(lambda arguments: arguments.handler(arguments), add_arguments)
+    assert main(["fake", "build", "--vocab-size", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"size": 5, "json": True}
+    assert main(["fake", "biuld"]) == 2
+    assert 'did you mean "build"?' in capsys.readouterr().err
+    assert main(["fake", "build", "--vocab", "5"]) == 2
+    assert 'unknown option "--vocab"; did you mean "--vocab-size"? (see `hornbook fake build' in capsys.readouterr().err
+    assert main(["fake", "build", "--vocab-size", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "hornbook 0.1.0\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name:<12}{line}\n" in out for name, line in COMMANDS.items())
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_is_quick_and_imports_nothing_heavy(words):
+    script = f"""
+import sys
+from hornbook.__main__ import main
+code = main({words!r})
+heavy = sorted({{"torch", "numpy", "tokenizers", "transformers", "rich", "safetensors"}} & set(sys.modules))
+sys.exit(code or (f"imported {{heavy}}" if heavy else 0))
+"""
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    seconds = time.perf_counter() - started
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: hornbook")
+    assert seconds < GENEROUS * (0.3 if words == ["--help"] else 0.5)
+
+
+def test_python_m_and_the_console_script():
+    module = subprocess.run([sys.executable, "-m", "hornbook", "--version"], capture_output=True, text=True, check=True)
+    script = Path(sys.executable).with_name("hornbook")
+    console = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == console.stdout == "hornbook 0.1.0\n"

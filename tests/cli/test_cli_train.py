@@ -1,0 +1,117 @@
+import json
+import sys
+import types
+
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.config import load_recipe
+
+RECIPE = """[model]
+num_layers = 1
+hidden_size = 8
+num_heads = 2
+vocab_size = 16
+max_positions = 8
+
+[data]
+synthetic = true
+
+[training]
+steps = 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return "tiny.toml"
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Stand in for the engine; what it was called with is collected."""
+    calls = []
+    launch = types.ModuleType("hornbook.engine.launch")
+    launch.train = lambda resolved, **options: calls.append((resolved, options)) or {"step": 2}
+    monkeypatch.setitem(sys.modules, "hornbook.engine.launch", launch)
+    return calls
+
+
+def test_train_hands_the_resolved_recipe_to_the_engine(recipe, trained, capsys):
+    words = [
+        "train",
+        recipe,
+        "--output",
+        "runs/a",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--training.steps",
+        "3",
+        "--json",
+    ]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out) == {"step": 2}
+    ((resolved, options),) = trained
+    assert resolved == load_recipe(recipe, ["--training.steps=3"])
+    assert (str(options.pop("output")), options) == ("runs/a", {"device": "cpu", "threads": 1})
+
+
+def test_defaults(recipe, trained):
+    assert main(["train", recipe]) == 0
+    assert trained[0][1] == {"output": None, "device": "auto", "threads": None}
+
+
+def test_print_recipe_is_a_recipe(recipe, trained, tmp_path, capsys):
+    assert main(["train", recipe, "--print-recipe", "--optimizer.learning-rate", "1e-3"]) == 0
+    printed = capsys.readouterr().out
+    assert "learning_rate = 0.001                   # command line\n" in printed
+    assert "num_layers = 1                          # tiny.toml:2\n" in printed
+    assert "seed = 1234                             # default\n" in printed
+    (tmp_path / "printed.toml").write_text(printed)
+    assert load_recipe("printed.toml").recipe == load_recipe(recipe, ["--optimizer.learning-rate", "1e-3"]).recipe
+    assert trained == []
+
+
+def test_print_recipe_as_json(capsys):
+    assert main(["train", "gpt2-small", "--print-recipe", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["recipe"]["model"]["hidden_size"] == 768
+    assert printed["sources"]["model.hidden_size"] == "gpt2-small:8"
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["gpt2-smal"], ['recipe "gpt2-smal": no such bundled recipe; did you mean "gpt2-small"?']),
+        (["missing.toml"], ["missing.toml: no such recipe file"]),
+        (["."], ['recipe ".": no such bundled recipe; `hornbook recipes` lists them']),
+        (
+            ["tiny.toml", "--model.num-layrs", "3", "--training.seed=x"],
+            [
+                'model.num_layrs (command line): unknown key; did you mean "model.num_layers"?',
+                "training.seed = x (command line): expected an integer, got a string",
+            ],
+        ),
+        (
+            ["gpt2-small"],
+            [
+                "data.train = none (default): nothing to train on; "
+                "give a token store, --data.train PATH, or --data.synthetic"
+            ],
+        ),
+    ],
+)
+def test_mistakes_are_a_line_each_and_nothing_starts(recipe, trained, words, lines, capsys):
+    assert main(["train", *words]) == 2
+    assert capsys.readouterr() == ("", "".join(f"hornbook: error: {line}\n" for line in lines))
+    assert trained == []
+
+
+def test_a_syntax_error_names_line_and_column(recipe, trained, tmp_path, capsys):
+    (tmp_path / "bad.toml").write_text("[model]\nnum_layers = = 2\n")
+    assert main(["train", "bad.toml"]) == 2
+    assert capsys.readouterr().err == "hornbook: error: bad.toml:2:14: not TOML: Invalid value\n"

@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_run import RECIPE, make_run
+from hornbook.__main__ import main
+
+
+def last_object(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_list_has_a_line_for_each_run_and_hides_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b")
+    broken = make_run(tmp_path / "c")
+    (broken / "recipe.toml").write_text("[model\n")
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "step", "tokens", "loss", "valid", "best", "bits/B", "tok/s", "time"]
+    assert lines[1].split() == [
+        str(tmp_path / "a"),
+        "40/40",
+        "41.0k",
+        "2.1500",
+        "2.6000",
+        "2.5000",
+        "1.790",
+        "2k",
+        "20",
+        "s",
+    ]
+    assert lines[2].startswith(str(tmp_path / "b"))
+    assert lines[3].startswith(f"unreadable: {broken / 'recipe.toml'}")
+    assert len(lines) == 4
+
+
+def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a")
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    found = last_object(capsys)
+    [run] = found["runs"]
+    assert (run["name"], run["step"], run["best_validation_loss"]) == ("demo", 40, 2.5)
+    assert found["unreadable"] == []
+
+
+def test_list_looks_into_runs_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs" / "demo")
+    assert main(["runs", "list"]) == 0
+    assert "runs/demo" in capsys.readouterr().out
+
+
+def test_no_runs_are_said_and_no_folder_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    assert "hornbook train" in capsys.readouterr().out
+    assert main(["runs", "list", str(tmp_path / "missing")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_compare_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", recipe=RECIPE.replace("seed = 1234", "seed = 5"))
+    assert main(["runs", "compare", str(one), str(two)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].split() == ["recipe", str(one), str(two)]
+    assert lines[-1].split() == ["training.seed", "1234", "5"]
+    assert main(["runs", "compare", str(one), str(two), "--json"]) == 0
+    assert last_object(capsys)["differences"] == {"training.seed": [1234, 5]}
+    assert main(["runs", "compare", str(one), str(one)]) == 0
+    assert "the recipes are equal" in capsys.readouterr().out
+
+
+def test_a_date_in_a_recipe_is_a_text_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make_run(tmp_path / "one", recipe="when = 2026-11-20\nlist = [2026-11-20, 1]\n")
+    two = make_run(tmp_path / "two", recipe="")
+    assert main(["runs", "compare", str(one), str(two), "--json"]) == 0
+    assert last_object(capsys)["differences"] == {"when": ["2026-11-20", None], "list": [["2026-11-20", 1], None]}
+
+
+def test_control_characters_of_a_recipe_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make_run(tmp_path / "one", recipe='name = "\\u001b[2J"\n')
+    assert main(["runs", "compare", str(one), str(make_run(tmp_path / "two"))]) == 0
+    found = capsys.readouterr().out
+    assert "\x1b" not in found
+    assert r"\x1b[2J" in found
+
+
+@pytest.mark.parametrize("words", [["compare"], ["compare", "one"], ["compare", "one", "missing"], ["report"], []])
+def test_a_mistake_is_one_line(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "one")
+    paths = [str(tmp_path / word) if word in ("one", "missing") else word for word in words]
+    assert main(["runs", *paths]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_report_writes_and_names_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    assert main(["runs", "report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert main(["runs", "report", str(run), "--json"]) == 0
+    assert last_object(capsys) == {"report": str(run / "report.html")}

@@ -1,0 +1,124 @@
+import io
+import json
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hornbook.__main__ import main
+from hornbook.text.tokenizer import Tokenizer
+from tiny_text import TEXTS, tiny_tokenizer, write_texts
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "texts")
+    tiny_tokenizer().save(tmp_path / "tok")
+    return tmp_path
+
+
+@pytest.fixture
+def pipe(place, monkeypatch, capsysbinary):
+    """Run a subcommand with bytes on standard input; return its exit code, output and errors."""
+
+    def run(subcommand, data, *words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        code = main(["tokenizer", subcommand, "--tokenizer", "tok", *words])
+        captured = capsysbinary.readouterr()
+        return code, captured.out, captured.err.decode()
+
+    return run
+
+
+def test_train(place, capsys):
+    assert main(["tokenizer", "train", "texts", "--vocab-size", "300", "--output", "new/tok", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert Tokenizer.load("new/tok").digest == tiny_tokenizer().digest == result["digest"]
+    assert (result["vocab_size"], result["documents"], result["output"]) == (300, len(TEXTS), "new/tok/tokenizer.json")
+    assert main(["tokenizer", "train", "texts", "--vocab-size", "300", "--output", "new/tok"]) == 0
+    assert "300 tokens, from 60 documents" in capsys.readouterr().out
+
+
+def test_train_takes_the_options_of_inputs(place, capsys):
+    (place / "texts" / "bad.txt").write_bytes(b"\xff")
+    words = ["texts", "--suffix", ".txt", "--exclude", "1*", "--on-error", "skip", "--output", "few", "--json"]
+    assert main(["tokenizer", "train", *words]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert (result["documents"], result["faults"]) == (9, 1) and "bad.txt: not UTF-8" in captured.err
+    assert "the text gave no more than" in captured.err and result["vocab_size"] < 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["texts", "--vocab-size", "256", "--output", "x"], "vocab_size 256 is out of range: expected 257"),
+        (["nothing", "--output", "x"], "nothing: no such file"),
+        (["empty.txt", "--output", "x"], "no text to train"),
+        (["texts", "--vocab-size", "290", "--output", "tok"], "exists already and is another tokenizer"),
+        (["texts", "--vocab-size", "many", "--output", "x"], "--vocab-size"),
+    ],
+)
+def test_mistakes_in_training(place, capsys, words, part):
+    (place / "empty.txt").write_bytes(b"")
+    before = (place / "tok" / "tokenizer.json").read_bytes()
+    assert main(["tokenizer", "train", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and part in captured.err
+    assert (place / "tok" / "tokenizer.json").read_bytes() == before and not (place / "x").exists()
+
+
+def test_a_line_of_ids_for_a_line_of_text(pipe):
+    lines = ["the cat", "", " <|endoftext|>\r", "é😀"]
+    code, output, errors = pipe("encode", "\n".join(lines).encode())
+    tokenizer = tiny_tokenizer()
+    assert (code, errors) == (0, "")
+    assert output.decode().split("\n") == [" ".join(map(str, tokenizer.encode(line))) for line in lines]
+    assert pipe("decode", output) == (0, "\n".join(lines).encode(), "")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("\n\r\x1c\x85 "))))
+def test_decode_undoes_encode(pipe, text):
+    code, ids, _ = pipe("encode", text.encode())
+    assert code == 0
+    assert pipe("decode", ids) == (0, text.encode(), "")
+
+
+def test_json_counts_lines_and_tokens(pipe):
+    code, output, errors = pipe("encode", b"the cat\nsat\n", "--json")
+    assert code == 0 and len(errors.splitlines()) == 2
+    count = len(tiny_tokenizer().encode("the cat")) + len(tiny_tokenizer().encode("sat"))
+    assert json.loads(output) == {"lines": 2, "tokens": count}
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "data", "part"),
+    [
+        ("encode", b"good\nb\xffd\n", "line 2: not UTF-8 at byte 1"),
+        ("decode", b"1 2\n3 x\n", "line 2: 'x' is no token id; expected 0 to 299"),
+        ("decode", b"300", "line 1: '300' is no token id"),
+        ("decode", b"-1", "line 1: '-1' is no token id"),
+        ("decode", b"1.5", "line 1: '1.5' is no token id"),
+        ("decode", "٣".encode(), "line 1: '٣' is no token id"),
+        ("decode", b"9" * 5000, "is no token id"),
+        ("decode", b"1\n\n\xff", "line 3: not UTF-8 at byte 0"),
+    ],
+)
+def test_malformed_lines(pipe, subcommand, data, part):
+    code, _, errors = pipe(subcommand, data)
+    assert code == 2 and errors.count("\n") == 1
+    assert errors.startswith("hornbook: error: standard input, line ") and part in errors
+
+
+def test_a_line_that_is_too_long(pipe, monkeypatch):
+    monkeypatch.setattr("hornbook.cli.tokenizer._MAX_LINE_BYTES", 10)
+    code, output, errors = pipe("encode", b"0123456789"[:9] + b"\n" + b"x" * 11)
+    assert code == 2 and output.count(b"\n") == 1 and "line 2: longer than" in errors
+
+
+def test_a_tokenizer_that_is_not_there(place, capsys):
+    assert main(["tokenizer", "encode", "--tokenizer", "texts"]) == 2
+    assert "holds no tokenizer" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+from dataclasses import dataclass
+
+import pytest
+
+from hornbook.config import (
+    CosineConfig,
+    GPTConfig,
+    Problem,
+    choices,
+    load_recipe,
+    option,
+    recipe_from_dict,
+    recipe_to_dict,
+    recipe_to_toml,
+    register,
+    registry,
+)
+from hornbook.errors import RecipeError, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig:
+    """A third party's model."""
+
+    family: str = option("mine", help="kind of model")
+    vocab_size: int | None = option(None, help="tokens", minimum=1)
+    max_positions: int = option(64, help="positions", minimum=1)
+    num_experts: int = option(4, help="experts", minimum=1)
+    top_experts: int = option(2, help="experts of a token", minimum=1)
+
+    def problems(self) -> list[Problem]:
+        if self.top_experts > self.num_experts:
+            return [Problem(("top_experts", "num_experts"), "top_experts must not exceed num_experts")]
+        return []
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    monkeypatch.setitem(registry._CHOICES, "model", dict(registry._CHOICES["model"]))
+    register("model", "mine", MineConfig)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[model]\nfamily = "mine"\nnum_experts = 8\n[data]\ntrain = "x"\n[training]\nsteps = 1\n')
+    return str(path)
+
+
+def test_the_package_registers_its_own():
+    assert choices("model")["gpt"] is GPTConfig
+    assert choices("schedule")["cosine"] is CosineConfig
+    assert set(choices("schedule")) == {"constant", "linear", "cosine"}
+
+
+def test_a_third_party_model_is_an_ordinary_choice(mine, recipe):
+    resolved = load_recipe(recipe, ["--model.top-experts", "3"])
+    assert resolved.recipe.model == MineConfig(num_experts=8, top_experts=3)
+    assert recipe_from_dict(recipe_to_dict(resolved.recipe)) == resolved.recipe
+    assert "top_experts = 3" in recipe_to_toml(resolved.recipe)
+
+
+def test_its_own_checks_are_reported(mine, recipe):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, ["--model.top-experts", "9"])
+    (problem,) = caught.value.problems
+    assert problem.startswith("model.top_experts = 9 (command line), model.num_experts = 8 (")
+    assert problem.endswith("mine.toml:3): top_experts must not exceed num_experts")
+
+
+def test_options_of_another_family_do_not_apply(mine, recipe):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, ["--model.num-layers", "2"])
+    assert caught.value.problems == [
+        'model.num_layers (command line): no option of model.family = "mine", only of "gpt"; '
+        "remove it or change model.family"
+    ]
+
+
+def test_without_registration_the_family_is_unknown(recipe):
+    with pytest.raises(RecipeError, match=r'model\.family = "mine" .*: no such choice, expected one of "gpt"'):
+        load_recipe(recipe)
+
+
+def test_registering_twice(mine):
+    register("model", "mine", MineConfig)  # the same class: nothing to say
+    with pytest.raises(UserError, match=r'model\.family = "gpt" is taken by GPTConfig'):
+        register("model", "gpt", MineConfig)
+
+
+@dataclass
+class Thawed:
+    family: str = option("mine2", help="")
+
+
+@dataclass(frozen=True)
+class Untagged:
+    size: int = option(1, help="")
+
+
+@dataclass(frozen=True)
+class Positionless:
+    family: str = option("mine2", help="")
+    vocab_size: int = option(1, help="")
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (int, "expected a frozen dataclass"),
+        (Thawed, "expected a frozen dataclass"),
+        (Untagged, "expected a field family"),
+        (MineConfig, r'expected a field family: str = option\("mine2"'),
+        (Positionless, "expected the fields max_positions, which every model has"),
+    ],
+)
+def test_classes_that_cannot_serve(cls, message):
+    with pytest.raises(UserError, match=message):
+        register("model", "mine2", cls)
+    assert "mine2" not in choices("model")
+
+
+def test_sections_without_choices():
+    with pytest.raises(UserError, match='section "data" has no choices'):
+        register("data", "mine", MineConfig)

@@ -1,0 +1,73 @@
+import pytest
+
+from hornbook.config import bundled_recipes, find_recipe, load_recipe
+from hornbook.errors import RecipeError
+
+SIZES = {
+    "gpt2-small": (12, 768, 12, 1024, 124_439_808),
+    "gpt2-medium": (24, 1024, 16, 1024, 354_823_168),
+    "gpt2-large": (36, 1280, 20, 1024, 774_030_080),
+    "gpt2-xl": (48, 1600, 25, 1024, 1_557_611_200),
+    "gpt3-2.7b": (32, 2560, 32, 2048, 2_651_553_280),
+}
+"""Layers, hidden size, heads, positions; parameters as transformers counts GPT-2's, the closed form for GPT-3."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_shapes(name):
+    recipe = load_recipe(name, require_data=False).recipe
+    model = recipe.model
+    shape = (model.num_layers, model.hidden_size, model.num_heads, model.max_positions, model.num_parameters())
+    assert shape == SIZES[name]
+    assert (recipe.name, model.vocab_size, recipe.sequence_length) == (name, 50257, model.max_positions)
+    assert recipe.training.global_batch_size == 512
+    assert model.num_heads * model.effective_head_size == model.hidden_size
+    assert model.effective_feed_forward_size == 4 * model.hidden_size
+
+
+def test_gpt3_sees_its_tokens():
+    recipe = load_recipe("gpt3-2.7b", require_data=False).recipe
+    tokens_per_step = recipe.training.global_batch_size * recipe.sequence_length
+    assert recipe.training.steps * tokens_per_step == pytest.approx(300e9, rel=0.01)
+    assert recipe.schedule.warmup_steps * tokens_per_step == pytest.approx(375e6, rel=0.01)
+
+
+def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("demo", ["--data.train", "corpus"]).recipe
+    assert recipe.model.vocab_size is None
+    assert recipe.model.num_parameters(4096) - recipe.model.num_parameters() == 4096 * recipe.model.hidden_size
+    assert recipe.data.train == str(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("name", [*SIZES, "demo"])
+def test_bundled_recipes_need_nothing_but_data(name):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name)
+    assert caught.value.problems == [
+        "data.train = none (default): nothing to train on; give a token store, --data.train PATH, or --data.synthetic"
+    ]
+    assert load_recipe(name, ["--data.synthetic", "--model.vocab-size", "64"]).recipe.data.synthetic
+
+
+def test_the_list_is_whole_and_described():
+    bundled = bundled_recipes()
+    assert set(bundled) == {*SIZES, "demo"}
+    for recipe in bundled.values():
+        assert len(recipe.description) > 20
+        assert not recipe.description.startswith("#")
+
+
+def test_paths_are_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").write_text("")
+    assert find_recipe("demo") == bundled_recipes()["demo"].path
+    assert str(find_recipe("./sub/demo")) == "sub/demo"
+    assert str(find_recipe("my.toml")) == "my.toml"
+
+
+def test_a_misspelt_name_gets_a_suggestion():
+    with pytest.raises(RecipeError, match='recipe "gpt2-smal": no such bundled recipe; did you mean "gpt2-small"'):
+        find_recipe("gpt2-smal")
+    with pytest.raises(RecipeError, match="`hornbook recipes` lists them"):
+        find_recipe("qqq")

@@ -1,0 +1,193 @@
+"""Random sound recipes survive the way out and back; mutated ones are refused, a line for each mistake (R13)."""
+
+import random
+from dataclasses import fields
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hornbook.config import (
+    bundled_recipes,
+    choices,
+    load_recipe,
+    problems_of,
+    recipe_from_dict,
+    recipe_to_dict,
+    recipe_to_toml,
+)
+from hornbook.config.build import SECTIONS
+from hornbook.config.options import describe
+from hornbook.config.recipe import Recipe
+from hornbook.config.registry import TAGS
+from hornbook.errors import RecipeError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
+    lambda t: t != "none"
+)
+
+
+def values_of(spec):
+    """Values that the option takes."""
+    bounds = spec.bounds
+    if spec.choices:
+        values = st.sampled_from(spec.choices)
+    elif spec.type is int:
+        values = st.integers(int(bounds.minimum), 2**63 - 1)
+    elif spec.type is float:
+        low, high = bounds.above if bounds.above is not None else bounds.minimum, bounds.below or bounds.maximum
+        exclude = {"exclude_min": bounds.above is not None, "exclude_max": bounds.below is not None}
+        values = st.floats(low, high, allow_infinity=False, allow_nan=False, **exclude)
+    elif spec.type is bool:
+        values = st.booleans()
+    else:
+        values = TEXT.map(lambda text: f"/{text}")
+    return st.none() | values if spec.optional else values
+
+
+@st.composite
+def recipes(draw):
+    parts = {}
+    for section, default in SECTIONS.items():
+        cls = draw(st.sampled_from(list(choices(section).values()))) if section in TAGS else default
+        specs = [spec for spec in describe(cls).values() if spec.name != TAGS.get(section)]
+        parts[section] = cls(**{spec.name: draw(values_of(spec)) for spec in specs})
+    recipe = Recipe(name=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)), **parts)
+    return mended(recipe, draw)
+
+
+def mended(recipe, draw):
+    """Make what must fit together fit."""
+    nested = recipe_to_dict(recipe)
+    heads, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    nested["model"] |= {"num_heads": heads, "hidden_size": heads * draw(st.integers(1, 64))}
+    nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
+    nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": None}]))
+    nested["model"]["vocab_size"] = nested["model"]["vocab_size"] or 7
+    nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
+    length = draw(st.sampled_from([{"steps": 3}, {"tokens": 5}, {"epochs": 0.5}]))
+    if "epochs" in length:
+        nested["data"]["synthetic"] = False
+    nested["training"] |= {"steps": None, "tokens": None, "epochs": None} | length
+    return recipe_from_dict(nested)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(recipe=recipes())
+def test_toml_and_dictionary_round_trip(recipe, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "round-trip.toml"
+    assert problems_of(recipe) == []
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+    for sources in (None, {}):
+        path.write_text(recipe_to_toml(recipe, sources), encoding="utf-8", newline="")
+        assert load_recipe(str(path), require_data=False).recipe == recipe
+
+
+def sound_text():
+    recipe = load_recipe("gpt2-small", ["--data.train", "/corpus"])
+    return recipe_to_toml(recipe.recipe)
+
+
+RAW = [
+    "x",
+    '""',
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "-inf",
+    "[1]",
+    "{a = 1}",
+    "true",
+    "1979-05-27",
+    '"\\u0000"',
+    "9" * 30,
+    "'''\n'''",
+]
+"""Values that most options do not take."""
+
+
+def change_value(lines, draw):
+    index = draw.choice([index for index, line in enumerate(lines) if "=" in line])
+    lines[index] = f"{lines[index].partition('=')[0]}= {draw.choice(RAW)}"
+
+
+def misspell_key(lines, draw):
+    index = draw.choice([index for index, line in enumerate(lines) if "=" in line])
+    place = draw.randrange(3)
+    lines[index] = lines[index][:place] + draw.choice("qxz-") + lines[index][place:]
+
+
+def misspell_section(lines, draw):
+    index = draw.choice([index for index, line in enumerate(lines) if line.startswith("[")])
+    lines[index] = lines[index].replace("]", draw.choice(["s]", "]]", "", ".a]", "_]"]))
+
+
+def repeat_line(lines, draw):
+    index = draw.choice([index for index, line in enumerate(lines) if line])
+    lines.insert(index, lines[index])
+
+
+def insert_bytes(lines, draw):
+    index = draw.randrange(len(lines))
+    lines[index] += draw.choice(["\udcff", "\0", "\x1b", "\\", '"', "[", "{", " = ", "\r", "é"])
+
+
+MUTATIONS = [change_value, misspell_key, misspell_section, repeat_line, insert_bytes]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_mutated_recipes_are_refused_in_one_line_each(seed, tmp_path):
+    draw = random.Random(seed)
+    lines = sound_text().split("\n")
+    for _ in range(draw.randint(1, 3)):
+        draw.choice(MUTATIONS)(lines, draw)
+    path = tmp_path / "mutated.toml"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    try:
+        resolved = load_recipe(str(path))
+    except RecipeError as error:
+        assert error.problems
+        assert all(problem.isprintable() and len(problem) < 1000 for problem in error.problems)
+        assert str(path) in str(error)
+    else:  # some mutations are harmless: another sound value, a blank
+        assert problems_of(resolved.recipe) == []
+
+
+def test_most_mutations_are_mistakes(tmp_path):
+    refused = 0
+    for seed in range(120):
+        draw = random.Random(seed)
+        lines = sound_text().split("\n")
+        draw.choice(MUTATIONS)(lines, draw)
+        path = tmp_path / f"{seed}.toml"
+        path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+        try:
+            load_recipe(str(path))
+        except RecipeError:
+            refused += 1
+    assert refused > 100
+
+
+WORD = st.text(max_size=12) | st.sampled_from(["1e5", "none", "true", "--", "-1", "cosine", "nan", "9" * 400])
+KEY = st.sampled_from([f"{s}.{f.name}" for s, cls in SECTIONS.items() for f in fields(cls)]) | st.text(max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(words=st.lists(st.builds("--{}={}".format, KEY, WORD) | KEY.map("--{}".format) | WORD, max_size=6))
+def test_any_words_on_the_command_line(words):
+    try:
+        resolved = load_recipe("demo", words, require_data=False)
+    except RecipeError as error:
+        assert error.problems
+        assert all(problem.isprintable() for problem in error.problems)
+    else:
+        assert problems_of(resolved.recipe) == []
+
+
+def test_bundled_recipes_round_trip(tmp_path):
+    for name in bundled_recipes():
+        resolved = load_recipe(name, ["--data.train", "/corpus"])
+        path = tmp_path / f"{name}.toml"
+        path.write_text(recipe_to_toml(resolved.recipe, resolved.sources))
+        assert load_recipe(str(path)).recipe == resolved.recipe

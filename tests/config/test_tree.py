@@ -1,0 +1,124 @@
+import pytest
+
+from hornbook.config.tree import LARGEST_FILE, Leaf, file_leaves, merge, override_leaves, read_document
+from hornbook.errors import RecipeError
+
+
+def refused(path):
+    with pytest.raises(RecipeError) as caught:
+        read_document(path, "r.toml")
+    (problem,) = caught.value.problems
+    assert "\n" not in problem
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"[model\n", "r.toml:1:7: not TOML: "),
+        (b"a = 1\nb = \n", "r.toml:2:5: not TOML: "),
+        (b"a = 1\na = 2\n", "r.toml:2:6: not TOML: "),
+        (b'a = "x', "r.toml: not TOML: "),
+        (b"a = " + b"9" * 5000, "r.toml: not TOML: "),
+        (b"a = " + b"[" * 5000, "r.toml: not a recipe: tables or arrays are nested too deeply"),
+        (b"# fine\n# \xff\n", "r.toml:2: not UTF-8 at byte 9"),
+        (b"a\0b = 1", "r.toml:1:2: not TOML: "),
+        (b"#" * (LARGEST_FILE + 1), "r.toml: larger than 1048576 bytes"),
+        ("a = 1".encode("utf-16"), "r.toml:1: not UTF-8 at byte 0"),
+    ],
+)
+def test_files_that_are_no_recipes(tmp_path, content, problem):
+    path = tmp_path / "r.toml"
+    path.write_bytes(content)
+    assert refused(path).startswith(problem.removesuffix(" "))
+
+
+def test_paths_that_are_no_files(tmp_path):
+    assert refused(tmp_path) == "r.toml: is a folder, not a recipe file"
+    assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file"
+    assert refused(tmp_path / ("x" * 5000)).startswith("r.toml: cannot be read: ")
+    assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_bytes(b"\xef\xbb\xbf[model]\r\nnum_layers = 1\r\n")
+    assert read_document(path, "r.toml")[0] == {"model": {"num_layers": 1}}
+
+
+TEXT = """# comment
+name = "x"
+data.train = "y"
+[model]
+ num_layers = 2   # comment
+hidden_size=4
+
+[ optimizer ]
+name = "adamw"
+[schedule]
+"""
+
+
+def test_leaves_know_their_lines(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(TEXT + "training = { steps = 5 }\n")
+    document, text = read_document(path, "r")
+    tree = file_leaves(document, text, "r", tmp_path, {"data", "model", "optimizer", "schedule"})
+    assert {key: leaf.source for key, leaf in tree.items()} == {
+        ("", "name"): "r:2",
+        ("data", "train"): "r:3",
+        ("model", "num_layers"): "r:5",
+        ("model", "hidden_size"): "r:6",
+        ("optimizer", "name"): "r:9",
+        ("schedule", "training"): "r:11",
+    }
+
+
+def test_an_inline_table_has_one_line(tmp_path):
+    text = "\nmodel = { num_layers = 2 }\n"
+    tree = file_leaves({"model": {"num_layers": 2}}, text, "r", tmp_path, {"model"})
+    assert tree["model", "num_layers"].source == "r:2"
+
+
+def test_a_dotted_name_at_the_top_is_no_section(tmp_path):
+    tree = file_leaves({"model.num_layers": 2}, '"model.num_layers" = 2', "r", tmp_path, {"model"})
+    assert list(tree) == [("", "model.num_layers")]
+
+
+STEPS, EPOCHS, TRAIN, SYNTHETIC = (
+    ("training", "steps"),
+    ("training", "epochs"),
+    ("data", "train"),
+    ("data", "synthetic"),
+)
+
+
+def test_the_command_line_wins():
+    merged = merge({STEPS: Leaf(value=5, source="r:1")}, override_leaves([("training.steps", "6")]))
+    assert (merged[STEPS].value, merged[STEPS].source) == ("6", "command line")
+
+
+def test_another_length_takes_the_place_of_the_recipes():
+    merged = merge({STEPS: Leaf(value=5, source="r:1")}, override_leaves([("training.epochs", "2")]))
+    assert set(merged) == {EPOCHS}
+    assert merged[EPOCHS].source == "command line, in place of training.steps (r:1)"
+
+
+def test_synthetic_data_take_the_place_of_a_store_and_the_reverse():
+    assert set(merge({TRAIN: Leaf(value="x", source="r:1")}, override_leaves([("data.synthetic", None)]))) == {
+        SYNTHETIC
+    }
+    assert set(merge({SYNTHETIC: Leaf(value=True, source="r:1")}, override_leaves([("data.train", "x")]))) == {TRAIN}
+
+
+@pytest.mark.parametrize("value", ["none", "false"])
+def test_unsetting_takes_no_place(value):
+    assert set(merge({TRAIN: Leaf(value="x", source="r")}, override_leaves([("data.synthetic", value)]))) == {
+        TRAIN,
+        SYNTHETIC,
+    }
+
+
+def test_two_lengths_on_the_command_line_stay_two():
+    merged = merge({}, override_leaves([("training.steps", "1"), ("training.epochs", "2")]))
+    assert set(merged) == {STEPS, EPOCHS}

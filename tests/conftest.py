@@ -1,0 +1,27 @@
+"""One thread, no network and the ordinary arithmetic for all tests: they share a machine, and some share a process."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Let torch compute on one thread, whoever imported it first."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def denormals_are_back() -> Iterator[None]:
+    """Undo what a training run did to the arithmetic of this process: it flushes denormal numbers to zero."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)

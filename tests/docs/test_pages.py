@@ -1,0 +1,93 @@
+"""What the pages say of the program is so: links, commands, options and their defaults, exit codes, make targets."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, commands_of, prose_of
+
+from hornbook import errors
+from hornbook.__main__ import main
+from hornbook.cli.main import COMMANDS
+from hornbook.config import bundled_recipes, load_recipe
+from hornbook.config.build import SECTIONS, specs
+from hornbook.config.registry import TAGS
+from hornbook.config.values import show
+
+LINK = re.compile(r"\]\((?!https?://)(?P<target>[^)#]+)(#[^)]*)?\)")
+CODE = re.compile(r"`(?P<code>[^`\n]+)`")
+OPTION_ROW = re.compile(r"^\| `(?P<name>\w+)` \| `(?P<default>[^`]+)` \|", re.MULTILINE)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def words_of(command: str) -> list[list[str]]:
+    """The words after ``hornbook`` of each part of a pipe that calls it."""
+    parts = (shlex.split(part, comments=True) for part in command.split("|"))
+    return [words[1:] for words in parts if words[:1] == ["hornbook"]]
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [match["target"] for match in LINK.finditer(prose_of(page))]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@each_page
+def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ``hornbook`` line of a ``sh`` block gets past the parser, and its recipe past the validator."""
+    understood = []
+    for command in COMMANDS:
+        module = importlib.import_module(f"hornbook.cli.{command}")
+        monkeypatch.setattr(module, "run", understood.append)
+    calls = [words for command in commands_of(page) for words in words_of(command)]
+    assert [words for words in calls if main(words) != 0] == []
+    assert len(understood) == len(calls)
+    for arguments in understood:
+        if getattr(arguments, "recipe", None) in bundled_recipes():
+            load_recipe(arguments.recipe, arguments.overrides, require_data=arguments.command == "train")
+
+
+@each_page
+def test_commands_in_the_text_exist(page: Path) -> None:
+    codes = [match["code"].split() for match in CODE.finditer(prose_of(page))]
+    named = [[word for word in words[1:3] if word.isalpha() and word.islower()] for words in codes]
+    calls = [names for words, names in zip(codes, named, strict=True) if words[0] == "hornbook"]
+    assert [names for names in calls if main([*names, "--help"]) != 0] == []
+
+
+@each_page
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z][\w-]+)", " ".join(match["code"] for match in CODE.finditer(prose_of(page)))))
+    assert named <= targets
+
+
+@each_page
+def test_no_number_is_missing(page: Path) -> None:
+    assert re.findall(r"@@\w+@@", page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_is_listed_with_its_default(section: str) -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    part = page.partition(f"\n### `[{section}]`\n")[2].partition("\n### ")[0]
+    listed = {match["name"]: match["default"] for match in OPTION_ROW.finditer(part)}
+    defaults = {name: owners[0][1].default for name, owners in specs(section).items()}
+    if section in TAGS:
+        defaults[TAGS[section]] = getattr(SECTIONS[section](), TAGS[section])
+    assert listed == {name: show(default) for name, default in defaults.items()}
+
+
+def test_bundled_recipes_are_listed() -> None:
+    page = prose_of(ROOT / "docs" / "recipes.md")
+    assert [name for name in bundled_recipes() if f"`{name}`" not in page] == []
+
+
+def test_exit_codes_are_listed() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", prose_of(ROOT / "README.md"), re.MULTILINE)}
+    raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type)}
+    assert listed >= raised | {0}

@@ -1,0 +1,80 @@
+"""Devices by name, and this process's share of the machine."""
+
+import pytest
+import torch
+
+from hornbook.engine import device as module
+from hornbook.engine.device import choose_device, default_threads, physical_cores, prepare, synchronize
+from hornbook.errors import UserError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+def test_auto_takes_what_there_is(no_accelerator, monkeypatch):
+    assert choose_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto") == torch.device("mps")
+
+
+def test_a_gpu_comes_first_and_each_local_rank_has_its_own(two_gpus, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert choose_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device("cuda") == torch.device("cuda", 1)
+    assert choose_device("cuda:0") == torch.device("cuda", 0)
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "tpu", "", "CPU", "cpu:x", "cpu:1"])
+def test_a_device_that_is_not_there_is_one_line(no_accelerator, name):
+    with pytest.raises(UserError, match=r"no device .* it has cpu: choose") as caught:
+        choose_device(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:x", "cuda:", "cuda:-1"])
+def test_a_gpu_too_many_is_one_line(two_gpus, name):
+    with pytest.raises(UserError, match="no device"):
+        choose_device(name)
+
+
+def test_more_local_ranks_than_gpus_is_one_line(two_gpus, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="no device"):
+        choose_device("cuda")
+
+
+def test_hyperthreads_share_a_core(monkeypatch, tmp_path):
+    siblings = {0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"}
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(siblings), raising=False)
+    monkeypatch.setattr(module, "_siblings", siblings.__getitem__)
+    assert physical_cores() == 2
+
+
+def test_local_ranks_share_the_cores_and_none_goes_without(monkeypatch):
+    monkeypatch.setattr(module, "physical_cores", lambda: 8)
+    for ranks, threads in ((None, 8), ("1", 8), ("3", 2), ("16", 1)):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert default_threads() == threads
+
+
+def test_prepared_threads_and_denormals():
+    prepare(torch.device("cpu"), 1)
+    assert torch.get_num_threads() == 1
+    try:
+        assert (torch.tensor([1e-38]) * 1e-3).item() == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    synchronize(torch.device("cpu"))

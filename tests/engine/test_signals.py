@@ -1,0 +1,34 @@
+"""The first signal is noted, the second ends the process, and handlers are put back."""
+
+import os
+import signal
+
+import pytest
+
+from hornbook.engine.signals import listen
+
+NAMES = ["SIGINT", "SIGTERM", "SIGUSR1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_signal_is_noted_by_name(name):
+    with listen() as received:
+        assert received.name is None
+        os.kill(os.getpid(), getattr(signal, name))
+        assert received.name == name
+
+
+@pytest.mark.parametrize("second", NAMES)
+def test_second_signal_interrupts_and_the_first_stays_noted(second):
+    with pytest.raises(KeyboardInterrupt), listen() as received:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), getattr(signal, second))
+    assert received.name == "SIGTERM"
+
+
+def test_handlers_are_put_back_also_after_an_error():
+    before = {name: signal.getsignal(getattr(signal, name)) for name in NAMES}
+    with pytest.raises(RuntimeError), listen():
+        assert signal.getsignal(signal.SIGTERM) is not before["SIGTERM"]
+        raise RuntimeError
+    assert {name: signal.getsignal(getattr(signal, name)) for name in NAMES} == before

@@ -1,0 +1,61 @@
+"""What a run carries: logical tensors out, the same tensors in, bit for bit."""
+
+import json
+
+import torch
+
+from hornbook.engine.state import Progress, TrainState
+from hornbook.engine.step import train_step
+from hornbook.optim.updates import Update
+from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_trainer
+
+
+def trained(num_steps: int, state: TrainState | None = None) -> TrainState:
+    state = state or tiny_state()
+    for _ in range(num_steps):
+        train_step(state, [random_batch(2, 8, seed=state.progress.step)], tiny_trainer())
+    return state
+
+
+def test_fresh_moments_are_zero_and_named_by_the_update():
+    state = TrainState.fresh(tiny_model(), Update(state_names=("a", "b", "c"), apply=lambda *_: None))
+    assert set(state.moments) == {name for name, _ in state.model.own_parameters()}
+    for name, parameter in state.model.own_parameters():
+        assert set(state.moments[name]) == {"a", "b", "c"}
+        assert all(tensor.shape == parameter.shape and not tensor.any() for tensor in state.moments[name].values())
+
+
+def test_vectors_are_not_decayed_and_what_has_no_gradient_has_no_slot():
+    state = tiny_state()
+    assert state.slots() == []
+    batch = random_batch(2, 8)
+    state.model.head(state.model.trunk(batch), batch["targets"]).backward()
+    decayed = {slot.parameter.data_ptr(): slot.decay for slot in state.slots()}
+    assert len(decayed) == len(list(state.model.own_parameters()))
+    for name, parameter in state.model.own_parameters():
+        assert decayed[parameter.data_ptr()] is (not name.endswith("bias") and "norm" not in name), name
+
+
+def test_tensors_have_logical_shapes_and_no_second_table():
+    files = tiny_state().to_tensors()
+    assert set(files) == {"model", "optimizer"}
+    assert files["model"]["embedding.tokens"].shape == (70, 16)
+    assert files["optimizer"]["embedding.tokens.exp_avg"].shape == (70, 16)
+    assert "head.table" not in files["model"]
+    assert set(files["optimizer"]) == {f"{name}.{key}" for name in files["model"] for key in ("exp_avg", "exp_avg_sq")}
+
+
+def test_a_loaded_state_goes_on_like_the_one_that_was_saved():
+    saved = trained(2)
+    tensors = {
+        file: {name: tensor.clone() for name, tensor in values.items()} for file, values in saved.to_tensors().items()
+    }
+    progress = json.loads(json.dumps(saved.to_json()))
+    loaded = tiny_state(seed=99)
+    loaded.load_tensors(tensors)
+    loaded.progress = Progress(**progress)
+    assert loaded.progress == saved.progress
+    assert loaded.model.head.table.data_ptr() == loaded.model.embedding.tokens.data_ptr()
+    expected = snapshot(trained(3, saved))
+    for name, tensor in snapshot(trained(3, loaded)).items():
+        assert torch.equal(tensor, expected[name]), name

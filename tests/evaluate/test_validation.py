@@ -1,0 +1,117 @@
+"""The validation loss against a window-by-window computation in float64."""
+
+import math
+
+import pytest
+import torch
+
+from hornbook.data.examples import NOT_SCORED, EvaluationWindows
+from hornbook.data.synthetic import SyntheticTokens
+from hornbook.evaluate.validation import validate
+from hornbook.parallel.world import World
+from tiny import randomize, tiny_model
+
+SOURCE = SyntheticTokens(vocab_size=70, seed=1, num_documents=7, document_length=9)
+
+
+class Share(World):
+    """One of several ranks that keeps its own sums."""
+
+    def sum_floats(self, values):
+        return list(values)
+
+    def sum_integers(self, values):
+        return list(values)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = tiny_model(residual_dropout=0.5, attention_dropout=0.5)
+    randomize(model)
+    return model
+
+
+def make_windows(score_end_of_text: bool = False) -> EvaluationWindows:
+    return EvaluationWindows(SOURCE, 8, score_end_of_text=score_end_of_text)
+
+
+def naive(model, windows, indices, *, document_mask: bool = False) -> tuple[float, int]:
+    """Sum in nats and number of the scored targets, a window at a time, all logits at once."""
+    model.eval()
+    nats, count = 0.0, 0
+    for index in indices:
+        window = windows.window(index)
+        batch = {"tokens": torch.tensor(window.tokens)[None], "positions": torch.arange(8)[None]}
+        batch["keys"] = torch.zeros_like(batch["tokens"])
+        if document_mask:
+            batch["documents"] = torch.tensor(window.documents)[None]
+        logits = model.head.logits(model.trunk(batch))[0].detach().double()
+        for row, target in zip(logits.log_softmax(-1), window.targets.tolist(), strict=True):
+            if target != NOT_SCORED:
+                nats -= float(row[target])
+                count += 1
+    model.train()
+    return nats, count
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+@pytest.mark.parametrize("score_end_of_text", [False, True])
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 64])
+def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text, document_mask):
+    windows = make_windows(score_end_of_text)
+    result = validate(
+        model,
+        windows,
+        world=World(),
+        micro_batch_size=micro_batch_size,
+        document_mask=document_mask,
+        num_bytes=123,
+    )
+    nats, count = naive(model, windows, range(windows.num_windows), document_mask=document_mask)
+    assert result.tokens == count == SOURCE.num_tokens + score_end_of_text * SOURCE.num_documents
+    assert result.loss == pytest.approx(nats / count, rel=1e-6)
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / 123, rel=1e-6)
+
+
+def test_document_mask_matters(model):
+    plain, masked = (
+        validate(model, make_windows(), world=World(), micro_batch_size=4, document_mask=mask) for mask in (False, True)
+    )
+    assert plain.tokens == masked.tokens
+    assert plain.loss != masked.loss
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_share_the_windows(model, size):
+    windows = make_windows()
+    whole = validate(model, windows, world=World(), micro_batch_size=2)
+    parts = [validate(model, windows, world=Share(rank, size), micro_batch_size=2) for rank in range(size)]
+    assert sum(part.tokens for part in parts) == whole.tokens
+    assert sum(part.loss * part.tokens for part in parts) == pytest.approx(whole.loss * whole.tokens, rel=1e-6)
+
+
+def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
+    windows = make_windows()
+    result = validate(model, windows, world=World(), micro_batch_size=2, max_windows=3, num_bytes=123)
+    nats, count = naive(model, windows, [index * windows.num_windows // 3 for index in range(3)])
+    assert (result.tokens, result.bits_per_byte) == (count, None)
+    assert result.loss == pytest.approx(nats / count, rel=1e-6)
+
+
+def test_more_windows_than_there_are_is_all_of_them(model):
+    windows = make_windows()
+    whole = validate(model, windows, world=World(), micro_batch_size=2, num_bytes=123)
+    assert validate(model, windows, world=World(), micro_batch_size=2, max_windows=999, num_bytes=123) == whole
+
+
+def test_bits_need_bytes(model):
+    assert validate(model, make_windows(), world=World(), micro_batch_size=2).bits_per_byte is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_keeps_its_mode_and_gets_no_gradients(model, training):
+    model.train(training)
+    first = validate(model, make_windows(), world=World(), micro_batch_size=2)
+    assert model.training is training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert validate(model, make_windows(), world=World(), micro_batch_size=2) == first

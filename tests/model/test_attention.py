@@ -1,0 +1,145 @@
+"""Self-attention: its paths agree, and a token sees what it may and nothing else."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from hornbook.model import attention
+from hornbook.model.attention import CausalSelfAttention, causal_mask, document_mask
+from hornbook.model.dropout import Dropout, keep_mask
+from hornbook.model.initialize import Draw
+from tiny import random_batch, randomize, tiny_model
+
+
+def make_attention(probability: float = 0.0, num_heads: int = 2, head_size: int = 6) -> CausalSelfAttention:
+    """An attention whose heads are not hidden_size / num_heads wide, with biases that are not zero."""
+    layer = CausalSelfAttention(8, num_heads, head_size, dropout=Dropout(probability, site=1), std=0.5, out_std=0.5)
+    layer.draw(Draw(0, "attention"))
+    layer.out.draw(Draw(0, "attention.out"))
+    with torch.no_grad():
+        layer.qkv_bias.normal_(generator=torch.Generator().manual_seed(1))
+    return layer
+
+
+def inputs(num_samples: int = 3, num_tokens: int = 7) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    draws = torch.Generator().manual_seed(2)
+    keys = torch.randint(1 << 32, (num_samples, num_tokens), generator=draws)
+    return torch.randn(num_samples, num_tokens, 8, generator=draws), {"keys": keys}
+
+
+def by_hand(layer: CausalSelfAttention, x: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention one sample, head and query at a time, in float64; dropped weights if there are keys."""
+    num_heads, size = layer.num_heads, layer.head_size
+    weight, bias = (
+        layer.qkv_weight.double().view(3, num_heads, size, -1),
+        layer.qkv_bias.double().view(3, num_heads, size),
+    )
+    mixed = torch.zeros(*x.shape[:2], num_heads, size, dtype=torch.float64)
+    for sample, rows in enumerate(x.double()):
+        for head in range(num_heads):
+            q, k, v = (rows @ weight[part, head].t() + bias[part, head] for part in range(3))
+            for query in range(len(rows)):
+                weights = torch.softmax(k[: query + 1] @ q[query] / size**0.5, 0)
+                if keys is not None:
+                    key = (keys[sample, query] + head * 0x85EBCA6B) % (1 << 32)
+                    p = layer.dropout.probability
+                    weights = weights * keep_mask(key, layer.dropout.site, query + 1, p) / (1 - p)
+                mixed[sample, query, head] = weights @ v[: query + 1]
+    return mixed.flatten(2) @ layer.out.weight.double().t() + layer.out.bias.double()
+
+
+def paths(monkeypatch: pytest.MonkeyPatch, layer: CausalSelfAttention, x: torch.Tensor, context: dict) -> dict:
+    """The output by each way through the layer."""
+    outputs = {}
+    for name, fitting in (("blocks of queries", True), ("fused", False)):
+        monkeypatch.setattr(attention, "fits", lambda q, fitting=fitting: fitting)
+        outputs[name] = layer(x, context)
+    outputs["fused with a mask"] = layer(x, {**context, "mask": causal_mask(x.shape[1], x.device)})
+    layer.dropout.probability = 1e-12  # takes the explicit path and drops nothing
+    outputs["explicit"] = layer(x, context)
+    layer.dropout.probability = 0.0
+    return outputs
+
+
+def test_all_paths_equal_attention_by_hand(monkeypatch):
+    layer = make_attention()
+    x, context = inputs()
+    expected = by_hand(layer, x)
+    for name, output in paths(monkeypatch, layer, x, context).items():
+        torch.testing.assert_close(output.double(), expected, atol=2e-6, rtol=1e-5, msg=name)
+
+
+def test_dropped_weights_equal_attention_by_hand():
+    layer = make_attention(0.4)
+    x, context = inputs()
+    torch.testing.assert_close(layer(x, context).double(), by_hand(layer, x, context["keys"]), atol=2e-6, rtol=1e-5)
+    layer.eval()
+    torch.testing.assert_close(layer(x, context).double(), by_hand(layer, x), atol=2e-6, rtol=1e-5)
+
+
+def test_heads_drop_different_weights():
+    layer = make_attention(0.5, num_heads=2)
+    layer.qkv_weight.data[0] = 0.0  # all queries are alike: weights are uniform in both heads
+    layer.qkv_bias.data.zero_()
+    layer.qkv_weight.data[2, 6:] = layer.qkv_weight.data[2, :6]  # and so are the values of both heads
+    layer.out.weight.data.zero_()
+    layer.out.weight.data[0, 0], layer.out.weight.data[1, 6] = 1.0, 1.0
+    x, context = inputs(num_tokens=7)
+    y = layer(x, context)
+    assert not torch.allclose(y[..., 0] - layer.out.bias[0], y[..., 1] - layer.out.bias[1])
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_dropout": 0.3}])
+def test_later_tokens_do_not_matter(changes):
+    model = tiny_model(**changes)
+    randomize(model)
+    batch = random_batch(2, 12)
+    before = model.trunk(batch)
+    batch["tokens"][:, 8:] = (batch["tokens"][:, 8:] + 1) % 70
+    after = model.trunk(batch)
+    assert torch.equal(after[:, :8], before[:, :8])
+    assert not torch.allclose(after[:, 8:], before[:, 8:])
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_dropout": 0.3, "residual_dropout": 0.1}])
+def test_documents_that_share_a_window_are_as_if_alone(changes):
+    """Given the same positions and keys. Dropped columns are places in the window, so the first document alone can show
+    that dropout agrees; without dropout all of them must.
+    """
+    model = tiny_model(**changes)
+    randomize(model)
+    window = random_batch(1, 12)
+    window["documents"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3]])
+    together = model.trunk(window)
+    spans = [(0, 3)] if changes else [(0, 3), (3, 8), (8, 9), (9, 12)]
+    for start, stop in spans:
+        alone = {name: tensor[:, start:stop] for name, tensor in window.items() if name != "documents"}
+        torch.testing.assert_close(model.trunk(alone), together[:, start:stop])
+
+
+def test_a_document_mask_changes_what_follows_the_first_document():
+    model = tiny_model()
+    window = random_batch(1, 12)
+    open_attention = model.trunk(window)
+    masked = model.trunk({**window, "documents": torch.tensor([[0] * 5 + [1] * 7])})
+    torch.testing.assert_close(masked[:, :5], open_attention[:, :5])
+    assert not torch.allclose(masked[:, 6:], open_attention[:, 6:])
+
+
+def test_document_mask_is_causal_and_block_diagonal():
+    mask = document_mask(torch.tensor([[0, 0, 1], [0, 1, 1]]))
+    assert mask.shape == (2, 1, 3, 3)
+    assert mask[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert mask[1, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+
+
+def test_query_key_and_value_can_be_told_apart():
+    """Zero queries make the weights uniform, so the output is the running mean of the values."""
+    layer = make_attention(num_heads=1, head_size=8)
+    layer.qkv_weight.data[0] = 0.0
+    layer.qkv_bias.data[:8] = 0.0
+    layer.out.weight.data, layer.out.bias.data = torch.eye(8), torch.zeros(8)
+    x, context = inputs()
+    values = functional.linear(x, layer.qkv_weight[2], layer.qkv_bias[16:])
+    means = values.cumsum(1) / torch.arange(1, 8).view(1, -1, 1)
+    torch.testing.assert_close(layer(x, context), means)

@@ -1,0 +1,107 @@
+"""Initial weights are a function of (seed, name) and have the spread that GPT-2 has."""
+
+import math
+
+import pytest
+import torch
+
+from hornbook.model import build_model, initialize
+from hornbook.model.initialize import Draw, generator
+from tiny import tiny_config, tiny_model
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
+
+
+def test_same_seed_same_bits_and_another_seed_other_numbers():
+    first, again, other = weights(tiny_model(1)), weights(tiny_model(1)), weights(tiny_model(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, again[name])
+        if tensor.std() > 0:
+            assert not torch.equal(tensor, other[name]), name
+
+
+def test_no_two_parameters_share_their_numbers():
+    drawn = [tensor.flatten()[:8] for tensor in weights(tiny_model()).values() if tensor.std() > 0]
+    assert len({tuple(tensor.tolist()) for tensor in drawn}) == len(drawn)
+
+
+def test_neither_global_random_state_nor_order_of_modules_matters():
+    expected = weights(tiny_model())
+    torch.manual_seed(99)
+    model = build_model(tiny_config(), torch.float32)
+    for name, module in reversed(list(model.named_modules())):
+        if hasattr(module, "draw"):
+            module.draw(Draw(7, name))
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=0)
+
+
+def test_drawing_leaves_the_global_random_state_alone():
+    before = torch.random.get_rng_state()
+    tiny_model()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_deeper_model_starts_with_the_same_blocks():
+    """But for the residual projections, whose spread depends on the depth: those are the same numbers, scaled."""
+    shallow, deep = weights(tiny_model(num_layers=2)), weights(tiny_model(num_layers=8))
+    for name, tensor in shallow.items():
+        if name.endswith(("attention.out.weight", "feed_forward.down.weight")):
+            torch.testing.assert_close(deep[name], tensor * math.sqrt(2 / 8))
+        else:
+            assert torch.equal(deep[name], tensor), name
+
+
+def test_a_larger_vocabulary_has_its_own_numbers_but_padding_does_not_matter():
+    """70 and 128 tokens have the same table in memory; the draw is over the logical rows."""
+    table = tiny_model(vocab_size=70).embedding.tokens
+    assert table.shape == (128, 16)
+    assert (table[70:] == 0).all()
+    values = torch.empty(70, 16).normal_(0.0, 0.02, generator=generator(7, "embedding.tokens"))
+    assert torch.equal(table[:70], values)
+
+
+@pytest.mark.parametrize("std", [0.02, 0.1])
+def test_spread(std):
+    num_layers = 4
+    model = tiny_model(num_layers=num_layers, hidden_size=128, vocab_size=500, max_positions=256, initializer_std=std)
+    for name, tensor in weights(model).items():
+        kind = name.rpartition(".")[2]
+        if kind.endswith("bias"):
+            assert (tensor == 0).all(), name
+        elif "norm" in name:
+            assert (tensor == 1).all(), name
+        else:
+            residual = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+            expected = std / math.sqrt(2 * num_layers) if residual else std
+            tolerance = 4.5 / math.sqrt(2 * tensor.numel())
+            assert float(tensor.std()) == pytest.approx(expected, rel=tolerance), name
+            assert abs(float(tensor.mean())) < 4.5 * expected / math.sqrt(tensor.numel()), name
+
+
+def test_every_parameter_gets_a_value():
+    model = build_model(tiny_config(), torch.float32)
+    with torch.no_grad():
+        for _, parameter in model.own_parameters():
+            parameter.fill_(math.nan)
+    initialize(model, 0)
+    for name, parameter in model.own_parameters():
+        assert torch.isfinite(parameter).all(), name
+
+
+def test_a_parameter_that_nobody_draws_is_refused():
+    """Left alone it would start from the global random state, or from whatever the memory held."""
+    model = tiny_model()
+    model.blocks[1].extra = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"fills blocks\.1\.extra\.weight, blocks\.1\.extra\.bias"):
+        initialize(model, 0)
+
+
+def test_generators_differ_by_seed_and_by_name():
+    draws = {
+        (seed, name): torch.rand(1, generator=generator(seed, name)).item()
+        for seed in (0, 1, -1, 1 << 70)
+        for name in ("a", "b", "a.b")
+    }
+    assert len(set(draws.values())) == len(draws)

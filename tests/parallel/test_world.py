@@ -1,0 +1,98 @@
+"""Two and four processes under torchrun train as one does."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import train_ranks
+from safetensors.torch import load_file
+
+from hornbook.parallel import world as module
+from hornbook.parallel.world import World
+from tiny import distance
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Weights and numbers of one process."""
+    return train_ranks.train(World())
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory):
+    """Weights and numbers of each of 2 and of 4 processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "GLOO_SOCKET_IFNAME": "lo"}
+    command += [str(TESTS / "parallel" / "train_ranks.py"), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [
+        (load_file(folder / f"{rank}.safetensors"), json.loads((folder / f"{rank}.json").read_text()))
+        for rank in range(request.param)
+    ]
+
+
+def test_losses_and_weights_equal_those_of_one_process(alone, ranks):
+    """Though ranks score different numbers of tokens, and dropout is on."""
+    weights, numbers = alone
+    for rank_weights, rank_numbers in ranks:
+        assert rank_numbers["size"] == len(ranks)
+        assert rank_numbers["progress"] == numbers["progress"]
+        assert distance(weights, rank_weights) < 1e-6
+        for (loss, norm, *rest), (rank_loss, rank_norm, *rank_rest) in zip(
+            numbers["steps"], rank_numbers["steps"], strict=True
+        ):
+            assert rank_loss == pytest.approx(loss, rel=1e-6, nan_ok=True)
+            assert rank_norm == pytest.approx(norm, rel=1e-5, nan_ok=True)
+            assert rank_rest == rest
+
+
+def test_all_ranks_hold_the_same_bits(ranks):
+    (first, _), *others = ranks
+    for other, _ in others:
+        for name, tensor in first.items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def test_what_is_not_finite_on_one_rank_is_skipped_on_all(alone, ranks):
+    for _, numbers in [alone, *ranks]:
+        assert [skipped for *_, skipped in numbers["steps"]] == [step == train_ranks.BAD_STEP for step in range(6)]
+        assert math.isnan(numbers["steps"][train_ranks.BAD_STEP][0])
+        progress = numbers["progress"]
+        assert (progress["num_updates"], progress["skipped_steps"], progress["samples"]) == (5, 1, 48)
+
+
+def test_sums_over_ranks(ranks):
+    size, total = len(ranks), sum(range(len(ranks)))
+    for rank, (_, numbers) in enumerate(ranks):
+        sums = numbers["sums"]
+        assert sums["integers"] == [size, total, size * (2**53 + 1)]
+        assert sums["floats"] == [size, total + size * 2.0**-40]
+        assert sums["tensor"] == [[1.5 * size, total]]
+        assert sums["gradients"] == [[total + size] * 3, [[0.0, size**2], [2.0 * size**2, 3.0 * size**2]]]
+        assert sums["is_first"] is (rank == 0)
+
+
+def test_one_process_sends_nothing(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    world = World.join(torch.device("cpu"))
+    assert (world.rank, world.size, world.is_first) == (0, 1, True)
+    sums = train_ranks.sums(world)
+    assert sums["integers"] == [1, 0, 2**53 + 1]
+    assert sums["gradients"] == [[1.0] * 3, [[0.0, 1.0], [2.0, 3.0]]]
+    world.leave()
+
+
+def test_buckets_hold_every_gradient_once_and_no_more_than_their_size(monkeypatch):
+    monkeypatch.setattr(module, "_BUCKET_ELEMENTS", 10)
+    gradients = [torch.zeros(size) for size in (4, 6, 1, 25, 10, 3, 3, 5)]
+    buckets = [[len(gradient) for gradient in bucket] for bucket in module._buckets(gradients)]
+    assert buckets == [[4, 6], [1], [25], [10], [3, 3], [5]]

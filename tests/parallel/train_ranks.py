@@ -1,0 +1,80 @@
+"""Six steps of training as one rank of ``torchrun``; run by test_world.py, and imported by it for the single process.
+
+Each rank writes what it saw to ``<folder>/<rank>.safetensors`` and ``.json``. Step ``BAD_STEP`` holds a sample that
+makes one rank's loss NaN; the number of scored tokens differs from sample to sample, and so from rank to rank.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from hornbook.data.examples import NOT_SCORED
+from hornbook.engine.step import train_step
+from hornbook.objective import CausalLM
+from hornbook.parallel.world import World
+from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_trainer
+
+NUM_STEPS, GLOBAL_BATCH_SIZE, BAD_STEP = 6, 8, 2
+_POISON = 69
+
+
+class Poisoned(CausalLM):
+    """Causal cross-entropy that is NaN where a micro-batch holds the poisonous token."""
+
+    def sums(self, head, x_BTD, batch):
+        bad = bool((batch["tokens"] == _POISON).any())
+        return {
+            name: total * (float("nan") if bad else 1.0) for name, total in super().sums(head, x_BTD, batch).items()
+        }
+
+
+def global_batch(step: int) -> dict[str, torch.Tensor]:
+    """Samples with 12, 11, 10 ... scored tokens."""
+    batch = random_batch(GLOBAL_BATCH_SIZE, 12, seed=step, vocab_size=_POISON)
+    for sample in range(GLOBAL_BATCH_SIZE):
+        batch["targets"][sample, 12 - sample :] = NOT_SCORED
+    if step == BAD_STEP:
+        batch["tokens"][GLOBAL_BATCH_SIZE - 1, 3] = _POISON
+    return batch
+
+
+def train(world: World) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """Train on this rank's part of each global batch; return weights and moments, and the numbers of each step."""
+    share = GLOBAL_BATCH_SIZE // world.size
+    state, trainer = tiny_state(residual_dropout=0.1), tiny_trainer(world, objective=Poisoned())
+    rows = []
+    for step in range(NUM_STEPS):
+        own = {name: tensor[world.rank * share :][:share] for name, tensor in global_batch(step).items()}
+        result = train_step(state, split(own, 2), trainer)
+        rows.append([result.loss, result.gradient_norm, result.num_tokens, result.skipped])
+    return snapshot(state), {"steps": rows, "progress": progress_of(state), "sums": sums(world)}
+
+
+def sums(world: World) -> dict[str, object]:
+    """The sums that a world offers, of numbers that only survive if their width is kept."""
+    world.barrier()
+    gradients = [torch.full((3,), float(world.rank + 1)), torch.arange(4.0).view(2, 2) * world.size]
+    world.sum_gradients(gradients)
+    return {
+        "integers": world.sum_integers([1, world.rank, 2**53 + 1]),
+        "floats": world.sum_floats([1.0, 2.0**-40 + world.rank]),
+        "tensor": world.sum_tensor(torch.tensor([[1.5, world.rank]])).tolist(),
+        "gradients": [gradient.tolist() for gradient in gradients],
+        "is_first": world.is_first,
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    world = World.join(torch.device("cpu"))
+    tensors, numbers = train(world)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"{world.rank}.safetensors")
+    (folder / f"{world.rank}.json").write_text(json.dumps({**numbers, "size": world.size}), encoding="utf-8")
+    world.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,82 @@
+import os
+
+import pytest
+
+from hornbook.errors import DataError, StorageError
+from hornbook.storage.documents import dump_json, parse_json, read_bytes, read_json
+
+
+def test_equal_values_give_equal_bytes():
+    assert dump_json({"b": [1, 2.5, None], "a": "ü"}) == dump_json({"a": "ü", "b": [1, 2.5, None]})
+    assert dump_json({"b": 1, "a": "ü"}) == '{\n  "a": "ü",\n  "b": 1\n}\n'.encode()
+
+
+def test_what_is_dumped_is_read(tmp_path):
+    value = {"a": [1, -2.5, True, None, "text", {"deep": {}}]}
+    (tmp_path / "x.json").write_bytes(dump_json(value))
+    assert read_json(tmp_path / "x.json", "the test's file") == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_no_word_for_a_number_that_is_not_finite(value):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        dump_json({"x": value})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"{} {}",
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b"[Infinity]",
+        b"\xff",
+        b"[" * 100_000,
+        b"\xef\xbb\xbf{}",
+        b"9" * 5000,
+        b"{'a': 1}",
+        b'{"a": "\n"}',
+        b"01",
+        b"nul",
+    ],
+)
+def test_malformed_json_is_told_in_one_line_with_the_file(tmp_path, data):
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        read_json(tmp_path / "x.json", "the test's file")
+    assert str(caught.value).startswith(f"{tmp_path / 'x.json'}: the test's file is not valid JSON")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing.json", "missing/x.json", "file/x.json"])
+def test_a_missing_file_is_told(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"the manifest is missing"):
+        read_json(tmp_path / name, "the manifest")
+
+
+def test_what_is_no_plain_file_is_told_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(DataError, match="expected a file"):
+            read_json(tmp_path / name, "the manifest")
+
+
+def test_a_large_file_is_refused(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(1025))
+    assert len(read_bytes(tmp_path / "x", "a file", limit=1025)) == 1025
+    with pytest.raises(DataError, match=r"larger than 1.0 KiB"):
+        read_bytes(tmp_path / "x", "a file", limit=1024)
+
+
+def test_a_disk_that_fails_is_not_the_users_mistake(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StorageError, match="symbolic links"):
+        read_bytes(loop, "a file")
+
+
+def test_plain_values_are_read():
+    assert parse_json(b"[1, 2]", "a list") == [1, 2]

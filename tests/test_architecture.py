@@ -1,0 +1,256 @@
+"""The rules of the house, held by a test: docs/architecture.md draws them.
+
+Every import is read from the syntax tree, those inside functions too: a lazy import is an arrow of the design like any
+other.
+"""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "hornbook"
+
+FLOORS = {
+    0: ("errors", "storage", "__init__"),
+    1: ("config",),
+    2: ("text",),
+    3: ("data", "model", "optim"),
+    4: ("objective", "parallel"),
+    5: ("checkpoint", "track", "evaluate", "generate"),
+    6: ("engine",),
+    7: ("measure",),
+    8: ("cli", "extend", "__main__"),
+}
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+MAY_PRINT = ("cli/", "track/console.py")
+MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py")
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
+WITHOUT_TORCH = ("errors", "storage", "config", "text", "data.store", "data.megatron", "data.build", "data.order")
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def source_files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """``src/hornbook/engine/loop.py`` -> ``hornbook.engine.loop``; a package's name is that of its folder."""
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    """``hornbook.engine.loop`` -> ``engine``."""
+    return [*module.split("."), "__init__"][1]
+
+
+def shown(path: Path, node: ast.AST | None = None) -> str:
+    return str(path.relative_to(ROOT)) + (f":{node.lineno}" if node is not None else "")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset(map(name_of, source_files()))
+
+
+def imports_of(path: Path) -> Iterator[tuple[ast.AST, str]]:
+    """Every module that is imported, anywhere in a file; ``from hornbook.engine import loop`` is the module loop."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{shown(path, node)}: imports are absolute"
+            for alias in node.names:
+                longer = f"{node.module}.{alias.name}"
+                yield node, longer if longer in modules() else node.module
+
+
+def own_imports_of(path: Path) -> Iterator[tuple[ast.AST, str]]:
+    for node, module in imports_of(path):
+        if module.split(".")[0] == "hornbook":
+            assert module in modules(), f"{shown(path, node)}: there is no {module}"
+            yield node, module
+
+
+def dotted(node: ast.expr) -> str:
+    """``torch.load`` of the expression that says so; a name's prefix only where all of it is plain names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def calls_of(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
+
+
+def functions_of(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, Function))
+
+
+def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Public classes and functions of a module, and the public methods of public classes; no overloads."""
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and not _is_overload(node):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body, f"{prefix}{node.name}.")
+
+
+def _is_overload(node: Function | ast.ClassDef) -> bool:
+    return any(dotted(decorator) in ("overload", "typing.overload") for decorator in node.decorator_list)
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
+    assert rooms == set(FLOOR_OF), "the table above and src/hornbook differ"
+
+
+def test_imports_point_downwards() -> None:
+    upwards = [
+        f"{shown(path, node)}: {room_of(name_of(path))} imports {module}, which is above it"
+        for path in source_files()
+        for node, module in own_imports_of(path)
+        if FLOOR_OF[room_of(module)] > FLOOR_OF[room_of(name_of(path))]
+    ]
+    assert upwards == []
+
+
+def test_no_import_cycles() -> None:
+    graph = {name_of(path): {module for _, module in own_imports_of(path)} for path in source_files()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("modules import each other: " + " <- ".join(error.args[1]))
+
+
+def test_files_are_short() -> None:
+    files = source_files() + sorted((ROOT / "tests").rglob("*.py"))
+    lengths = {shown(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{shown(path, node)} {node.name}": node.end_lineno - node.lineno + 1
+        for path in source_files()
+        for node in functions_of(path)
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+
+
+def test_only_commands_and_the_console_print() -> None:
+    prints = [
+        shown(path, call)
+        for path in source_files()
+        if not str(path.relative_to(SOURCE)).startswith(MAY_PRINT)
+        for call in calls_of(path)
+        if dotted(call.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+    ]
+    assert prints == []
+
+
+def test_nothing_that_runs_code_from_data() -> None:
+    imported = [
+        f"{shown(path, node)}: {module}"
+        for path in source_files()
+        for node, module in imports_of(path)
+        if module.split(".")[0] in FORBIDDEN_MODULES
+    ]
+    called = [
+        f"{shown(path, call)}: {dotted(call.func)}"
+        for path in source_files()
+        for call in calls_of(path)
+        if dotted(call.func) in FORBIDDEN_CALLS or _may_unpickle(call)
+    ]
+    assert imported + called == []
+
+
+def _may_unpickle(call: ast.Call) -> bool:
+    """``np.load`` without ``allow_pickle=False``; it is the default, and here it has to be said."""
+    refused = any(
+        keyword.arg == "allow_pickle" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        for keyword in call.keywords
+    )
+    return dotted(call.func) in ("np.load", "numpy.load") and not refused
+
+
+def test_no_error_is_swallowed_whole() -> None:
+    """``except Exception`` hides slips; two places answer for everything: the dispatcher and a forked child's end."""
+    broad = [
+        shown(path, node)
+        for path in source_files()
+        if str(path.relative_to(SOURCE)) not in MAY_CATCH_ALL
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")))
+        and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
+    ]
+    assert broad == []
+
+
+def test_everything_public_has_a_docstring() -> None:
+    bare = [shown(path) for path in source_files() if ast.get_docstring(tree_of(path)) is None]
+    bare += [
+        f"{shown(path, node)} {name}"
+        for path in source_files()
+        for name, node in public_definitions(tree_of(path).body)
+        if ast.get_docstring(node) is None
+    ]
+    assert bare == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    words = ("TO" + "DO", "FIX" + "ME", "X" * 3, "Not" + "ImplementedError")
+    files = [*source_files(), *sorted((ROOT / "tests").rglob("*.py")), *sorted(ROOT.glob("docs/*.md"))]
+    left = [
+        f"{shown(path)}:{number}: {line.strip()}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if any(word in line for word in words)
+    ]
+    assert left == []
+
+
+def imported_by(program: str) -> set[str]:
+    """Import or run something in a fresh interpreter and return the top-level names of all that was imported."""
+    tail = "; import sys; sys.stdout.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules}))"
+    run = [sys.executable, "-c", program + tail]
+    finished = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    return set(finished.stdout.splitlines()[-1].split())
+
+
+def test_the_lower_floors_know_no_torch() -> None:
+    rooms = tuple(f"hornbook.{room}" for room in WITHOUT_TORCH)
+    names = sorted(name for name in modules() if name in rooms or name.startswith(tuple(f"{room}." for room in rooms)))
+    assert {room for room in rooms if room not in modules()} == set(), "no such rooms"
+    assert "torch" not in imported_by(f"import {', '.join(names)}")
+
+
+def test_recipes_need_nothing_but_the_standard_library() -> None:
+    names = sorted(name for name in modules() if room_of(name) in ("config", "errors"))
+    assert imported_by(f"import {', '.join(names)}").isdisjoint(HEAVY)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "from hornbook.cli.main import COMMANDS, main\n"
+        "codes = [main(['--help']), main(['--version']), *(main([command, '--help']) for command in COMMANDS)]\n"
+        "assert not any(codes), codes"
+    )
+    assert imported_by(program).isdisjoint(HEAVY)

@@ -1,0 +1,88 @@
+import os
+
+import pytest
+
+from hornbook.errors import UserError
+from hornbook.text.sources import content_suffix, find_sources
+from tiny_text import one_line
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["b.txt", "a.txt", "a/z.py", "a/deep/er/x.txt", ".hidden", ".git/x.txt", "c/tests/t.txt", "c/x.py.gz"]
+    for name in names:
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+    return tmp_path
+
+
+def test_folders_are_read_in_the_order_of_names_without_what_is_hidden(folder):
+    expected = ["in/a/deep/er/x.txt", "in/a/z.py", "in/a.txt", "in/b.txt", "in/c/tests/t.txt", "in/c/x.py.gz"]
+    assert find_sources(["in"]) == expected
+    assert find_sources([folder / "in"]) == [str(folder / name) for name in expected]
+
+
+def test_files_globs_and_standard_input_each_once(folder):
+    assert find_sources(["in/b.txt", "-", "in/*.txt", "in/b.txt"]) == ["in/b.txt", "-", "in/a.txt"]
+    assert find_sources(["in/a/**"]) == ["in/a/deep/er/x.txt", "in/a/z.py"]
+    assert find_sources(["in/?"]) == ["in/a/deep/er/x.txt", "in/a/z.py", "in/c/tests/t.txt", "in/c/x.py.gz"]
+
+
+def test_a_file_whose_name_looks_like_a_glob(folder):
+    (folder / "odd[1].txt").write_text("text")
+    assert find_sources(["odd[1].txt"]) == ["odd[1].txt"]
+
+
+def test_suffixes_and_exclude(folder):
+    assert find_sources(["in"], suffixes=[".py"]) == ["in/a/z.py", "in/c/x.py.gz"]
+    assert find_sources(["in"], suffixes=[".PY", ".txt"], exclude=["deep", "a.*", "tests"]) == [
+        "in/a/z.py",
+        "in/b.txt",
+        "in/c/x.py.gz",
+    ]
+    assert find_sources(["in/*"], suffixes=[".gz"]) == ["in/c/x.py.gz"]
+    assert find_sources(["in/b.txt"], suffixes=[".py"], exclude=["*"]) == ["in/b.txt"], "named outright"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "part"),
+    [
+        (["nothing"], {}, "nothing: no such file"),
+        (["in", "no*thing"], {}, "no*thing: there is no file"),
+        (["in"], {"suffixes": [".rst"]}, "(suffix .rst)"),
+        (["in"], {"suffixes": [".py"], "exclude": ["?.py*"]}, "(suffix .py, not ?.py*)"),
+        (["empty"], {}, "empty: there is no file to read; hidden"),
+        ([], {}, "no input"),
+    ],
+)
+def test_inputs_that_name_nothing(folder, inputs, options, part):
+    (folder / "empty").mkdir()
+    (folder / "empty" / ".hidden").write_text("text")
+    with pytest.raises(UserError) as caught:
+        find_sources(inputs, **options)
+    assert one_line(caught.value, part)
+
+
+def test_links(folder):
+    (folder / "in" / "a" / "round").symlink_to(folder / "in")
+    (folder / "in" / "zz").symlink_to(folder / "other")
+    (folder / "other").mkdir()
+    (folder / "other" / "x.txt").write_text("text")
+    found = find_sources(["in"])
+    assert "in/zz/x.txt" in found
+    assert len(found) == len(set(map(os.path.realpath, found))) == 7
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read(folder):
+    (folder / "in" / "c").chmod(0)
+    with pytest.raises(UserError, match="cannot read the folder in/c"):
+        find_sources(["in"])
+    (folder / "in" / "c").chmod(0o755)
+
+
+def test_content_suffix():
+    names = ["c4.JSON.gz", "a.jsonl", "b.txt.xz", "no", "x.zst", "dir.jsonl/plain"]
+    assert [content_suffix(name) for name in names] == [".json", ".jsonl", ".txt", "", "", ""]

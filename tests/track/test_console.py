@@ -1,0 +1,206 @@
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fake_run import train_row
+from hornbook.track.console import Console, one_line, seconds_left, visible
+
+ODD = "\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u2066 \r\x08\x9b31m \ud800 \u2028 :smile: é"
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fake_run import train_row
+from hornbook.track.console import Console
+with Console(json="json" in sys.argv) as console:
+    console.start("demo", {"parameters": "5,312"})
+    for step in range(10, 41, 10):
+        console.train(train_row(step), 40)
+    console.validation({"step": 40, "loss": 2.5, "bits_per_byte": 1.25})
+    console.sample("a\\x1b[31mb [red]c[/red]")
+    console.finish({"report": "report.html"})
+"""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(say, **options) -> str:
+    stream = io.StringIO()
+    with Console(stream=stream, **options) as console:
+        say(console)
+    return stream.getvalue()
+
+
+def on_terminal(*words: str, **variables: str) -> str:
+    """What the script writes to a terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1]), *words]
+    process = subprocess.Popen(
+        command, stderr=theirs, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, env=environment
+    )
+    os.close(theirs)
+    found = b""
+    while select.select([ours], [], [], 30)[0]:
+        try:
+            found += os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+    os.close(ours)
+    assert process.wait() == 0, found
+    return found.decode()
+
+
+def test_plain_lines_one_for_each_logged_step() -> None:
+    def say(console: Console) -> None:
+        console.train(train_row(10), 2000)
+        console.train(train_row(20, skipped_steps=2, mfu=0.314), 2000)
+
+    assert said(say).splitlines() == [
+        "step 10/2,000  loss 2.6000  lr 1.00e-03  grad 0.900  2k tokens/s  16 min 59 s left",
+        "step 20/2,000  loss 2.3000  lr 1.00e-03  grad 0.900  2k tokens/s  MFU 31%  2 skipped  16 min 54 s left",
+    ]
+
+
+def test_every_event_has_its_line() -> None:
+    def say(console: Console) -> None:
+        console.start("demo", {"parameters": "5,312", "device": "cpu"})
+        console.validation({"step": 1500, "loss": 2.5, "bits_per_byte": 1.25})
+        console.validation({"step": 1600, "loss": 2.5, "bits_per_byte": None})
+        console.checkpoint(Path("runs/demo"))
+        console.sample("one\ntwo")
+        console.note("noted")
+        console.warn("careful")
+        console.finish({"loss": 2.5, "report": Path("report.html")})
+
+    assert said(say).splitlines() == [
+        "hornbook  demo",
+        "  parameters  5,312",
+        "  device      cpu",
+        "step 1,500  validation loss 2.5000  bits per byte 1.250",
+        "step 1,600  validation loss 2.5000",
+        "saved runs/demo",
+        "    one",
+        "    two",
+        "noted",
+        "warning: careful",
+        "  loss    2.5",
+        "  report  report.html",
+    ]
+
+
+def test_quiet_says_warnings_alone() -> None:
+    def say(console: Console) -> None:
+        console.start("demo", {"a": "b"})
+        console.train(train_row(1), 2)
+        console.validation({"step": 1, "loss": 1.0})
+        console.checkpoint("x")
+        console.sample("text")
+        console.note("note")
+        console.warn("careful")
+        console.finish({"a": "b"})
+
+    assert said(say, quiet=True) == "warning: careful\n"
+
+
+def test_a_row_without_numbers_is_said_all_the_same() -> None:
+    row = {"kind": "train", "step": 3, "loss": None, "tokens_per_second": "fast", "tokens": float("nan")}
+    assert said(lambda console: console.train(row, 10)) == "step 3/10  loss -  lr -  grad -  - tokens/s  - left\n"
+
+
+@pytest.mark.parametrize("method", ["sample", "note", "warn", "checkpoint"])
+def test_text_from_outside_is_shown_and_never_obeyed(method: str) -> None:
+    found = said(lambda console: getattr(console, method)(ODD))
+    assert "\x1b" not in found
+    assert r"\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u2066 \r\x08\x9b31m \ud800 \u2028 :smile: é" in found
+
+
+def test_names_and_values_of_header_and_summary_are_harmless_too() -> None:
+    def say(console: Console) -> None:
+        console.start(ODD, {ODD: ODD + "\n"})
+        console.finish({ODD: ODD})
+
+    found = said(say)
+    assert "\x1b" not in found
+    assert len(found.splitlines()) == 3
+
+
+@given(st.text())
+def test_no_text_moves_the_cursor_of_a_terminal(text: str) -> None:
+    shown = visible(text)
+    assert all(character in "\n\t" or ord(character) >= 0xA0 or character.isprintable() for character in shown)
+    assert len(one_line(text).splitlines()) <= 1
+
+
+@given(st.text())
+def test_no_text_raises_on_an_ascii_stream(text: str) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
+    console = Console(stream=stream)
+    console.sample(text)
+    console.note(text)
+    stream.flush()
+    assert raw.getvalue().isascii()
+
+
+def test_a_reader_that_left_does_not_end_the_run() -> None:
+    class Broken(Terminal):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise ValueError("I/O operation on closed file")
+
+    with Console(stream=Broken()) as console:
+        console.start("demo", {"a": "b"})
+        console.train(train_row(1), 2)
+        console.warn("careful")
+        console.sample("text")
+
+
+def test_seconds_left() -> None:
+    assert seconds_left({"step": 10, "tokens": 1000, "tokens_per_second": 50.0}, 30) == 40.0
+    assert seconds_left({"step": 30, "tokens": 3000, "tokens_per_second": 50.0}, 30) == 0.0
+    assert seconds_left({"step": 0, "tokens": 0, "tokens_per_second": 50.0}, 30) is None
+    assert seconds_left({"step": 1, "tokens": 5, "tokens_per_second": 0.0}, 30) is None
+
+
+def test_on_a_terminal_a_status_moves_and_events_scroll() -> None:
+    found = on_terminal()
+    assert "20/40  loss 2.3000" in found
+    assert "\x1b[2K" in found  # the status line is drawn over
+    assert "lr 1.00e-03" not in found  # which is for the plain lines
+    assert "validation loss 2.5000  bits per byte 1.250" in found
+    assert r"a\x1b[31mb [red]c[/red]" in found
+    assert found.rstrip().endswith("report.html")
+    assert found.count("\x1b[?25l") == found.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_colors_are_left_out_on_request() -> None:
+    assert "\x1b[32m" in on_terminal()
+    assert "\x1b[32m" not in on_terminal(NO_COLOR="1")
+
+
+@pytest.mark.parametrize(("words", "variables"), [(["json"], {}), ([], {"TERM": "dumb"})], ids=["json", "dumb"])
+def test_nothing_moves_for_scripts_and_dumb_terminals(words: list[str], variables: dict[str, str]) -> None:
+    found = on_terminal(*words, **variables)
+    assert "\x1b[2K" not in found
+    assert found.count("lr 1.00e-03") == 4
+
+
+def test_standard_output_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().note("hello")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "hello\n"

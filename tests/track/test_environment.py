@@ -1,0 +1,103 @@
+import json
+import os
+import subprocess
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from hornbook.errors import DataError
+from hornbook.track import environment
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_capture_is_json_and_says_what_a_reader_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = environment.capture()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["torch"].startswith("2.")
+    assert found["cores"] >= 1
+    assert found["threads"] >= 1
+    assert found["memory_bytes"] > 1 << 20
+    assert found["cpu"]
+    assert datetime.fromisoformat(found["started"]).utcoffset() == timedelta(0)
+    assert found["git"] is None
+
+
+def test_capture_holds_no_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2-secret")
+    assert "hunter2" not in json.dumps(environment.capture())
+
+
+def test_git_state_tells_commit_and_changes(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.txt").write_text("one")
+    git(tmp_path, "add", "a.txt")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "untracked.txt").write_text("not counted")
+    clean = {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
+    assert environment.git_state(tmp_path / "sub") == clean
+    (tmp_path / "a.txt").write_text("two")
+    assert environment.git_state(tmp_path) == {**clean, "dirty": True}
+
+
+def test_git_state_without_git_or_commit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    assert environment.git_state(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.git_state(Path.cwd()) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["/usr/local/bin/hornbook", "train", "demo"], "hornbook train demo"),
+        (["/a/hornbook/__main__.py", "train", "my recipe.toml"], "python -m hornbook train 'my recipe.toml'"),
+        (["hornbook", "--data", "https://me:secret@host/x"], "hornbook --data https://...@host/x"),
+        (["hornbook", "\udcff"], "hornbook '\\udcff'"),
+        ([], ""),
+    ],
+)
+def test_command_line_can_be_pasted_and_hides_passwords(arguments: list[str], expected: str) -> None:
+    assert environment.command_line(arguments) == expected
+
+
+def test_memory_and_instruction_sets_come_from_the_machine(tmp_path: Path) -> None:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = environment.memory_bytes()
+    assert memory is not None
+    assert 0 < memory <= physical
+    flags = Path("/proc/cpuinfo").read_text()
+    assert all(f" {name}" in flags for name in environment.instruction_sets())
+
+
+def test_sessions_are_added_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    assert environment.sessions(path) == []
+    environment.record_session(path, 0)
+    environment.record_session(path, 400)
+    assert [session["from_step"] for session in environment.sessions(path)] == [0, 400]
+    assert environment.sessions(path)[1]["python"] == environment.sessions(path)[0]["python"]
+
+
+def test_a_bare_capture_is_one_session(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    path.write_text('{"cpu": "x"}')
+    assert environment.sessions(path) == [{"cpu": "x"}]
+
+
+def test_odd_content_is_no_session_and_no_json_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    for odd in ("[1]", "3", '{"sessions": 5}', '{"sessions": [7]}'):
+        path.write_text(odd)
+        assert environment.sessions(path) == []
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"environment\.json"):
+        environment.sessions(path)

@@ -1,0 +1,69 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hornbook.track.page import Html, card, document, escape, facts, section, table, tag
+from hornbook.track.style import STYLE
+
+ROLES = ("ink", "soft", "train", "validation", "good")
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``#rrggbb`` (WCAG 2.2)."""
+    shares = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def palettes() -> list[dict[str, str]]:
+    blocks = re.findall(r":root \{(.*?)\}", STYLE, re.S)
+    return [dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block)) for block in blocks[:2]]
+
+
+def test_text_is_escaped_and_markup_is_not_escaped_again() -> None:
+    assert tag("td", "<b>&", tag("i", "x"), title='"<') == '<td title="&quot;&lt;">&lt;b&gt;&amp;<i>x</i></td>'
+    assert tag("a", class_="b", aria_label="c", href=None) == '<a class="b" aria-label="c"></a>'
+    assert tag("path", d="M0 0") == '<path d="M0 0"/>'
+
+
+@given(st.text())
+def test_no_text_gets_out_of_its_element(text: str) -> None:
+    found = escape(text)
+    assert not set(found) & set("<>\"'")
+    assert found.encode("utf-8").decode("utf-8") == found
+    assert isinstance(found, Html)
+
+
+def test_what_html_cannot_hold_is_replaced() -> None:
+    assert escape("a\x00\x1b\ud800\u202eb\n\t") == "a\ufffd\ufffd\ufffd\ufffdb\n\t"
+
+
+def test_parts_without_content_are_left_out() -> None:
+    assert section("Title", "", Html()) == ""
+    assert table(("a",), []) == ""
+    assert facts([]) == ""
+    assert "<p>" not in card("Loss", "3.0")
+
+
+def test_a_table_marks_its_numbers() -> None:
+    found = table(("name", "value"), [("a", 1), ("b", 2)], frozenset({1}))
+    assert found.count('class="num"') == 3
+    assert '<td>b</td><td class="num">2</td>' in found
+
+
+def test_the_page_fetches_and_runs_nothing() -> None:
+    page = document("<title>", tag("p", "x"))
+    assert page.startswith("<!doctype html>")
+    assert "default-src &#x27;none&#x27;" in page
+    assert "<title>&lt;title&gt;</title>" in page
+    assert not re.search(r"<script|\burl\(|@import|https?:", page)
+
+
+@pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
+@pytest.mark.parametrize("background", ["paper", "card", "wash"])
+@pytest.mark.parametrize("role", ROLES)
+def test_text_has_enough_contrast(palette: dict[str, str], background: str, role: str) -> None:
+    low, high = sorted([luminance(palette[role]), luminance(palette[background])])
+    assert (high + 0.05) / (low + 0.05) >= 4.5

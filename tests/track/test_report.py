@@ -1,0 +1,205 @@
+import html.parser
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from fake_run import RECIPE, default_rows, make_run, train_row
+from hornbook.errors import DataError, StorageError, UserError
+from hornbook.storage import faults
+from hornbook.track.charts import MAX_POINTS
+from hornbook.track.metrics import MetricsLog
+from hornbook.track.report import write_report
+
+HOSTILE = "</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b[2J\x00\ud800\u202e"
+
+
+class Page(html.parser.HTMLParser):
+    """Elements, attributes and texts of a page; an element closed out of turn is a fault."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: set[str] = set()
+        self.headings: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "style":
+            return
+        if self._open and self._open[-1] == "h2":
+            self.headings.append(data)
+        self.text += f"{data}\n"
+
+
+def page_of(run: Path) -> Page:
+    path = write_report(run)
+    assert path == run / "report.html"
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_a_whole_run_has_every_part(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run"))
+    assert page.headings == [
+        "Beside compressors",
+        "Curves",
+        "Samples",
+        "Evaluation",
+        "Checkpoints",
+        "Recipe",
+        "Environment",
+    ]
+    assert page.names.count("figure") == 5
+    for text in ("demo", "Finished", "2.5000", "at step 30", "1.790", "1.960", "1.640", "41.0k", "20 s", "2k", "def "):
+        assert text in page.text, text
+    for text in ("step-00000040", "2.0 KiB", "Test CPU, 2 threads", "every held-out byte scored", "f(x):"):
+        assert text in page.text, text
+    assert "[model]" in page.text
+    assert "# recipe demo.toml:4" in page.text
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    source = write_report(make_run(tmp_path / "run")).read_text()
+    page = Page(source)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & set(page.names)
+    assert not re.search(r"https?://|url\(|@import", source)
+    assert "prefers-color-scheme: dark" in source
+    assert 'name="viewport"' in source
+
+
+def test_hostile_strings_stay_strings(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run", recipe=f"name = {json.dumps(HOSTILE.replace(chr(0xD800), ''))}  # {'</pre><script>'}\n"
+    )
+    row = {"metric": HOSTILE, "value": HOSTILE, "convention": HOSTILE}
+    compressor = {"metric": f"gzip {HOSTILE}", "value": 2.0}
+    own = {"metric": "bits_per_byte", "value": 1.0}
+    (run / "evaluation.json").write_text(json.dumps({"tasks": [{"name": HOSTILE, "rows": [row, own, compressor]}]}))
+    session = dict.fromkeys(("from_step", "cpu", "command", "started", "platform", "torch", "threads"), HOSTILE)
+    session |= {"gpus": [HOSTILE], "instruction_sets": [HOSTILE], "git": {"commit": HOSTILE, "dirty": HOSTILE}}
+    (run / "environment.json").write_text(
+        json.dumps({"sessions": [session, {**session, "gpus": HOSTILE, "git": HOSTILE}]})
+    )
+    with MetricsLog(run / "samples.jsonl") as log:
+        log.append({"step": 50, "prompt": HOSTILE, "text": HOSTILE})
+        log.append({"step": 60, "prompt": 5, "text": None})
+    with MetricsLog(run / "metrics.jsonl") as log:
+        log.append(train_row(41, skipped_steps=1, non_finite={HOSTILE: HOSTILE}))
+        log.append({key: HOSTILE if key != "step" else 42 for key in train_row(42)})
+    (run / "checkpoints" / "step-<b>").mkdir()
+    (run / "checkpoints" / "step-<b>" / "manifest.json").write_text("{}")
+    clean = page_of(make_run(tmp_path / "clean"))
+    page = page_of(run)
+    assert set(page.names) <= set(clean.names)
+    assert page.attributes <= clean.attributes | {"aria-hidden"}
+    assert not re.search("[\x00\x1b\u202e]", page.text)
+    assert page.text.count("<script>alert(1)</script>") > 10
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3])
+def test_few_rows_are_enough(tmp_path: Path, num_rows: int) -> None:
+    page = page_of(make_run(tmp_path / "run", rows=[train_row(step) for step in range(1, num_rows + 1)]))
+    assert ("Curves" in page.headings) == (num_rows > 0)
+    assert ("Last training loss" in page.text) == (num_rows > 0)
+    assert ("No step is logged yet" in page.text) == (num_rows == 0)
+
+
+def test_a_run_that_only_began_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "environment.json").write_text("{}")
+    page = page_of(tmp_path)
+    assert page.headings == ["Recipe", "Environment"] or page.headings == ["Recipe"]
+    assert "No step is logged yet" in page.text
+
+
+def test_resumes_show(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rows=default_rows())
+    sessions = [{"from_step": 0, "cpu": "First CPU"}, {"from_step": 20, "cpu": "Second CPU"}]
+    (run / "environment.json").write_text(json.dumps({"sessions": sessions}))
+    source = write_report(run).read_text()
+    page = Page(source)
+    assert "resumed 1\N{MULTIPLICATION SIGN}" in page.text
+    assert "From the start" in page.text
+    assert "Resumed after step 20" in page.text
+    assert "First CPU" in page.text
+    assert source.count('class="mark"/>') == 5  # a line in every chart
+
+
+def test_skipped_steps_are_listed_where_they_happened(tmp_path: Path) -> None:
+    rows = [train_row(10), train_row(20, skipped_steps=2, loss=float("nan")), train_row(30, skipped_steps=2)]
+    page = page_of(make_run(tmp_path / "run", rows=rows))
+    assert "Skipped steps" in page.headings
+    assert "11 to 20" in page.text
+    assert "loss nan" in page.text
+    assert "21 to 30" not in page.text
+    assert "2 steps skipped" in page.text
+
+
+def test_many_skips_and_samples_are_cut_to_what_can_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rows=[train_row(step, skipped_steps=step) for step in range(1, 200)])
+    with MetricsLog(run / "samples.jsonl") as log:
+        for step in range(100, 1100):
+            log.append({"step": step, "prompt": "", "text": f"sample number {step}."})
+    page = page_of(run)
+    assert "The first 50 of 199 places." in page.text
+    assert page.text.count("sample number") <= 27
+    assert "sample number 1099." in page.text
+    assert page.text.index("sample number 1099.") < page.text.index("sample number 1098.")
+    assert re.search(r"Earlier samples, 24 of 998", page.text)
+
+
+def test_a_huge_log_makes_a_small_page_in_little_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    rows = [json.dumps(train_row(step)) for step in range(1, 30_001)]
+    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    begun = time.process_time()
+    source = write_report(run).read_text()
+    assert time.process_time() - begun < 10
+    drawn = re.findall(r'<path d="([^"]*)"', source)
+    assert max(len(re.findall("[ML]", path)) for path in drawn) <= MAX_POINTS
+    assert len(source) < 400_000
+
+
+def test_a_torn_log_is_reported_and_a_malformed_one_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert "Finished" in page_of(run).text
+    (run / "samples.jsonl").write_text('nonsense\n{"step": 1}\n')
+    with pytest.raises(DataError, match=r"samples\.jsonl:1"):
+        write_report(run)
+
+
+def test_no_run_and_a_full_disk_are_one_line_and_the_old_page_stays(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in"):
+        write_report(tmp_path)
+    run = make_run(tmp_path / "run")
+    write_report(run)
+    before = (run / "report.html").read_bytes()
+    with faults.inject("write", 1, "enospc"), pytest.raises(StorageError):
+        write_report(run)
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_a_checkpoint_that_was_not_committed_is_not_listed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "checkpoints" / "step-00000099").mkdir()
+    assert "step-00000099" not in page_of(run).text

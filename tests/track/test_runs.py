@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import pytest
+from fake_run import RECIPE, make_run, train_row
+
+from hornbook.errors import DataError, UserError
+from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
+
+
+def test_runs_are_found_at_any_depth_and_nothing_inside_them_is_one(tmp_path: Path) -> None:
+    for name in ("b", "a/deep/x", ".hidden/y"):
+        make_run(tmp_path / name)
+    make_run(tmp_path / "b" / "checkpoints" / "inner")
+    (tmp_path / "only-a-recipe").mkdir()
+    (tmp_path / "only-a-recipe" / "recipe.toml").write_text(RECIPE)
+    assert find_runs(tmp_path) == [tmp_path / "a/deep/x", tmp_path / "b"]
+    assert find_runs(tmp_path / "b") == [tmp_path / "b"]
+
+
+def test_a_link_to_a_run_is_not_entered(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert find_runs(tmp_path) == [tmp_path / "a"]
+
+
+def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        find_runs(tmp_path / "missing")
+    with pytest.raises(UserError, match="no run in"):
+        read_run(tmp_path)
+    assert find_runs(tmp_path) == []
+
+
+def test_a_run_that_has_not_logged_yet_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    assert not is_run(tmp_path)
+    (tmp_path / "environment.json").write_text("{}")
+    assert is_run(tmp_path)
+    summary = summarize(tmp_path)
+    assert (summary.step, summary.tokens, summary.loss, summary.best_validation_loss) == (0, None, None, None)
+
+
+def test_a_summary_holds_the_last_and_the_best(tmp_path: Path) -> None:
+    summary = summarize(make_run(tmp_path / "run"))
+    assert summary.name == "demo"
+    assert (summary.step, summary.total_steps, summary.tokens) == (40, 40, 40 * 1024)
+    assert summary.loss == pytest.approx(2.15)
+    assert summary.validation_loss == pytest.approx(2.6)
+    assert (summary.best_validation_loss, summary.best_step) == (2.5, 30)
+    assert summary.bits_per_byte == 1.79  # of the evaluation, not of the last validation
+    assert (summary.tokens_per_second, summary.seconds, summary.skipped_steps) == (2000.0, 20.0, 0)
+    assert summary.num_sessions == 1
+
+
+def test_bits_per_byte_come_from_the_log_where_nothing_was_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "evaluation.json").unlink()
+    assert summarize(run).bits_per_byte == pytest.approx(2.6 / 1.5)
+
+
+def test_rows_that_are_not_finite_count_for_nothing(tmp_path: Path) -> None:
+    rows = [
+        train_row(1),
+        train_row(2, loss=float("nan"), skipped_steps=1),
+        {"kind": "validation", "step": 2, "loss": float("nan")},
+    ]
+    summary = summarize(make_run(tmp_path / "run", rows=rows))
+    assert (summary.step, summary.loss, summary.skipped_steps) == (2, 8.0, 1)
+    assert summary.validation_loss is None
+
+
+def test_the_name_is_the_folders_where_the_recipe_has_none(tmp_path: Path) -> None:
+    assert summarize(make_run(tmp_path / "mine", recipe="[training]\ntokens = 5\n")).name == "mine"
+    assert summarize(tmp_path / "mine").total_steps is None
+
+
+def test_training_seconds_add_up_over_sessions_that_count_anew() -> None:
+    assert training_seconds([]) is None
+    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}]) == 9.0
+    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}, {}, {"seconds": 2.0}, {"seconds": 4.0}]) == 13.0
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("recipe.toml", "[model\n"),
+        ("recipe.toml", "x = " + "9" * 5000),
+        ("environment.json", "{"),
+        ("evaluation.json", "[]"),
+        ("evaluation.json", '{"tasks": [{"name": "x"}]}'),
+        ("evaluation.json", '{"tasks": [{"name": "x", "rows": [1]}]}'),
+        ("metrics.jsonl", 'x\n{"step": 1}\n'),
+    ],
+)
+def test_a_malformed_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        summarize(run)
+    assert str(run / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_compare_tells_where_recipes_differ_key_by_key(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one")
+    two = make_run(tmp_path / "two", recipe=RECIPE.replace("4  #", "6  #").replace("seed = 1234", "epochs = 2.0"))
+    comparison = compare([one, two])
+    assert comparison.differences == {
+        "model.num_layers": (4, 6),
+        "training.epochs": (None, 2.0),
+        "training.seed": (1234, None),
+    }
+    assert [summary.folder for summary in comparison.runs] == [str(one), str(two)]
+    assert compare([one, one, one]).differences == {}
+
+
+def test_flatten_dots_the_keys() -> None:
+    assert flatten({"a": 1, "b": {"c": [1, 2], "d": {"e": "x"}}}) == {"a": 1, "b.c": [1, 2], "b.d.e": "x"}
+    assert json.dumps(flatten({})) == "{}"
