@@ -27,6 +27,7 @@ from hornbook.model.dropout import Dropout
 from hornbook.model.embedding import TokenAndPositionEmbedding
 from hornbook.model.feed_forward import FeedForward
 from hornbook.model.head import TiedHead
+from hornbook.model.incremental import IncrementalBlock, incremental_block
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm, Linear
 from hornbook.objective import Objective, build_objective
@@ -42,6 +43,7 @@ __all__ = [
     "Dropout",
     "EvaluationWindows",
     "FeedForward",
+    "IncrementalBlock",
     "LanguageModel",
     "LayerNorm",
     "Linear",
@@ -60,6 +62,7 @@ __all__ = [
     "build_schedule",
     "build_update",
     "evaluation_batches",
+    "incremental_block",
     "main",
     "open_store",
     "option",

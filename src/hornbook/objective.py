@@ -65,8 +65,5 @@ def _(config: CausalLMConfig) -> CausalLM:
 
 def weighted_loss(sums: Mapping[str, Tensor], counts: Mapping[str, int], weights: Mapping[str, float]) -> Tensor:
     """Return ``Σ weight · sum / count``; a term that scores nothing anywhere contributes zero."""
-    parts = [sums[name] * (weights[name] / max(counts[name], 1)) for name in weights]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    first, *others = (sums[name] * (weights[name] / max(counts[name], 1)) for name in weights)
+    return sum(others, start=first)

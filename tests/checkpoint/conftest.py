@@ -6,8 +6,11 @@ import pytest
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where the system has one: fsync costs nothing there, and a process dies there as anywhere."""
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where the system has such a folder: fsync costs nothing there, and a process dies there as anywhere."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path, prefix="hornbook-") as folder:
+    if not memory.is_dir():
+        yield tmp_path_factory.mktemp("disk")
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="hornbook-") as folder:
         yield Path(folder)

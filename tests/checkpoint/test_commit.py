@@ -40,17 +40,17 @@ def every_crash(prepare: Callable[[], Path], action: Callable[[Path], object], d
 
 
 @pytest.fixture
-def fresh(quick) -> Callable[..., Path]:
+def fresh(tmp_path) -> Callable[..., Path]:
     """Makes a new folder with sound checkpoints of the given steps, copied from one that was saved once."""
-    saved(quick / "original", 5, 10, 15, 20)
+    saved(tmp_path / "original", 5, 10, 15, 20)
     trials = iter(range(10**6))
 
     def make(*steps: int) -> Path:
-        folder = quick / str(next(trials))
+        folder = tmp_path / str(next(trials))
         folder.mkdir()
         for step in steps:
             name = f"step-{step:08d}"
-            shutil.copytree(quick / "original" / name, folder / name)
+            shutil.copytree(tmp_path / "original" / name, folder / name)
         return folder
 
     return make
@@ -352,16 +352,16 @@ def test_prune_does_not_count_damaged_checkpoints_and_leaves_them(fresh):
     assert names(folder) == ["step-00000010", "step-00000015", "step-00000020"]
 
 
-def test_prune_leaves_what_it_did_not_create(fresh, quick):
+def test_prune_leaves_what_it_did_not_create(fresh, tmp_path):
     folder = fresh(5, 10)
-    (folder / "step-00000005").rename(quick / "elsewhere")
-    (folder / "step-00000005").symlink_to(quick / "elsewhere")
+    (folder / "step-00000005").rename(tmp_path / "elsewhere")
+    (folder / "step-00000005").symlink_to(tmp_path / "elsewhere")
     assert_sound(folder, 5, 10)
     for name in ("step-00000002", "step-3", "mine"):
         (folder / name).mkdir()
     prune(folder, keep_last=1)
     assert names(folder) == sorted(["mine", "step-00000002", "step-00000005", "step-00000010", "step-3"])
-    assert set(names(quick / "elsewhere")) == FILES
+    assert set(names(tmp_path / "elsewhere")) == FILES
 
 
 def test_prune_of_nothing_is_fine(tmp_path):

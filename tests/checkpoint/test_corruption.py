@@ -74,9 +74,9 @@ def older(path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(quick) -> Path:
-    saved(quick / "checkpoints", 5, 10)
-    return quick / "checkpoints"
+def folder(tmp_path) -> Path:
+    saved(tmp_path / "checkpoints", 5, 10)
+    return tmp_path / "checkpoints"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -133,8 +133,8 @@ def test_the_problems_are_named(folder):
         load(path)
 
 
-def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(quick):
-    path = save(quick, Contents(step=5, tensors={}, files={"empty": b""}))
+def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(tmp_path):
+    path = save(tmp_path, Contents(step=5, tensors={}, files={"empty": b""}))
     (path / "empty").unlink()
     os.mkfifo(path / "empty")
     assert verify(path) == ["empty is not a plain file"]
@@ -154,20 +154,20 @@ def test_a_checkpoint_may_be_given_a_name_of_ones_own(folder):
 
 
 @pytest.mark.parametrize("what", ["missing", "file", "empty"])
-def test_what_is_no_checkpoint_is_told(quick, what):
+def test_what_is_no_checkpoint_is_told(tmp_path, what):
     if what == "file":
-        (quick / what).write_bytes(b"{}")
+        (tmp_path / what).write_bytes(b"{}")
     if what == "empty":
-        (quick / what).mkdir()
-    assert len(verify(quick / what)) == 1
+        (tmp_path / what).mkdir()
+    assert len(verify(tmp_path / what)) == 1
     with pytest.raises(CheckpointError) as caught:
-        load(quick / what)
+        load(tmp_path / what)
     assert one_line(caught.value)
 
 
-def test_intact_checkpoints_raise_no_alarm(quick):
+def test_intact_checkpoints_raise_no_alarm(tmp_path):
     for step in range(0, 10**8, 10**6 - 1):
-        (path,) = saved(quick, step)
+        (path,) = saved(tmp_path, step)
         assert verify(path) == []
         assert_equal(load(path), contents(step))
         shutil.rmtree(path)

@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -218,9 +217,10 @@ code = main({words!r})
 heavy = sorted({{"torch", "numpy", "tokenizers", "transformers", "rich", "safetensors"}} & set(sys.modules))
 sys.exit(code or (f"imported {{heavy}}" if heavy else 0))
 """
-    started = time.perf_counter()
+    before = os.times()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    seconds = time.perf_counter() - started
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: hornbook")
     assert seconds < GENEROUS * (0.3 if words == ["--help"] else 0.5)

@@ -6,6 +6,7 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
+from hornbook.engine.initial import InitFrom
 
 RECIPE = """[model]
 num_layers = 1
@@ -57,12 +58,25 @@ def test_train_hands_the_resolved_recipe_to_the_engine(recipe, trained, capsys):
     assert json.loads(capsys.readouterr().out) == {"step": 2}
     ((resolved, options),) = trained
     assert resolved == load_recipe(recipe, ["--training.steps=3"])
-    assert (str(options.pop("output")), options) == ("runs/a", {"device": "cpu", "threads": 1})
+    assert (str(options.pop("output")), options) == ("runs/a", {"device": "cpu", "threads": 1, "init_from": None})
 
 
 def test_defaults(recipe, trained):
     assert main(["train", recipe]) == 0
-    assert trained[0][1] == {"output": None, "device": "auto", "threads": None}
+    assert trained[0][1] == {"output": None, "device": "auto", "threads": None, "init_from": None}
+
+
+@pytest.mark.parametrize("moments", [None, "fresh", "keep"])
+def test_init_from_says_what_to_start_from(recipe, trained, moments):
+    words = ["--init-optimizer", moments] if moments else []
+    assert main(["train", recipe, "--init-from", "runs/small", *words]) == 0
+    assert trained[0][1]["init_from"] == InitFrom(source="runs/small", keep_optimizer=moments == "keep")
+
+
+def test_init_optimizer_alone_means_nothing(recipe, trained, capsys):
+    assert main(["train", recipe, "--init-optimizer", "fresh"]) == 2
+    assert "give --init-from, too, or neither" in capsys.readouterr().err
+    assert trained == []
 
 
 def test_print_recipe_is_a_recipe(recipe, trained, tmp_path, capsys):

@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -188,6 +189,22 @@ def test_from_the_shell(texts):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "free" in done.stderr
     assert not (texts / "full").exists() and not (texts / ".full.building").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to count threads in")
+def test_threads_act(texts):
+    """The tokenizing threads of a process are started when they are first needed, as many as asked for."""
+    program = (
+        "import sys; from pathlib import Path; from time import sleep; from hornbook.__main__ import main; "
+        "words = f'corpus build texts --tokenizer tok --output out{sys.argv[1]}'.split(); "
+        "main([*words, '--threads', sys.argv[1]]); "
+        "counts = [(sleep(0.02), len(list(Path('/proc/self/task').iterdir())))[1] for _ in range(20)]; "
+        "sys.exit(min(counts))"  # a thread that has ended is listed a moment longer
+    )
+    one, three = (
+        subprocess.run([sys.executable, "-c", program, number], capture_output=True).returncode for number in "13"
+    )
+    assert three - one == 2
 
 
 FAULT = os.environ | {"HORNBOOK_FAULT": "write:2:enospc"}

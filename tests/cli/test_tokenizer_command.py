@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.__main__ import main
+from hornbook.data.parts import falls_to_validation
 from hornbook.text.tokenizer import Tokenizer
 from tiny_text import TEXTS, tiny_tokenizer, write_texts
 
@@ -39,6 +40,15 @@ def test_train(place, capsys):
     assert (result["vocab_size"], result["documents"], result["output"]) == (300, len(TEXTS), "new/tok/tokenizer.json")
     assert main(["tokenizer", "train", "texts", "--vocab-size", "300", "--output", "new/tok"]) == 0
     assert "300 tokens, from 60 documents" in capsys.readouterr().out
+
+
+def test_train_leaves_out_what_a_corpus_holds_out(place, capsys):
+    words = ["tokenizer", "train", "texts", "--vocab-size", "300", "--json"]
+    assert main([*words, "--validation", "0.5", "--output", "half"]) == 0
+    seen = [text for text in TEXTS if not falls_to_validation(text, 0.5)]
+    assert 0 < len(seen) < len(TEXTS)
+    expected = Tokenizer.train(seen, 300)
+    assert json.loads(capsys.readouterr().out)["digest"] == expected.digest != tiny_tokenizer().digest
 
 
 def test_train_takes_the_options_of_inputs(place, capsys):

@@ -18,6 +18,7 @@ from hornbook.config import (
     recipe_to_dict,
     recipe_to_toml,
 )
+from hornbook.config.values import show
 from hornbook.errors import RecipeError
 
 RECIPE = """# mine
@@ -240,7 +241,8 @@ def test_all_mistakes_at_once(tmp_path):
         "remove it or change schedule.name",
         "schedule.warmup_steps = true (bad.toml:15): expected an integer, got a boolean",
         "name = 3 (bad.toml:2): expected a string, got an integer",
-        f'data.train = "{tmp_path}/x" (bad.toml:6), data.synthetic = true (bad.toml:7): give one of them, not both',
+        f"data.train = {show(f'{tmp_path}/x')} (bad.toml:6), data.synthetic = true (bad.toml:7): "
+        "give one of them, not both",
         "training.steps = 1 (bad.toml:20), training.epochs = 2.0 (bad.toml:21): "
         "the run has more than one length; give exactly one of steps, epochs, tokens",
         "training.global_batch_size = 7 (bad.toml:18), training.micro_batch_size = 2 (bad.toml:19): "
@@ -323,3 +325,33 @@ def test_recipes_made_in_python_can_be_checked():
     found = problems_of(Recipe(training=TrainingConfig(steps=1), model=GPTConfig(num_layers=0, num_heads=7)))
     assert len(found) == 2
     assert found[0] == "model.num_layers = 0 (recipe): must be at least 1"
+
+
+def test_lists_of_names_and_their_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    lists = '[evaluation]\ntasks = ["lambada", "wikitext2"]\ntask_data = ["lambada=a.jsonl", "../b"]\n'
+    path = write(tmp_path / "sub", RECIPE + lists)
+    evaluation = load_recipe(path).recipe.evaluation
+    assert evaluation.tasks == ("lambada", "wikitext2")
+    assert evaluation.task_data == (f"lambada={tmp_path}/sub/a.jsonl", f"{tmp_path}/b")
+    words = ["--evaluation.tasks", "lambada", "--evaluation.task-data=lambada=c"]
+    assert load_recipe(path, words).recipe.evaluation.task_data == (f"lambada={tmp_path}/c",)
+    without = load_recipe(path, ["--evaluation.tasks=none", "--evaluation.task-data=none"]).recipe.evaluation
+    assert (without.tasks, without.task_data) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('[evaluation]\ntasks = "lambada"', "expected an array of strings, got a string"),
+        ('[evaluation]\ntasks = ["lambada", 3]', "expected an array of strings, got one with an integer in it"),
+        ('[evaluation]\ntask_data = ["lambada=x"]', "data for lambada, not among the tasks; add it there"),
+        ('[checkpoint]\nbest_by = "loss"', 'expected "validation" or TASK/METRIC'),
+        ('[checkpoint]\nbest_by = "lambada/last_word_accuracy"', "by a task that is not run; add lambada to the tasks"),
+    ],
+)
+def test_tasks_that_do_not_fit(tmp_path, options, message):
+    (problem,) = problems(write(tmp_path, f"{RECIPE}{options}\n"))
+    assert message in problem
+    assert "\n" not in problem

@@ -15,20 +15,28 @@ class Every:
     rate: float | None = option(None, help="a rate", above=0, maximum=1)
     kind: Literal["a", "b"] = option("a", help="a kind")
     plain: str = "no help"
+    names: tuple[str, ...] = option((), help="some names")
 
 
 def test_a_field_becomes_a_spec():
     described = describe(Every)
-    assert list(described) == ["count", "rate", "kind", "plain"]
+    assert list(described) == ["count", "rate", "kind", "plain", "names"]
     assert (described["rate"].type, described["rate"].optional) == (float, True)
     assert described["kind"].choices == ("a", "b")
     assert described["plain"].help == ""
+    assert (described["names"].type, described["names"].optional) == (tuple, False)
     assert Every() == Every(count=1, rate=None, kind="a")
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("count", "an integer"), ("rate", 'a number or "none"'), ("kind", 'one of "a", "b"'), ("plain", "a string")],
+    [
+        ("count", "an integer"),
+        ("rate", 'a number or "none"'),
+        ("kind", 'one of "a", "b"'),
+        ("plain", "a string"),
+        ("names", "an array of strings"),
+    ],
 )
 def test_expected_in_words(name, expected):
     assert describe(Every)[name].expected == expected
@@ -54,8 +62,13 @@ def test_types_that_no_recipe_can_hold_are_refused():
     class Lists:
         sizes: list[int] | None = None
 
-    with pytest.raises(UserError, match=r"Lists.sizes: type .* is no recipe type"):
-        describe(Lists)
+    @dataclass(frozen=True)
+    class Pairs:
+        sizes: tuple[str, str] = ("a", "b")
+
+    for section in (Lists, Pairs):
+        with pytest.raises(UserError, match=rf"{section.__name__}.sizes: type .* is no recipe type"):
+            describe(section)
 
 
 def test_an_option_without_default_is_refused():

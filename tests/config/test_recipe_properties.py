@@ -1,5 +1,6 @@
 """Random sound recipes survive the way out and back; mutated ones are refused, a line for each mistake (R13)."""
 
+import os
 import random
 from dataclasses import fields
 
@@ -40,6 +41,8 @@ def values_of(spec):
         values = st.floats(low, high, allow_infinity=False, allow_nan=False, **exclude)
     elif spec.type is bool:
         values = st.booleans()
+    elif spec.type is tuple:
+        values = st.lists(TEXT.map(lambda text: os.path.normpath(f"/{text}"))).map(tuple)
     else:
         values = TEXT.map(lambda text: f"/{text}")
     return st.none() | values if spec.optional else values
@@ -69,6 +72,8 @@ def mended(recipe, draw):
     if "epochs" in length:
         nested["data"]["synthetic"] = False
     nested["training"] |= {"steps": None, "tokens": None, "epochs": None} | length
+    nested["checkpoint"] |= draw(st.sampled_from([{"best_by": "validation"}, {"best_by": "mine/accuracy"}]))
+    nested["evaluation"]["tasks"] += ("mine",)
     return recipe_from_dict(nested)
 
 

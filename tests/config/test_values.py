@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.config.options import Bounds, Spec
-from hornbook.config.values import Mistake, absolute, convert, parse_text, show
+from hornbook.config.values import Mistake, absolute, absolute_entry, convert, parse_text, show, split_entry
 
 
 def spec(kind, *, optional=False, choices=(), path=False, **bounds):
@@ -35,6 +35,9 @@ def spec(kind, *, optional=False, choices=(), path=False, **bounds):
         ("false", bool, False),
         ("a b", str, "a b"),
         ("5", str, "5"),
+        ("a,b", tuple, ("a", "b")),
+        ("a", tuple, ("a",)),
+        ("none", tuple, ()),
     ],
 )
 def test_text_of_the_command_line(text, kind, value):
@@ -61,6 +64,8 @@ def test_none_unsets_what_is_optional(text):
         pytest.param("9" * 5000, int, "expected a finite number", id="5000 digits"),
         ("yes", bool, "expected true or false, got a string"),
         ("", str, "must not be empty"),
+        ("a,,b", tuple, "must not be empty"),
+        (None, tuple, "expected an array of strings after the option"),
         (None, float, "expected a number after the option"),
     ],
 )
@@ -96,6 +101,8 @@ def test_values_of_a_file(value, kind, expected):
         (3, str),
         ([], str),
         ({}, int),
+        ("a,b", tuple),
+        (["a", 1], tuple),
     ],
 )
 def test_a_file_is_not_guessed_at(value, kind):
@@ -140,6 +147,8 @@ def test_bounds_are_said():
         None,
         True,
         "\ud800",
+        ("a\n", "b"),
+        ("name",) * 50,
     ],
 )
 def test_show_is_one_short_line(value):
@@ -155,6 +164,25 @@ def test_paths(tmp_path, monkeypatch):
     assert absolute("~/x", Path("/elsewhere")) == str(tmp_path / "home" / "x")
     assert absolute("~", Path("/elsewhere")) == str(tmp_path / "home")
     assert absolute("kept", None) == "kept"
+
+
+def test_lists_are_shown_as_in_toml():
+    assert (show(()), show(("a", "b"))) == ("[]", '["a", "b"]')
+
+
+@pytest.mark.parametrize(
+    ("entry", "parts", "resolved"),
+    [
+        ("x.txt", (None, "x.txt"), "/here/x.txt"),
+        ("lambada=x.txt", ("lambada", "x.txt"), "lambada=/here/x.txt"),
+        ("lambada=/x=y", ("lambada", "/x=y"), "lambada=/x=y"),
+        ("./a=b", (None, "./a=b"), "/here/a=b"),
+        ("a=", (None, "a="), "/here/a="),
+    ],
+)
+def test_entries_with_a_name_before_the_path(entry, parts, resolved):
+    assert split_entry(entry) == parts
+    assert absolute_entry(entry, Path("/here")) == resolved
 
 
 def test_an_unknown_home_is_a_mistake(monkeypatch):

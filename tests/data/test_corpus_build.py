@@ -17,7 +17,7 @@ from hornbook.storage import lock_folder
 from hornbook.storage.faults import count_operations, crashes_in_child, inject
 from hornbook.text.documents import ReadOptions
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
+from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +183,17 @@ def test_a_build_that_would_come_to_nothing_fails_and_leaves_nothing(tmp_path, d
     with pytest.raises(error) as caught:
         build_tiny(tmp_path / "corpus", **options)
     assert one_line(caught.value, part)
+    assert only(tmp_path, "texts")
+
+
+def test_an_input_that_changes_meanwhile(tmp_path):
+    first = write_texts(tmp_path / "texts")[0]
+
+    def change(progress):
+        first.write_bytes(first.read_bytes() + b"more")
+
+    with pytest.raises(DataError, match="an input changed while it was read"):
+        build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "corpus", on_progress=change)
     assert only(tmp_path, "texts")
 
 

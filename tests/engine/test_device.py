@@ -1,10 +1,13 @@
 """Devices by name, and this process's share of the machine."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from hornbook.engine import device as module
-from hornbook.engine.device import choose_device, default_threads, physical_cores, prepare, synchronize
+from hornbook.engine.device import choose_device, cpu_quota, default_threads, physical_cores, prepare, synchronize
 from hornbook.errors import UserError
 
 
@@ -63,6 +66,7 @@ def test_hyperthreads_share_a_core(monkeypatch, tmp_path):
 
 def test_local_ranks_share_the_cores_and_none_goes_without(monkeypatch):
     monkeypatch.setattr(module, "physical_cores", lambda: 8)
+    monkeypatch.setattr(module, "cpu_quota", lambda: 8)
     for ranks, threads in ((None, 8), ("1", 8), ("3", 2), ("16", 1)):
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         if ranks:
@@ -78,3 +82,11 @@ def test_prepared_threads_and_denormals():
     finally:
         torch.set_flush_denormal(False)
     synchronize(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("150000 100000\n", 1), ("50000 100000\n", 1), ("400000 100000\n", 4), ("max 100000\n", None)]
+)
+def test_a_containers_quota_bounds_the_threads(tmp_path: Path, text: str, cores: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cpu_quota(tmp_path / "cpu.max") == (cores or os.cpu_count())

@@ -11,7 +11,7 @@ import pytest
 import tiny_runs
 
 from hornbook import checkpoint
-from hornbook.errors import CheckpointError, DivergedError, StoppedBySignal, UserError
+from hornbook.errors import CheckpointError, DivergedError, StoppedBySignal, StorageError, UserError
 from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
 
 VARIANTS = {
@@ -218,3 +218,14 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
     shutil.copytree(other / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
     with pytest.raises(CheckpointError, match=r"attention\.out\.bias is \[64\] and should be \[32\]"):
         tiny_runs.run_tiny(tmp_path)
+
+
+def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hornbook.checkpoint import commit
+
+    monkeypatch.setattr(commit, "free_bytes", lambda folder: 1000)
+    with pytest.raises(StorageError, match=r"KiB needed, 1,?000 (B|bytes) free; free some space"):
+        tiny_runs.run_tiny(tmp_path)
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -31,13 +31,13 @@ def run(num_steps: int, micro_batch_size: int = 8, state: TrainState | None = No
 
 
 class Injected(CausalLM):
-    """Causal cross-entropy whose sum is multiplied by ``factor``."""
+    """Causal cross-entropy whose sum is multiplied by ``factor`` and moved by ``shift``, which has no gradient."""
 
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+    def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
+        self.factor, self.shift = factor, shift
 
     def sums(self, head, x_BTD, batch):
-        return {name: total * self.factor for name, total in super().sums(head, x_BTD, batch).items()}
+        return {name: total * self.factor + self.shift for name, total in super().sums(head, x_BTD, batch).items()}
 
 
 def spoil_one_element(value: float):
@@ -112,14 +112,19 @@ def test_runs_are_equal_to_the_bit(changes):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", ["loss", "gradient"])
+@pytest.mark.parametrize("place", ["loss and gradients", "loss alone", "one gradient alone"])
 def test_a_step_that_is_not_finite_is_skipped(bad, place):
-    spoiled = {"objective": Injected(bad)} if place == "loss" else {"executor": spoil_one_element(bad)}
+    spoiled = {
+        "loss and gradients": {"objective": Injected(factor=bad)},
+        "loss alone": {"objective": Injected(shift=bad)},
+        "one gradient alone": {"executor": spoil_one_element(bad)},
+    }[place]
     state, _ = run(2)
     before = snapshot(state)
     _, (result, _) = run(2, state=state, trainer=tiny_trainer(**spoiled))
     assert result.skipped
-    assert math.isfinite(result.loss) is (place == "gradient")
+    assert math.isfinite(result.loss) is (place == "one gradient alone")
+    assert math.isfinite(result.gradient_norm) is (place == "loss alone")
     for name, tensor in snapshot(state).items():
         assert torch.equal(tensor, before[name]), name
     progress = state.progress

@@ -7,6 +7,7 @@ import torch
 
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
 from hornbook.data.synthetic import SyntheticTokens
+from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
 from hornbook.parallel.world import World
 from tiny import randomize, tiny_model
@@ -115,3 +116,9 @@ def test_model_keeps_its_mode_and_gets_no_gradients(model, training):
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert validate(model, make_windows(), world=World(), micro_batch_size=2) == first
+
+
+def test_a_token_that_the_model_lacks_is_refused_in_one_line() -> None:
+    windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
+    with pytest.raises(DataError, match=r"the data hold token \d+, but model\.vocab_size is 70"):
+        validate(tiny_model(), windows, world=World(), micro_batch_size=1)

@@ -166,10 +166,10 @@ def test_a_bomb_is_stopped_soon_and_in_little_memory(tmp_path, suffix, layout):
 
     def read_bomb():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
+        start = time.process_time()
         with open_text_source(tmp_path / "bomb") as stream:
             fails_while_reading(stream)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
     assert not crashes_in_child(read_bomb, "any", 1, "crash-before")

@@ -203,3 +203,32 @@ def test_a_checkpoint_that_was_not_committed_is_not_listed(tmp_path: Path) -> No
     run = make_run(tmp_path / "run")
     (run / "checkpoints" / "step-00000099").mkdir()
     assert "step-00000099" not in page_of(run).text
+
+
+def task_row(step: int, metric: str, value: float | None, **more: object) -> dict[str, object]:
+    row = {"kind": "task", "step": step, "task": "lambada", "metric": metric, "value": value, "convention": "of 7"}
+    return {**row, **more}
+
+
+def test_tasks_on_the_way_have_a_chart_and_their_last_numbers(tmp_path: Path) -> None:
+    rows = default_rows()
+    for step in (10, 20, 30):
+        rows += [task_row(step, "accuracy", step / 100, comparable_with="45.99"), task_row(step, "perplexity", 90.0)]
+    page = page_of(make_run(tmp_path / "run", rows=rows))
+    assert page.names.count("figure") == 6, "one for the first metric of the task"
+    assert "lambada, after step 30 of the training" in page.text
+    assert page.text.count("Comparable with 45.99.") == 1
+    assert "after step 20 of the training" not in page.text
+
+
+def test_hostile_task_rows_stay_text(tmp_path: Path) -> None:
+    hostile = dict.fromkeys(("task", "metric", "value", "convention", "comparable_with"), HOSTILE)
+    rows = [
+        *default_rows(),
+        task_row(10, "x", 1.0),
+        {"kind": "task", "step": 20, **hostile},
+        {"kind": "task", "step": 5},
+    ]
+    page = page_of(make_run(tmp_path / "run", rows=rows))
+    assert "script" not in page.names
+    assert "<script>alert(1)</script>" in page.text

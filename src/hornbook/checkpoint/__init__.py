@@ -5,7 +5,7 @@
 Importing this takes no torch; ``checkpoint.restore`` goes from a checkpoint back to a model.
 """
 
-from hornbook.checkpoint.commit import prune, save
+from hornbook.checkpoint.commit import prune, require_space, save
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve
 from hornbook.checkpoint.load import load
@@ -19,6 +19,7 @@ __all__ = [
     "load",
     "newest_sound",
     "prune",
+    "require_space",
     "resolve",
     "save",
     "step_of",

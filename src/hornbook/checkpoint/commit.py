@@ -59,7 +59,7 @@ def save(folder: Path, contents: Contents) -> Path:
         return final
     files = _files(contents)
     storage.make_directory(folder)
-    _require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
+    require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
     temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     try:
         _write(temporary, contents.step, files)
@@ -75,7 +75,7 @@ def save(folder: Path, contents: Contents) -> Path:
     return final
 
 
-def prune(folder: Path, *, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
+def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
     """Remove all sound checkpoints but the newest ``keep_last`` and those of ``keep``; return the folders that went.
 
     Damaged folders and what hornbook did not write stay where they are, and do not count.
@@ -148,7 +148,8 @@ def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
     return [path for path, match in matches if match and not is_alive(int(match[1]))]
 
 
-def _require_space(folder: Path, needed: int) -> None:
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
     free = free_bytes(folder)
     if free < needed:
         raise StorageError(

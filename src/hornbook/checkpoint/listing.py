@@ -86,7 +86,7 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
         StorageError: the folder cannot be read.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such folder; expected a run's folder or a checkpoint")
+        raise CheckpointError(f"{path}: no such folder; expected a run's folder, a checkpoint or a Hugging Face folder")
     if is_checkpoint(path):
         return path
     folder = checkpoints_of(path)
@@ -94,7 +94,7 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     if found is None:
         num_damaged = len(committed(folder))
         state = f"{num_damaged} damaged checkpoints and no sound one" if num_damaged else "no checkpoint"
-        raise CheckpointError(f"{path} holds {state}; expected a run's folder or a checkpoint")
+        raise CheckpointError(f"{path} holds {state}; expected a run's folder, a checkpoint or a Hugging Face folder")
     return found
 
 

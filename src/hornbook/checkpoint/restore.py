@@ -1,18 +1,30 @@
-"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once."""
+"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once.
 
-from collections.abc import Mapping
+::
+
+    runs/demo | runs/demo/checkpoints/step-00001200 | gpt2/ (Hugging Face) | openai-community/gpt2 (their hub)
+      -> read_source -> path and Contents
+      -> load_model  -> a model in evaluation mode, its recipe and its tokenizer
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hornbook.checkpoint import huggingface
+from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel, build_model
 from hornbook.optim.precision import compute_dtype
 from hornbook.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -31,29 +43,54 @@ class LoadedModel:
         """Return the tokenizer.
 
         Raises:
-            CheckpointError: the model was trained on data that came without one.
+            CheckpointError: the model was trained on data that came without one, or imported without.
         """
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.path} has no tokenizer.json, since its training data came without one: "
-                "put the tokenizer's file there, or train on a store built with `hornbook corpus build`"
+                f"{self.path} has no tokenizer that hornbook can read, since its training data or the folder that it "
+                "was imported from came without one: train on a store built with `hornbook corpus build`, or add "
+                "tokenizer.json to the folder that is imported"
             )
         return self.tokenizer
 
 
-def load_model(path: Path, device: torch.device, *, compute: str = "auto") -> LoadedModel:
+def read_source(
+    source: Path | str, *, only: Collection[str] | None = None, warn: Callable[[str], None] = _logger.warning
+) -> tuple[Path, Contents]:
+    """Return what a user may name as a source of weights, and the folder in which that was found.
+
+    Args:
+        source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder; or
+            ``owner/name`` of the Hugging Face hub, where no such path exists.
+        only: groups of tensors to read, as ``{"model"}``; None for all.
+        warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
+
+    Raises:
+        CheckpointError: nothing sound is there.
+        HornbookError: the hub cannot be reached, or has no such model.
+    """
+    path = Path(source)
+    repository = None if path.exists() else huggingface.repository_of(source)
+    if repository is not None:
+        path = huggingface.fetch(repository)
+    if huggingface.is_folder(path):
+        return path, huggingface.read_folder(path, warn=warn)
+    chosen = resolve(path, warn)
+    return chosen, load(chosen, only=only)
+
+
+def load_model(path: Path | str, device: torch.device, *, compute: str = "auto") -> LoadedModel:
     """Return the model of a checkpoint, in evaluation mode on ``device``.
 
     Args:
-        path: a checkpoint, or a run's folder, whose newest sound checkpoint is taken.
+        path: whatever ``read_source`` takes: a run, a checkpoint, a Hugging Face folder.
         device: where the model goes.
         compute: dtype of the activations: auto, fp32 or bf16.
 
     Raises:
         CheckpointError: nothing sound is there, or its weights disagree with its recipe.
     """
-    chosen = resolve(path)
-    contents = load(chosen, only={"model"})
+    chosen, contents = read_source(path, only={"model"})
     recipe = recipe_from_dict(contents.documents["recipe"])
     model = build_model(recipe.model, compute_dtype(compute, device))
     weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
@@ -70,7 +107,13 @@ def load_model(path: Path, device: torch.device, *, compute: str = "auto") -> Lo
 
 
 def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError that lists every missing, extra or differently shaped tensor; all files of ``own`` count."""
+    """Raise CheckpointError for all ``mismatches``."""
+    if problems := mismatches(own, stored):
+        raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
+
+
+def mismatches(own: Tensors, stored: Tensors) -> list[str]:
+    """List every missing, extra or differently shaped tensor of ``stored``; all files of ``own`` count."""
     problems = []
     for file, tensors in own.items():
         found = stored.get(file, {})
@@ -81,5 +124,4 @@ def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
             for name in sorted(tensors.keys() & found.keys())
             if found[name].shape != tensors[name].shape
         ]
-    if problems:
-        raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
+    return problems

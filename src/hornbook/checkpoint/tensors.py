@@ -12,6 +12,7 @@ equal tensors give equal bytes. Reading is the library's; the header is bounded 
 read tensor is copied once, out of the mapped file, so that nothing depends on the file afterwards.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -55,18 +56,30 @@ class Encoded:
     chunks: Iterator[BytesLike]
 
 
-def encode(tensors: "Mapping[str, Tensor]") -> Encoded:
+def encode(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None) -> Encoded:
     """Return tensors as the bytes of a safetensors file, made as they are asked for.
 
     A contiguous tensor on the CPU is handed out without a copy; another one is copied when its turn comes.
+
+    Args:
+        tensors: by name.
+        metadata: notes for other readers, as transformers' ``{"format": "pt"}``; ours needs none.
 
     Raises:
         CheckpointError: the format has no such dtype, or a name is its reserved ``__metadata__``.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header = _header(ordered)
+    header = _header(ordered, metadata)
     size = len(header) + sum(tensor.numel() * tensor.element_size() for _, tensor in ordered)
     return Encoded(size=size, chunks=_chunks(header, [tensor for _, tensor in ordered]))
+
+
+def digest(tensors: "Mapping[str, Tensor]") -> str:
+    """Return the SHA-256, in hexadecimal, of the file that the tensors would be: equal tensors have equal ones."""
+    content = hashlib.sha256()
+    for chunk in encode(tensors).chunks:
+        content.update(chunk)
+    return content.hexdigest()
 
 
 def read(path: Path) -> "dict[str, Tensor]":
@@ -86,9 +99,9 @@ def read(path: Path) -> "dict[str, Tensor]":
         raise _malformed(path, " ".join(str(error).split())) from error
 
 
-def _header(ordered: "list[tuple[str, Tensor]]") -> bytes:
+def _header(ordered: "list[tuple[str, Tensor]]", metadata: Mapping[str, str] | None) -> bytes:
     assert sys.byteorder == "little", "safetensors are little-endian and so is every machine that torch runs on"
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in ordered:
         dtype = _DTYPES.get(str(tensor.dtype))

@@ -39,6 +39,7 @@ natural_number = _number(int, minimum=0)
 positive_number = _number(float, above=0)
 non_negative_number = _number(float, minimum=0)
 fraction = _number(float, minimum=0, maximum=1)
+positive_fraction = _number(float, above=0, maximum=1)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +86,8 @@ def _metavar(spec: Spec) -> str:
         return f"{{{','.join(spec.choices)}}}"
     if spec.type is bool:
         return "[true|false]"
+    if spec.type is tuple:
+        return "NAME=PATH,..." if spec.path else "NAME,..."
     return "PATH" if spec.path else {int: "INTEGER", float: "NUMBER", str: "TEXT"}[spec.type]
 
 

@@ -1,9 +1,16 @@
-"""Measure speed on this machine: ``hornbook bench step demo --peer transformers`` times whole training steps in turn."""
+"""Measure speed on this machine: ``step`` times whole training steps, ``generate`` the tokens of texts.
+
+hornbook bench step demo --peer transformers
+hornbook bench generate demo --peer transformers --batch-size 1 8
+"""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
 
 _PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
 _DEFAULT_VOCAB_SIZE = 4096
@@ -12,12 +19,30 @@ _DEFAULT_VOCAB_SIZE = 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    step = commands.add_parser("step", help="time the training step of a recipe", description=__doc__)
+    step = commands.add_parser(
+        "step", help="time the training step of a recipe", description="Time whole training steps of a recipe."
+    )
     add_recipe_arguments(step)
     step.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's step too, in turn, and give the ratio")
     step.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (5)")
     add_device_arguments(step)
     step.set_defaults(handler=step_command)
+    generate = commands.add_parser(
+        "generate", help="time the generation of text", description="Time greedy texts of a recipe's untrained model."
+    )
+    add_recipe_arguments(generate)
+    generate.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's too, in turn, and give the ratio")
+    generate.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (5)")
+    generate.add_argument(
+        "--batch-size", type=positive_integer, nargs="+", default=[1, 8], metavar="N", help="texts at once (1 8)"
+    )
+    generate.add_argument("--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens (64)")
+    generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (64)")
+    generate.add_argument(
+        "--compute", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"], help="dtypes (fp32 bf16)"
+    )
+    add_device_arguments(generate)
+    generate.set_defaults(handler=generate_command)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
@@ -28,17 +53,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time hornbook's step, and the peer's in each of its precisions."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
-    from hornbook.config import load_recipe
     from hornbook.engine.device import choose_device, prepare
     from hornbook.measure.peers import transformers_step
     from hornbook.measure.throughput import hornbook_step, measure_steps
     from hornbook.parallel.world import World
 
-    recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
-    if recipe.model.vocab_size is None:
-        recipe = replace(recipe, model=replace(recipe.model, vocab_size=_DEFAULT_VOCAB_SIZE))
+    recipe = _recipe(arguments)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     world = World(device=device)
@@ -54,3 +76,75 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the best of {arguments.peer}")
     return result
+
+
+def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time hornbook's generation, and the peer's, for each batch size and dtype."""
+    from dataclasses import asdict
+
+    from hornbook.engine.device import choose_device, prepare
+    from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
+    from hornbook.measure.peers import transformers_generate
+
+    recipe = _recipe(arguments)
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    length = arguments.output_length
+    rows: list[dict[str, Any]] = []
+    for batch_size in arguments.batch_size:
+        prompts = random_prompts(
+            recipe, batch_size=batch_size, prompt_length=arguments.prompt_length, num_tokens=length
+        )
+        contenders = {}
+        for compute in arguments.compute:
+            contenders[f"hornbook {compute}"] = hornbook_generate(recipe, prompts, device, compute)
+            if arguments.peer:
+                contenders[f"{arguments.peer} {compute}"] = transformers_generate(recipe, prompts, device, compute)
+        speeds = measure_generation(
+            contenders, batch_size=batch_size, num_tokens=length, device=device, rounds=arguments.rounds
+        )
+        found = [{"batch_size": batch_size, "contender": name, **asdict(speed)} for name, speed in speeds.items()]
+        _print_generation(found)
+        rows += found
+    ratios = _ratios(rows, arguments.peer) if arguments.peer else []
+    return {"recipe": recipe.name, "prompt_length": arguments.prompt_length, "rows": rows, "ratios": ratios}
+
+
+def _print_generation(rows: list[dict[str, Any]]) -> None:
+    print(f"batch of {rows[0]['batch_size']}")
+    for row in rows:
+        first, token = 1e3 * row["first_token_seconds"], 1e3 * row["token_seconds"]
+        speed = f"{row['tokens_per_second']:>10,.0f} tokens/s"
+        print(f"  {row['contender']:<20}first token{first:>10,.2f} ms{token:>10,.3f} ms a token{speed}")
+
+
+def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
+    """Set hornbook's time a token beside the peer's in the same dtype, and print the quotients."""
+    seconds = {(row["batch_size"], row["contender"]): row["token_seconds"] for row in rows}
+    ratios = []
+    for (batch_size, contender), ours in seconds.items():
+        name, _, compute = contender.partition(" ")
+        if name == "hornbook":
+            ratio = seconds[batch_size, f"{peer} {compute}"] / ours
+            ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
+            print(f"a batch of {batch_size} in {compute}: {ratio:.2f} times as fast a token as {peer}")
+    return ratios
+
+
+def _recipe(arguments: argparse.Namespace) -> "Recipe":
+    """Return the recipe, with some vocabulary where it has none."""
+    from dataclasses import replace
+
+    from hornbook.config import load_recipe
+
+    recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
+    if recipe.model.vocab_size is None:
+        recipe = replace(recipe, model=replace(recipe.model, vocab_size=_DEFAULT_VOCAB_SIZE))
+    return recipe
+
+
+def _two_or_more(text: str) -> int:
+    number: int = positive_integer(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 2, as the first token is timed apart")
+    return number

@@ -1,4 +1,4 @@
-"""Looks at checkpoints: ``list`` shows those of a run, ``verify`` checks every byte of them.
+"""Looks at checkpoints: ``list`` shows those of a run, ``verify`` checks every byte; ``import`` and ``export`` them.
 
 hornbook checkpoint list runs/demo
       step        size  state
@@ -11,25 +11,28 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli import checkpoint_exchange
+
 if TYPE_CHECKING:
     from hornbook.checkpoint import Info
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``list`` and ``verify``."""
+    """Declare ``list`` and ``verify``, ``import`` and ``export``."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     shown = commands.add_parser("list", help="show those of a run", description="Show the checkpoints of a run.")
     shown.add_argument("path", type=Path, metavar="RUN", help="a run's folder, or its folder of checkpoints")
-    shown.set_defaults(handler=list_command)
+    shown.set_defaults(handler=lambda arguments: list_command(arguments.path, json=arguments.json))
     checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
     checked.add_argument("path", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder for all of it")
-    checked.set_defaults(handler=verify_command)
+    checked.set_defaults(handler=lambda arguments: verify_command(arguments.path, json=arguments.json))
+    checkpoint_exchange.add_arguments(commands)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Hand over to the subcommand."""
-    handler: Callable[..., dict[str, Any]] = arguments.handler
-    return handler(arguments.path, json=arguments.json)
+    handler: Callable[[argparse.Namespace], dict[str, Any]] = arguments.handler
+    return handler(arguments)
 
 
 def list_command(folder: Path, *, json: bool) -> dict[str, Any]:

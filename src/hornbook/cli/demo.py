@@ -1,8 +1,8 @@
 """The main job, end to end, on text that every machine with Python has: the standard library's own source files.
 
-``hornbook demo`` prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a GPT,
-evaluate it on held-out files, let it write. It measures the machine first and takes as many steps as fit the time. Run
-again, it goes on where it stopped.
+``hornbook demo`` prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a
+GPT, evaluate it on held-out files, let it write. It measures the machine first and takes as many steps as fit the time.
+Run again, it goes on where it stopped.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from typing import Any
 
 from hornbook.cli.arguments import add_device_arguments, positive_number
 
-_EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__")
-_VOCAB_SIZE = 4096
+_EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
+_VOCAB_SIZE = 8192
 _VALIDATION = 0.05
 _SECONDS_AFTER_TRAINING = 25.0
 _OVERHEAD = 1.1  # validation, checkpoints and a machine that others use too
@@ -37,10 +37,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
     text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
     text += [option for name in _EXCLUDED for option in ("--exclude", name)]
+    held_out = ["--validation", str(_VALIDATION)]
     tokenizer, corpus, folder = str(root / "tokenizer"), str(root / "corpus"), str(root / "run")
     if not Path(tokenizer).exists():
-        command("tokenizer", "train", *text, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)
-    command("corpus", "build", *text, "--tokenizer", tokenizer, "--validation", str(_VALIDATION), "--output", corpus)
+        command("tokenizer", "train", *text, *held_out, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)
+    command("corpus", "build", *text, *held_out, "--tokenizer", tokenizer, "--output", corpus)
     deadline = 60 * arguments.minutes - _SECONDS_AFTER_TRAINING
     steps = _plan(root / "plan.json", corpus, arguments, deadline - (time.monotonic() - started))
     length = ["--training.steps", str(steps), "--schedule.warmup-steps", str(max(1, min(100, steps // 10)))]

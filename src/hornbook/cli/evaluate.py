@@ -1,15 +1,30 @@
-"""Measure a trained model: ``hornbook evaluate runs/demo`` scores the run's validation store, byte by byte."""
+"""Measure a trained model: ``hornbook evaluate runs/demo`` scores the run's validation store, byte by byte.
+
+hornbook evaluate gpt2/ --tasks wikitext103 lambada --data wikitext103=wiki.test.tokens lambada=lambada_test.jsonl
+"""
 
 import argparse
 
-from hornbook.cli.arguments import add_device_arguments, positive_integer
+from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, or one checkpoint of it")
-    parser.add_argument("--tasks", nargs="+", default=["bits_per_byte"], metavar="TASK", help="default: bits_per_byte")
-    parser.add_argument("--data", metavar="STORE", help="store to score; default: the run's validation store")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or a Hugging Face folder"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", default=["bits_per_byte"], metavar="TASK", help="default: bits_per_byte, a run's own data"
+    )
+    parser.add_argument(
+        "--data", nargs="+", default=[], metavar="PATH", help="what to score: PATH for all tasks, or TASK=PATH for one"
+    )
+    parser.add_argument(
+        "--window", type=positive_integer, metavar="N", help="tokens of context at most (default: as in the training)"
+    )
+    parser.add_argument(
+        "--overlap", type=natural_number, metavar="N", help="tokens that windows share (default: as the task needs)"
+    )
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
     parser.add_argument("--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows at a time")
     add_device_arguments(parser)
@@ -22,18 +37,37 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
     from hornbook.evaluate import TaskInput, run_tasks
+    from hornbook.evaluate.tasks import assign_data, find_task
+    from hornbook.parallel.world import World
     from hornbook.storage.files import dump_json, replace_file
 
+    for name in arguments.tasks:
+        find_task(name)
+    data = assign_data(arguments.data, arguments.tasks)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     path = Path(arguments.checkpoint)
-    loaded = load_model(path, device, compute=arguments.compute)
-    given = TaskInput(loaded=loaded, data=arguments.data, device=device, micro_batch_size=arguments.micro_batch_size)
-    result = run_tasks(arguments.tasks, given)
+    given = TaskInput(
+        loaded=load_model(arguments.checkpoint, device, compute=arguments.compute),
+        world=World(device=device),
+        micro_batch_size=arguments.micro_batch_size,
+        window=arguments.window,
+        overlap=arguments.overlap,
+    )
+    result = run_tasks(arguments.tasks, given, data)
     if (path / "run.json").exists():
         replace_file(path / "evaluation.json", dump_json(result))
     for task in result["tasks"]:
-        print(f"{task['name']} of {loaded.path}")
-        for row in task["rows"]:
-            print(f"  {row['metric']:<18}{row['value']:>10.4f}   {row['convention']}")
+        print(f"{task['name']} of {result['checkpoint']}")
+        _print_rows(task["rows"])
     return result
+
+
+def _print_rows(rows: "list[dict[str, object]]") -> None:
+    """Print a table: metric, value, convention, and below it what the number may be compared with."""
+    width = max(len(str(row["metric"])) for row in rows)
+    for row in rows:
+        value = "not finite" if row["value"] is None else f"{row['value']:.4f}"
+        print(f"  {row['metric']:<{width}}{value:>14}   {row['convention']}")
+        if row["comparable_with"]:
+            print(f"  {'':<{width}}{'':>14}   = comparable with {row['comparable_with']}")

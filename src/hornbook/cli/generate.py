@@ -1,46 +1,213 @@
-"""Let a trained model write: ``hornbook generate runs/demo --prompt "def main("`` prints the prompt and what follows."""
+"""Let a trained model write: prompts from options, a file, standard input or the keyboard; texts to read or as JSON.
+
+hornbook generate runs/demo                                              a conversation, on a terminal
+hornbook generate runs/demo --prompt "def main(" --num-samples 3
+hornbook generate runs/demo --prompt-file prompts.jsonl --json-lines > texts.jsonl
+"""
 
 import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import add_device_arguments, non_negative_number, positive_integer
+from hornbook.cli.arguments import (
+    add_device_arguments,
+    non_negative_number,
+    positive_fraction,
+    positive_integer,
+    positive_number,
+)
+
+if TYPE_CHECKING:
+    from hornbook.cli.texts import Output
+    from hornbook.generate import Request, TextWriter
+    from hornbook.text.prompts import Prompt
+    from hornbook.text.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, or one checkpoint of it")
-    parser.add_argument("--prompt", default="", help="text to continue; default: the beginning of a document")
-    parser.add_argument("--output-length", type=positive_integer, default=128, metavar="N", help="tokens at most (128)")
-    parser.add_argument("--temperature", type=non_negative_number, default=0.8, help="0: the likeliest token (0.8)")
     parser.add_argument(
-        "--top-k", type=positive_integer, default=50, metavar="K", help="draw from the K likeliest (50)"
+        "checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or a Hugging Face folder"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    _add_input(parser.add_argument_group("prompts"))
+    _add_sampling(parser.add_argument_group("choice of tokens"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json-lines", action="store_true", help="write one JSON object a text to standard output")
+    output.add_argument("--output", type=Path, metavar="FILE", help="save the texts there too, as JSON lines")
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
+    parser.add_argument(
+        "--batch-size", type=positive_integer, default=8, metavar="N", help="texts that are written together (8)"
+    )
     add_device_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Generate one text and print it."""
-    from pathlib import Path
+def _add_input(group: "argparse._ArgumentGroup") -> None:
+    group.description = "without any: one a line on standard input, or, on a terminal, a conversation"
+    group.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue, '' for a new one; repeatable"
+    )
+    group.add_argument(
+        "--prompt-file", metavar="FILE", help="one prompt a line, or JSONL with a field prompt; - for standard input"
+    )
+    group.add_argument(
+        "--prompt-format",
+        choices=("auto", "text", "jsonl"),
+        default="auto",
+        help="of file and standard input; auto: jsonl for .jsonl, .ndjson and .json (auto)",
+    )
+    group.add_argument("--num-samples", type=positive_integer, default=1, metavar="N", help="texts of each prompt (1)")
+    group.add_argument(
+        "--input-length",
+        type=positive_integer,
+        metavar="N",
+        help="cut longer prompts to their last N tokens (default: a prompt that does not fit is an error)",
+    )
+    group.add_argument("--output-length", type=positive_integer, default=128, metavar="N", help="tokens at most (128)")
 
+
+def _add_sampling(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--temperature", type=non_negative_number, default=0.8, help="0: the likeliest token (0.8)")
+    group.add_argument(
+        "--top-k", type=_count_or_none, default=50, metavar="K", help="draw from the K likeliest; none: from all (50)"
+    )
+    group.add_argument(
+        "--top-p", type=positive_fraction, metavar="P", help="draw from the fewest that make up P of the probability"
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=positive_number,
+        default=1.0,
+        metavar="X",
+        help="divide the logits of tokens that the text has (1: off)",
+    )
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="STRING", help="end before this string; repeatable"
+    )
+    group.add_argument(
+        "--stop-token", metavar="TOKEN", help="end at this token; none: at no token (default: the end-of-text token)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
+
+
+def _count_or_none(text: str) -> int | None:
+    return None if text == "none" else positive_integer(text)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the texts, tell what it took, and return it."""
+    from hornbook.cli.conversation import converse
+    from hornbook.cli.texts import Output, timing_line
+    from hornbook.errors import UserError
+
+    is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
+    if is_conversation and (arguments.json or arguments.json_lines):
+        raise UserError("there is no prompt for a script: give --prompt, --prompt-file or standard input")
+    prompts = [] if is_conversation else _prompts(arguments)
+    writer, path = _writer(arguments)
+    requests = _requests(writer, prompts, arguments.num_samples)
+    with Output(as_json=arguments.json_lines, file=arguments.output) as output:
+        if is_conversation:
+            print("type the beginning of a text; Ctrl-C ends a text, Ctrl-D the conversation", file=sys.stderr)
+            converse(writer, output, num_samples=arguments.num_samples)
+        else:
+            _write_all(writer, requests, output, batch_size=arguments.batch_size)
+    print(timing_line(writer.timing), file=sys.stderr)
+    return {"checkpoint": str(path), **writer.timing.summary(), "results": output.records}
+
+
+def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
+    from hornbook.text.prompts import Prompt, read_prompts
+
+    given = arguments.prompt
+    prompts = [
+        Prompt(text, "the prompt" if len(given) == 1 else f"prompt {number}") for number, text in enumerate(given, 1)
+    ]
+    source = arguments.prompt_file or (None if prompts else "-")
+    return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format)
+
+
+def _writer(arguments: argparse.Namespace) -> "tuple[TextWriter, Path]":
+    """Return the writer and the checkpoint that it writes by; the model's weights are held by the writer alone."""
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
-    from hornbook.generate import generate
-    from hornbook.track.console import visible
+    from hornbook.generate import Sampling, TextOptions, TextWriter
 
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    loaded = load_model(Path(arguments.checkpoint), device, compute=arguments.compute)
-    tokenizer = loaded.require_tokenizer()
-    ids = generate(
-        loaded.model,
-        [tokenizer.end_of_text_id, *tokenizer.encode(arguments.prompt)],
-        num_tokens=arguments.output_length,
-        seed=arguments.seed,
+    sampling = Sampling(
         temperature=arguments.temperature,
         top_k=arguments.top_k,
-        stop_id=tokenizer.end_of_text_id,
+        top_p=arguments.top_p,
+        repetition_penalty=arguments.repetition_penalty,
     )
-    text = tokenizer.decode(ids)
-    print(visible(arguments.prompt + text))
-    return {"prompt": arguments.prompt, "text": text, "tokens": len(ids)}
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
+    tokenizer = loaded.require_tokenizer()
+    options = TextOptions(
+        output_length=arguments.output_length,
+        input_length=arguments.input_length,
+        sampling=sampling,
+        stop_strings=tuple(arguments.stop),
+        stop_id=_stop_id(arguments.stop_token, tokenizer),
+        seed=arguments.seed,
+    )
+    return TextWriter(loaded.model, tokenizer, options), loaded.path
+
+
+def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
+    from hornbook.config.values import show
+    from hornbook.errors import UserError
+
+    if name is None or name == "none":
+        return tokenizer.end_of_text_id if name is None else None
+    if name in tokenizer.byte_pairs.special:
+        return tokenizer.byte_pairs.vocab[name]
+    ids = tokenizer.encode(name)
+    if len(ids) != 1:
+        raise UserError(
+            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; a text ends at a string by --stop"
+        )
+    return ids[0]
+
+
+def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: int) -> "list[Request]":
+    """Encode all prompts before the first text is written, and warn of those that were cut."""
+    from dataclasses import replace
+
+    from hornbook.track.console import Console
+
+    requests, cut = [], []
+    for prompt in prompts:
+        request = writer.request(prompt.text, place=prompt.place)
+        requests += [replace(request, sample=sample) for sample in range(num_samples)]
+        if request.num_cut:
+            cut.append(f"{prompt.place}, by {request.num_cut} tokens")
+    if cut:
+        more = f", and {len(cut) - 1} more" if len(cut) > 1 else ""
+        Console().warn(f"cut from the left to --input-length: {cut[0]}{more}")
+    return requests
+
+
+def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output", *, batch_size: int) -> None:
+    """Write text after text, a batch at a time; a single one appears on a terminal while it is written."""
+    from hornbook.cli.texts import Screen
+
+    screen, number = Screen(), 0
+    is_streaming = len(requests) == 1 and screen.is_terminal and not output.as_json
+    if is_streaming:
+        screen.write_prompt(requests[0].prompt)
+    for start in range(0, len(requests), batch_size):
+        batch = requests[start : start + batch_size]
+        texts = writer.write(batch, on_text=(lambda _, piece: screen.write(piece)) if is_streaming else None)
+        for text in texts:
+            number += 1
+            output.add(text)
+            if output.as_json:
+                continue
+            if len(requests) > 1:
+                screen.write(f"--- {number} of {len(requests)}\n")
+            if not is_streaming:
+                screen.write_prompt(text.prompt)
+                screen.write(text.text)
+            screen.end_line()

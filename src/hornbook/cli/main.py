@@ -29,11 +29,11 @@ from hornbook.errors import HornbookError, RecipeError, StorageError
 COMMANDS = {
     "train": "train a model as a recipe says, or go on with a run that stopped",
     "recipes": "list the recipes that come with hornbook",
-    "corpus": "build, inspect and verify token stores",
+    "corpus": "build, convert, inspect and verify token stores",
     "tokenizer": "train a tokenizer, encode and decode text",
     "evaluate": "measure a trained model on held-out text",
     "generate": "let a trained model write",
-    "checkpoint": "list and verify checkpoints",
+    "checkpoint": "list and verify checkpoints; Hugging Face models in and out",
     "runs": "list, compare and report runs",
     "bench": "time a training step",
     "demo": "the whole way on Python's own source files, in some minutes",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import positive_integer
+from hornbook.cli.arguments import fraction, positive_integer
 from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(train)
     train.add_argument(
         "--vocab-size", type=positive_integer, default=4096, metavar="N", help="number of tokens (default: 4096)"
+    )
+    train.add_argument(
+        "--validation",
+        type=fraction,
+        default=0.0,
+        metavar="SHARE",
+        help="leave out the documents that `corpus build --validation SHARE` holds out (default: 0)",
     )
     train.add_argument("--output", required=True, type=Path, metavar="DIR", help="where to put tokenizer.json")
     train.set_defaults(handler=train_command)
@@ -53,13 +60,16 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
+    from hornbook.data.parts import falls_to_validation
     from hornbook.errors import UserError
     from hornbook.text.documents import Tally, read_documents
     from hornbook.text.tokenizer import Tokenizer
 
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally)
-    tokenizer = Tokenizer.train((document.text for document in documents), arguments.vocab_size)
+    texts = (document.text for document in documents)
+    seen = (text for text in texts if not falls_to_validation(text, arguments.validation))
+    tokenizer = Tokenizer.train(seen, arguments.vocab_size)
     path = arguments.output / "tokenizer.json"
     if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
         raise UserError(f"{path} exists already and is another tokenizer; choose another --output, or remove it")

@@ -15,6 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<name of the recipe>)"
     )
+    parser.add_argument(
+        "--init-from", metavar="SOURCE", help="start a new run from the weights of a run, a checkpoint or a HF folder"
+    )
+    parser.add_argument(
+        "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer's moments (default: fresh)"
+    )
     add_device_arguments(parser)
     parser.add_argument(
         "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and stop"
@@ -25,12 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
     from hornbook.config import load_recipe, recipe_to_dict, recipe_to_toml
+    from hornbook.errors import UserError
 
+    if arguments.init_optimizer and not arguments.init_from:
+        raise UserError("--init-optimizer says what --init-from takes along: give --init-from, too, or neither")
     looking = arguments.print_recipe
     resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
         return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
+    from hornbook.engine.initial import InitFrom
     from hornbook.engine.launch import train
 
-    return train(resolved, output=arguments.output, device=arguments.device, threads=arguments.threads)
+    source, keep = arguments.init_from, arguments.init_optimizer == "keep"
+    return train(
+        resolved,
+        output=arguments.output,
+        device=arguments.device,
+        threads=arguments.threads,
+        init_from=InitFrom(source=source, keep_optimizer=keep) if source else None,
+    )

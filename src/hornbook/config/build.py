@@ -20,7 +20,7 @@ from hornbook.config.recipe import Recipe
 from hornbook.config.registry import TAGS, choices
 from hornbook.config.suggest import did_you_mean, nearest
 from hornbook.config.tree import Key, Leaf, Tree, dotted
-from hornbook.config.values import Mistake, absolute, convert, kind_of, parse_text, show
+from hornbook.config.values import Mistake, absolute, absolute_entry, convert, kind_of, parse_text, show
 from hornbook.errors import RecipeError
 
 DEFAULT = "default"
@@ -161,6 +161,8 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
 
 def _convert(leaf: Leaf, spec: Spec) -> object:
     value = convert(parse_text(leaf.value, spec) if leaf.is_text else leaf.value, spec)
+    if spec.path and isinstance(value, tuple):
+        return tuple(absolute_entry(entry, leaf.folder) for entry in value)
     return absolute(value, leaf.folder) if spec.path and isinstance(value, str) else value
 
 

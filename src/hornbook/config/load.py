@@ -5,7 +5,8 @@
                     sources={"model.num_layers": "my.toml:2", "optimizer.learning_rate": "command line",
                              "training.seed": "default", ...})
 
-Defaults < recipe < command line. The price of one tree with sources: a recipe is two levels deep, sections and scalars.
+Defaults < recipe < command line. The price of one tree with sources: a recipe is two levels deep, sections of scalars
+and lists of names.
 """
 
 import json
@@ -145,9 +146,11 @@ def _block(values: object, prefix: str, sources: Mapping[str, str] | None) -> st
 
 
 def _toml(value: object) -> str:
-    """Write a scalar as TOML."""
+    """Write a scalar, or a list of names, as TOML."""
     if value is None:
         return '"none"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

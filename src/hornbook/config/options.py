@@ -7,7 +7,7 @@
 
 Everything else follows from this one line: the reading of files, the reading of the command line, ``--help``, the
 range checks and the printed recipe. The price is a small closed set of types: int, float, bool, str, ``Literal`` of
-strings, and each of these ``| None``.
+strings, ``tuple[str, ...]`` (a list of names), and each of these ``| None``.
 """
 
 import dataclasses
@@ -20,6 +20,8 @@ from hornbook.errors import UserError
 T = TypeVar("T")
 
 _METADATA = "hornbook"
+_TYPES = {int: int, float: float, bool: bool, str: str, tuple[str, ...]: tuple}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", tuple: "an array of strings"}
 
 
 class Problem(NamedTuple):
@@ -69,7 +71,7 @@ class Spec:
     @property
     def expected(self) -> str:
         """The type in words, for error messages: ``an integer``, ``one of "fp32", "bf16"``."""
-        words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[self.type]
+        words = _WORDS[self.type]
         if self.choices:
             words = "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         return f'{words} or "none"' if self.optional else words
@@ -95,7 +97,7 @@ def option(
         below: the value must be less than this.
         maximum: the value must be at most this.
         path: the value is a path: relative to the recipe's folder in a file, to the working directory on the command
-            line, absolute once loaded.
+            line, absolute once loaded. In a list each entry is ``PATH`` or ``NAME=PATH``.
     """
     bounds = Bounds(above=above, minimum=minimum, below=below, maximum=maximum)
     field: Any = dataclasses.field(
@@ -129,10 +131,11 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     bare = [member for member in members if member is not type(None)]
     choices = get_args(bare[0]) if get_origin(bare[0]) is Literal else ()
-    kind = str if choices else bare[0]
-    if len(bare) != 1 or kind not in (int, float, bool, str) or not all(isinstance(choice, str) for choice in choices):
+    kind = str if choices else _TYPES.get(bare[0])
+    if len(bare) != 1 or kind is None or not all(isinstance(choice, str) for choice in choices):
         raise UserError(
-            f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, or None"
+            f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, "
+            "tuple[str, ...], or None"
         )
     metadata = field.metadata.get(_METADATA, {"help": "", "bounds": Bounds(), "path": False})
     optional = len(members) > 1

@@ -15,6 +15,7 @@ from typing import Literal
 
 from hornbook.config.options import Problem, option
 from hornbook.config.registry import register
+from hornbook.config.values import split_entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,15 +177,33 @@ class CheckpointConfig:
 
     every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
     keep_last: int = option(2, help="newest checkpoints to keep", minimum=1)
-    keep_best: bool = option(True, help="also keep the one with the lowest validation loss")
+    keep_best: bool = option(True, help="also keep the best one")
+    best_by: str = option("validation", help="what the best is chosen by: validation (its loss) or TASK/METRIC")
+
+    def problems(self) -> list[Problem]:
+        """List what is wrong with the measure of the best."""
+        if self.best_by != "validation" and not re.fullmatch(r"[^/]+/[^/]+", self.best_by):
+            return [Problem(("best_by",), 'expected "validation" or TASK/METRIC, as in "lambada/last_word_accuracy"')]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When the validation loss is measured in the course of training."""
+    """What is measured in the course of training, and when."""
 
     every_steps: int = option(500, help="steps between validation losses", minimum=1)
     max_windows: int | None = option(None, help="windows of a validation loss; none: all", minimum=1)
+    tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run as well")
+    task_data: tuple[str, ...] = option((), help="their data, PATH for all or TASK=PATH for one", path=True)
+    tasks_every_steps: int | None = option(None, help="steps between tasks; none: every_steps", minimum=1)
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
+        strays = [name for name in named if name not in self.tasks]
+        if strays:
+            return [Problem(("task_data", "tasks"), f"data for {', '.join(strays)}, not among the tasks; add it there")]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,4 +259,8 @@ class Recipe:
         if self.data.synthetic and self.training.epochs is not None:
             message = "random tokens have no end; give training.steps or training.tokens"
             problems.append(Problem(("data.synthetic", "training.epochs"), message))
+        task, slash, _ = self.checkpoint.best_by.partition("/")
+        if slash and task not in self.evaluation.tasks:
+            message = f"the best is chosen by a task that is not run; add {task} to the tasks"
+            problems.append(Problem(("checkpoint.best_by", "evaluation.tasks"), message))
         return problems

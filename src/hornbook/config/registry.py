@@ -16,7 +16,7 @@ from hornbook.errors import UserError
 TAGS = {"model": "family", "objective": "name", "optimizer": "name", "schedule": "name"}
 """The sections that have a choice of dataclass, and the key that chooses."""
 
-REQUIRED = {"model": ("vocab_size", "max_positions")}
+REQUIRED = {"model": ("vocab_size", "max_positions"), "optimizer": ("learning_rate", "clip_norm")}
 """Fields that the rest of a recipe leans on, whatever the choice."""
 
 _CHOICES: dict[str, dict[str, type]] = {section: {} for section in TAGS}
@@ -28,7 +28,7 @@ def register(section: str, tag: str, dataclass: type) -> None:
     Args:
         section: ``model``, ``objective``, ``optimizer`` or ``schedule``.
         tag: the value of the section's ``family`` or ``name`` in a recipe.
-        dataclass: frozen; its tag field's default is ``tag``; a model's has ``vocab_size`` and ``max_positions``. It
+        dataclass: frozen; its tag field's default is ``tag``; the fields of ``REQUIRED`` are there. It
             may have ``problems() -> list[Problem]`` for checks that look at several fields.
 
     Raises:

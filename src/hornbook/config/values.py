@@ -5,12 +5,14 @@
 
 Text from the command line is first read as its field would be written in TOML, then both take the same way. Integers
 may be written as whole floats (``1e5``), numbers as integers, and ``none`` unsets an optional value (TOML has no null,
-so ``"none"`` does it there). The price: a path cannot be the word ``none`` (``./none`` can).
+so ``"none"`` does it there). A list is an array in TOML; on the command line it is ``a,b``, and ``none`` an empty one.
+The price: a path cannot be the word ``none`` (``./none`` can), and no name in a list on the command line has a comma.
 """
 
 import json
 import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +41,8 @@ def parse_text(text: object, spec: Spec) -> object:
         return None
     if spec.type is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
+    if spec.type is tuple:
+        return [] if text.lower() == "none" else text.split(",")
     if spec.type in (int, float):
         for number in (spec.type, float):
             with suppress(ValueError):
@@ -56,6 +60,8 @@ def convert(value: object, spec: Spec) -> object:
         return None
     if spec.type in (int, float):
         return _number(value, spec)
+    if spec.type is tuple:
+        return _strings(value, spec)
     if not isinstance(value, spec.type):
         raise _unexpected(value, spec)
     if isinstance(value, str):
@@ -78,6 +84,18 @@ def absolute(value: str, folder: Path | None) -> str:
     return os.path.normpath(folder.absolute() / (value if home is None else home / value[2:]))
 
 
+def absolute_entry(entry: str, folder: Path | None) -> str:
+    """Resolve the path in ``PATH`` or ``NAME=PATH`` as ``absolute`` does; a path with such a beginning is ``./a=b``."""
+    name, path = split_entry(entry)
+    return absolute(path, folder) if name is None else f"{name}={absolute(path, folder)}"
+
+
+def split_entry(entry: str) -> tuple[str | None, str]:
+    """Split ``NAME=PATH`` into its two parts; the name is None where there is only a path."""
+    named = re.fullmatch(r"(\w+)=(.+)", entry, re.DOTALL)
+    return (named[1], named[2]) if named else (None, entry)
+
+
 def kind_of(value: object) -> str:
     """Name the type of a TOML value in words."""
     words = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", dict: "a table", list: "an array"}
@@ -88,14 +106,29 @@ def show(value: object, *, quote: bool = True) -> str:
     """Write a value on one short line, much as in TOML; strings without quotes where those would mislead."""
     if value is None:
         return "none"
+    if isinstance(value, tuple):
+        return _cut(f"[{', '.join(show(entry) for entry in value)}]")
     if isinstance(value, list | dict):
         return "[...]" if isinstance(value, list) else "{...}"
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return f"an integer of {value.bit_length()} bits"
     is_json = isinstance(value, bool) or (quote and isinstance(value, str))
     text = json.dumps(value, ensure_ascii=False) if is_json else str(value)
-    line = "".join(character if character.isprintable() else "?" for character in text)
+    return _cut("".join(character if character.isprintable() else "?" for character in text))
+
+
+def _cut(line: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def _strings(value: object, spec: Spec) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise _unexpected(value, spec)
+    for entry in value:
+        if not isinstance(entry, str):
+            raise Mistake(f"expected {spec.expected}, got one with {kind_of(entry)} in it")
+        _check_string(entry, spec)
+    return tuple(value)
 
 
 def _number(value: object, spec: Spec) -> int | float:

@@ -216,9 +216,9 @@ class EvaluationWindows:
         targets    [5 6 7] [0 8 9] [0 . .]     . is NOT_SCORED, a padded place
 
     Every token of every document is a target exactly once, and each document's first token is predicted from an
-    end-of-text token. The context of a target begins with its window: at most T tokens, one at a window's start. With an
-    ``overlap``, each window but the first begins with so many tokens whose targets the window before has scored: the
-    price of a context of more than ``overlap`` tokens is T / (T - overlap) times the work.
+    end-of-text token. The context of a target begins with its window: at most T tokens, one at a window's start. With
+    an ``overlap``, each window but the first begins with so many tokens whose targets the window before has scored:
+    the price of a context of more than ``overlap`` tokens is T / (T - overlap) times the work.
 
     Two cases differ. With ``score_end_of_text=False`` the documents' own tokens alone are targets (for bits per byte:
     an end-of-text token has no bytes); with True the end of each document counts too, as in the training loss. And a

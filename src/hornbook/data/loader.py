@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hornbook.data.examples import EvaluationWindows, Windows
 from hornbook.data.hashing import IntegerArray, Purpose, mix64
-from hornbook.errors import UserError
+from hornbook.errors import DataError, UserError
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 
@@ -167,6 +167,19 @@ class Loader:
             whole = {name: tensor.pin_memory() for name, tensor in whole.items()}
         parts = {name: torch.split(tensor, samples.shape[1]) for name, tensor in whole.items()}
         return [{name: parts[name][number] for name in parts} for number in range(len(samples))]
+
+
+def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
+    """Raise DataError if ``batch`` holds a token that a model of ``vocab_size`` does not have.
+
+    Stores made elsewhere need not say how large their vocabulary is, so this is seen when the tokens are.
+    """
+    largest = max(int(batch["tokens"].max()), int(batch["targets"].max()))
+    if largest >= vocab_size:
+        raise DataError(
+            f"the data hold token {largest}, but model.vocab_size is {vocab_size}: "
+            "set it to the vocabulary of the tokenizer that made the data"
+        )
 
 
 def evaluation_batches(

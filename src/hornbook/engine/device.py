@@ -44,14 +44,12 @@ def prepare(device: torch.device, threads: int | None) -> None:
     torch.set_flush_denormal(True)
     if device.type == "cpu":
         keep_freed_memory()
-    else:
-        torch.set_float32_matmul_precision("high")
 
 
 def default_threads() -> int:
     """Return this process's share of the cores that it may use, one thread a physical core."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, physical_cores() // local_ranks)
+    return max(1, min(physical_cores(), cpu_quota()) // local_ranks)
 
 
 def physical_cores() -> int:
@@ -60,6 +58,15 @@ def physical_cores() -> int:
         return os.cpu_count() or 1
     cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
     return len(cores)
+
+
+def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the cores that a container's CPU quota amounts to, at least one; the machine's where there is none."""
+    everything = os.cpu_count() or 1
+    if not path.exists():
+        return everything
+    quota, _, period = path.read_text(encoding="ascii").partition(" ")
+    return everything if quota == "max" else max(1, int(quota) // int(period))
 
 
 def _siblings(cpu: int) -> str:

@@ -5,14 +5,15 @@
     runs/demo/  run.json  recipe.toml  environment.json  metrics.jsonl  samples.jsonl  checkpoints/  report.html
 
 The same command on an existing folder goes on with it. ``run.json`` holds the identity of the run: the recipe without
-what may change, and the fingerprints of its data.
+what may change, the fingerprints of its data, and the weights that it started from, if it was given any.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hornbook.config import Recipe, changed_keys, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from hornbook.engine.initial import Origin
 from hornbook.errors import UserError
 from hornbook.storage.files import dump_json, read_json, replace_file
 from hornbook.track.environment import record_session
@@ -58,8 +59,19 @@ class RunFolder:
         """What makes the run this run."""
         return self.path / "run.json"
 
-    def enter(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+    @property
+    def origin(self) -> Origin | None:
+        """The weights that the run here was started from; None if it began with its own, or there is no run."""
+        recorded = read_json(self.identity, "run identity").get("init_from") if self.identity.exists() else None
+        return Origin(**recorded) if recorded else None
+
+    def enter(self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None) -> None:
         """Write the recipe of this start, or refuse a folder that holds another run.
+
+        Args:
+            recipe: complete.
+            fingerprints: of the data, by split.
+            origin: the weights that the run starts, or started, from; None for its own.
 
         Raises:
             UserError: the folder holds a run with another model, data, seed, batch or optimization.
@@ -69,6 +81,7 @@ class RunFolder:
         elif self.checkpoints.exists():
             raise UserError(f"{self.path} has checkpoints but no run.json to tell whose: choose another --output")
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
+        identity |= {"init_from": asdict(origin) if origin else None}
         replace_file(self.identity, dump_json(identity))
         replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
 

@@ -16,10 +16,12 @@ from hornbook.data.examples import EvaluationWindows, Windows
 from hornbook.engine.build import build_training
 from hornbook.engine.device import choose_device, prepare, synchronize
 from hornbook.engine.folder import RunFolder
+from hornbook.engine.initial import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.engine.loop import train_until_done
 from hornbook.engine.run import Run
 from hornbook.engine.sources import Sources, complete, num_steps, open_sources
 from hornbook.engine.state import Progress, TrainState
+from hornbook.engine.tasks import check_tasks
 from hornbook.parallel.world import World
 from hornbook.storage.lock import lock_folder
 from hornbook.track.console import Console
@@ -27,7 +29,9 @@ from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 
 
-def train(resolved: Resolved, *, output: Path | None, device: str, threads: int | None) -> dict[str, Any]:
+def train(
+    resolved: Resolved, *, output: Path | None, device: str, threads: int | None, init_from: InitFrom | None = None
+) -> dict[str, Any]:
     """Train what ``resolved`` describes to its end, from the start or from where its folder says it stopped.
 
     Args:
@@ -35,6 +39,7 @@ def train(resolved: Resolved, *, output: Path | None, device: str, threads: int 
         output: the run's folder; ``runs/<name of the recipe>`` if None.
         device: auto, cpu, cuda or mps.
         threads: of this process on a CPU; None takes its share of the cores.
+        init_from: weights to start a new run from; None draws them from the seed.
 
     Returns:
         A summary: run, step, losses, tokens, seconds.
@@ -46,7 +51,7 @@ def train(resolved: Resolved, *, output: Path | None, device: str, threads: int 
     prepare(chosen, threads)
     world = World.join(chosen)
     try:
-        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world) as run:
+        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:
                 run.console.note(f"{run.folder.path} is finished: {run.state.progress.step} steps; nothing to do")
             else:
@@ -57,7 +62,7 @@ def train(resolved: Resolved, *, output: Path | None, device: str, threads: int 
 
 
 @contextmanager
-def open_run(recipe: Recipe, output: Path, world: World) -> Iterator[Run]:
+def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[Run]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)
@@ -68,11 +73,13 @@ def open_run(recipe: Recipe, output: Path, world: World) -> Iterator[Run]:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
         stack.enter_context(lock_folder(output) if first else nullcontext())
         if first:
-            folder.enter(recipe, sources.fingerprints)
+            folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
         steps = num_steps(recipe, windows)
         state, trainer = build_training(recipe, steps, world)
         _restore(state, folder, world, console)
         if first:
+            if state.progress.step < steps:
+                checkpoint.require_space(output, 2 * state.num_bytes)
             folder.note_session(state.progress.step)
         run = Run(
             recipe=recipe,
@@ -90,13 +97,15 @@ def open_run(recipe: Recipe, output: Path, world: World) -> Iterator[Run]:
             metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
             samples=_open_log(stack, folder.samples, state.progress.step) if first else None,
         )
+        if not run.is_finished:
+            check_tasks(run)
         console.start(recipe.name, facts(run))
         yield run
 
 
 def facts(run: Run) -> dict[str, str]:
     """Return what a reader wants to know before the first step."""
-    recipe, model = run.recipe, run.state.model
+    recipe, model, origin = run.recipe, run.state.model, run.folder.origin
     batch = recipe.training.global_batch_size
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
@@ -104,15 +113,27 @@ def facts(run: Run) -> dict[str, str]:
         "step": f"{batch} windows, {batch * recipe.sequence_length:,} tokens; {run.num_steps:,} steps",
         "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
         "output": str(run.folder.path),
+        **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
     }
 
 
+def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
+    """Return what the run starts from or, if it is there already, started from."""
+    if asked is None:
+        return folder.origin
+    if folder.identity.exists():
+        return agree(asked, folder.origin, recipe, sources.tokenizer)
+    return inspect(asked, recipe, sources.tokenizer)
+
+
 def _restore(state: TrainState, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, if there is one; the first rank chooses for all."""
+    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all."""
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
     step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
     if step == 0:
+        if origin := folder.origin:
+            load_origin(origin, state)
         return
     contents = checkpoint.load(checkpoint.folder_of(folder.checkpoints, step))
     refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
@@ -150,7 +171,8 @@ def _finish(run: Run) -> dict[str, Any]:
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 3),
         "skipped_steps": progress.skipped_steps,
-        "best_loss": progress.best_loss,
+        "best_by": progress.best_by,
+        "best_value": progress.best_value,
         "best_step": progress.best_step,
     }
     if run.world.is_first:

@@ -7,6 +7,7 @@ the same run.
 from hornbook.engine.run import Run
 from hornbook.engine.signals import Received, listen
 from hornbook.engine.step import train_step
+from hornbook.engine.tasks import measure_tasks, owes_tasks
 from hornbook.errors import DivergedError, StoppedBySignal
 
 MAX_SKIPPED_IN_A_ROW = 20
@@ -21,14 +22,13 @@ def train_until_done(run: Run) -> None:
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
     with listen() as signals, run.batches() as batches:
-        if run.owes_validation():
-            run.validate()
+        _measure(run)
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.trainer))
             _refuse_divergence(run)
             stopping = _agree_to_stop(run, signals)
-            if run.owes_validation() and not stopping:
-                run.validate()
+            if not stopping:
+                _measure(run)
             if run.is_due(run.recipe.tracking.sample_every_steps) and not stopping:
                 run.sample()
             if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
@@ -37,6 +37,14 @@ def train_until_done(run: Run) -> None:
                 return
             if stopping:
                 raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+
+
+def _measure(run: Run) -> None:
+    """Measure what is due after the current step; what a signal cut off is made up for after the resume."""
+    if run.owes_validation():
+        run.validate()
+    if owes_tasks(run):
+        measure_tasks(run)
 
 
 def _agree_to_stop(run: Run, signals: Received) -> bool:

@@ -3,6 +3,7 @@
 ``open_run`` puts it together; ``engine.loop`` drives it; ``train`` is both, and what the command line calls.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.data.examples import EvaluationWindows, Windows
-from hornbook.data.loader import Batch, Loader
+from hornbook.data.loader import Batch, Loader, refuse_unknown_tokens
 from hornbook.engine.folder import RunFolder
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, Trainer
-from hornbook.errors import DataError, DivergedError, StorageError
+from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
@@ -98,7 +99,7 @@ class Run:
                 self.metrics.append(row)
 
     def validate(self) -> None:
-        """Measure the validation loss after the current step and log it; remember the best that has a checkpoint."""
+        """Measure the validation loss after the current step and log it."""
         progress = self.state.progress
         progress.validated_step = progress.step
         if self.validation is None:
@@ -113,9 +114,7 @@ class Run:
                 max_windows=self.recipe.evaluation.max_windows,
                 num_bytes=self.num_validation_bytes,
             )
-        best = progress.best_loss
-        if self.is_due(self.recipe.checkpoint.every_steps) and (best is None or result.loss < best):
-            progress.best_loss, progress.best_step = result.loss, progress.step
+        self.note_best("validation", result.loss)
         row = {"kind": "validation", "step": progress.step, **asdict(result)}
         self.console.validation(row)
         if self.metrics is not None:
@@ -125,6 +124,15 @@ class Run:
         """Tell whether the current step ends with a validation that has not been made, perhaps cut off by a signal."""
         due = self.is_due(self.recipe.evaluation.every_steps) or self.is_due(self.recipe.checkpoint.every_steps)
         return due and self.state.progress.step > self.state.progress.validated_step
+
+    def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
+        """Remember the best value of the measure that decides, among the steps that have a checkpoint."""
+        progress, by = self.state.progress, self.recipe.checkpoint.best_by
+        if measure != by or not self.is_due(self.recipe.checkpoint.every_steps) or not math.isfinite(value):
+            return
+        best = progress.best_value if progress.best_by == by else None
+        if best is None or (value > best if higher else value < best):
+            progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
 
     def sample(self) -> None:
         """Let the model write a text, for the screen and the report."""
@@ -179,8 +187,8 @@ class Run:
         tensors = self.state.to_tensors()
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors["model"].values()):
             raise DivergedError(
-                f"weights are not finite after step {self.state.progress.step}; nothing was saved and older checkpoints "
-                f"are intact in {self.folder.checkpoints}: lower optimizer.learning_rate and start a new run"
+                f"weights are not finite after step {self.state.progress.step}; nothing was saved and "
+                f"older checkpoints are in {self.folder.checkpoints}: lower optimizer.learning_rate and start a new run"
             )
         return checkpoint.Contents(
             step=self.state.progress.step,
@@ -190,12 +198,7 @@ class Run:
         )
 
     def _place(self, batch: Batch) -> Batch:
-        largest, vocab_size = int(batch["tokens"].max()), self.state.model.vocab_size
-        if largest >= vocab_size:
-            raise DataError(
-                f"the training data hold token {largest}, but model.vocab_size is {vocab_size}: "
-                "set it to the vocabulary of the tokenizer that made the data"
-            )
+        refuse_unknown_tokens(batch, self.state.model.vocab_size)
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:

@@ -26,13 +26,19 @@ class Progress:
     """Scored tokens that went by."""
     num_updates: int = 0
     """Updates of the weights: steps that were not skipped."""
+    inherited_updates: int = 0
+    """Updates that the moments had seen before the run began; bias correction counts on from there."""
     skipped_steps: int = 0
     """Steps whose loss or gradients were not finite."""
     skipped_in_a_row: int = 0
     validated_step: int = 0
     """Last step after which the validation loss was measured."""
-    best_loss: float | None = None
-    """Lowest validation loss of a step that was saved, and the step."""
+    evaluated_step: int = 0
+    """Last step after which tasks were run."""
+    best_by: str = "validation"
+    """What the best was chosen by: ``checkpoint.best_by`` of the recipe at that time."""
+    best_value: float | None = None
+    """The best value of a step that was saved, and the step."""
     best_step: int | None = None
     seconds: float = 0.0
     """Time spent in training, over all resumes."""
@@ -68,6 +74,11 @@ class TrainState:
             for name, parameter in self.model.own_parameters()
             if parameter.grad is not None
         ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint."""
+        return sum(tensor.nbytes for tensors in self.to_tensors().values() for tensor in tensors.values())
 
     def to_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file: logical shapes, no padding, names of this project."""

@@ -70,7 +70,7 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Train
     if not skipped:
         if trainer.clip_norm is not None:
             clip_by_global_norm(gradients, norm, trainer.clip_norm)
-        trainer.update.apply(slots, learning_rate, progress.num_updates + 1)
+        trainer.update.apply(slots, learning_rate, progress.inherited_updates + progress.num_updates + 1)
     state.model.zero_grad(set_to_none=True)
     num_tokens = max(counts.values())
     _advance(state, num_samples=_num_samples(micro_batches) * world.size, num_tokens=num_tokens, skipped=skipped)

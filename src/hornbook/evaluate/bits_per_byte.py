@@ -2,20 +2,31 @@
 
 import gzip
 import lzma
-import math
 
 from hornbook.data.examples import EvaluationWindows
 from hornbook.data.store import TokenStore, open_store
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
-from hornbook.evaluate.validation import validate
-from hornbook.parallel.world import World
+from hornbook.evaluate.validation import perplexity, validate
 from hornbook.text.tokenizer import Tokenizer
 
 _LARGEST_TO_COMPRESS = 64 << 20
 
 
-@register_task("bits_per_byte")
+def read(given: TaskInput) -> TokenStore:
+    """Return the held-out store.
+
+    Raises:
+        UserError, DataError: as `bits_per_byte`.
+    """
+    store = _open(given)
+    _refuse_other_tokenizer(store, given.loaded.require_tokenizer())
+    if store.num_bytes is None:
+        raise DataError("the store has no manifest that counts its bytes: build it with `hornbook corpus build`")
+    return store
+
+
+@register_task("bits_per_byte", check=read, lower=("bits_per_byte", "nats_per_token", "token_perplexity"))
 def bits_per_byte(given: TaskInput) -> list[Row]:
     """Score every byte of a held-out store.
 
@@ -23,17 +34,14 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         UserError, DataError: no store is named or known, or it does not say how many bytes it was made from.
     """
     loaded, tokenizer = given.loaded, given.loaded.require_tokenizer()
-    store = _open(given)
-    _refuse_other_tokenizer(store, tokenizer)
-    if store.num_bytes is None:
-        raise DataError("the store has no manifest that counts its bytes: build it with `hornbook corpus build`")
-    length = loaded.recipe.sequence_length
-    overlap = length // 2
+    store = read(given)
+    length = given.window_length
+    overlap = given.overlap_or(length // 2)
     windows = EvaluationWindows(store, length, score_end_of_text=False, overlap=overlap)
     result = validate(
         loaded.model,
         windows,
-        world=World(device=given.device),
+        world=given.world,
         micro_batch_size=given.micro_batch_size,
         document_mask=loaded.recipe.data.document_mask,
         num_bytes=store.num_bytes,
@@ -46,7 +54,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         Row(metric="nats_per_token", value=result.loss, convention=f"mean over {result.tokens:,} tokens; {context}"),
         Row(
             metric="token_perplexity",
-            value=math.exp(result.loss),
+            value=perplexity(result.loss),
             convention="exp(nats_per_token): depends on the tokenizer",
         ),
     ]

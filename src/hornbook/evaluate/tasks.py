@@ -2,19 +2,26 @@
 
 ::
 
-    bits_per_byte = Task -> [Row("bits_per_byte", 1.83, "every held-out byte scored, ..."), Row("gzip -9", 1.96, ...)]
+    lambada = Task(TaskInput(loaded, data="lambada_test.jsonl", ...))
+        -> [Row("last_word_accuracy", 0.326, "every token of what follows the last space is the likeliest, ..."), ...]
 
-A comparison is worth nothing without its convention, so a row cannot be made without one.
+A comparison is worth nothing without its convention, so a row cannot be made without one. All ranks of a run call a
+task alike and get the same rows; one that knows nothing of ranks computes everything on each of them.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 
 from hornbook.checkpoint.restore import LoadedModel
-from hornbook.errors import UserError
+from hornbook.config.suggest import did_you_mean
+from hornbook.config.values import split_entry
+from hornbook.errors import CheckpointError, UserError
+from hornbook.parallel.world import World
+from hornbook.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +29,11 @@ class Row:
     """One number of an evaluation."""
 
     metric: str
+    """Names the number within its task."""
     value: float
     convention: str
+    comparable_with: str | None = None
+    """Published figures that were measured by this convention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +41,110 @@ class TaskInput:
     """What a task gets."""
 
     loaded: LoadedModel
-    data: str | None
-    """The path that the user gave, or None for the validation store of the run."""
-    device: torch.device
-    micro_batch_size: int
+    data: str | None = None
+    """The path that the user gave for this task, or None."""
+    world: World = field(default_factory=World)
+    """The ranks that share the work, and the device of this one."""
+    micro_batch_size: int = 16
+    """Sequences at a time."""
+    window: int | None = None
+    """Tokens of context at most; None for the sequence length that the model was trained with."""
+    overlap: int | None = None
+    """Tokens that a window shares with the one before; None leaves it to the task."""
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer.
+
+        Raises:
+            CheckpointError: there is none, or it has tokens that the model does not know.
+        """
+        tokenizer, vocab_size = self.loaded.require_tokenizer(), self.loaded.model.vocab_size
+        if tokenizer.vocab_size > vocab_size:
+            raise CheckpointError(
+                f"{self.loaded.path} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {vocab_size:,}: "
+                "put the tokenizer there that the model was trained with"
+            )
+        return tokenizer
+
+    def require_data(self, what: str) -> str:
+        """Return the path of the task's data; ``what`` says in the error what they are.
+
+        Raises:
+            UserError: none was given.
+        """
+        if self.data is None:
+            raise UserError(
+                f"the task needs {what}: give it by `--data FILE` (or `--data TASK=FILE`; in a recipe by "
+                "evaluation.task_data)"
+            )
+        return self.data
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.world.device
+
+    @property
+    def window_length(self) -> int:
+        """Tokens of a window, given or the model's own.
+
+        Raises:
+            UserError: the model takes no sequence as long.
+        """
+        length = self.window or self.loaded.recipe.sequence_length
+        most = self.loaded.model.max_positions
+        if length > most:
+            raise UserError(f"a window of {length} tokens is longer than the model's {most} positions: lower --window")
+        return length
+
+    def overlap_or(self, default: int) -> int:
+        """Tokens that windows share: what the user said, or ``default``.
+
+        Raises:
+            UserError: it is not less than a window.
+        """
+        overlap = default if self.overlap is None else self.overlap
+        if overlap >= self.window_length:
+            raise UserError(
+                f"windows of {self.window_length} tokens cannot overlap by {overlap}: lower --overlap to "
+                f"{self.window_length - 1} at most"
+            )
+        return overlap
 
 
-Task = Callable[[TaskInput], list[Row]]
+Measure: TypeAlias = Callable[[TaskInput], list[Row]]
+Check: TypeAlias = Callable[[TaskInput], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A registered task."""
+
+    measure: Measure
+    check: Check | None
+    better: Mapping[str, str]
+    """"lower" or "higher", by metric, for those by which a best checkpoint may be chosen."""
+
+
 _TASKS: dict[str, Task] = {}
 
 
-def register_task(name: str) -> Callable[[Task], Task]:
-    """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``."""
+def register_task(
+    name: str, *, check: Check | None = None, lower: Collection[str] = (), higher: Collection[str] = ()
+) -> Callable[[Measure], Measure]:
+    """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
-    def add(task: Task) -> Task:
-        _TASKS[name] = task
-        return task
+    Args:
+        name: of the task.
+        check: raises what the task would raise for its input, without the model's work; called before a training.
+        lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
+        higher: metrics of which more is better.
+    """
+    better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
+
+    def add(measure: Measure) -> Measure:
+        _TASKS[name] = Task(measure=measure, check=check, better=better)
+        return measure
 
     return add
 
@@ -56,14 +154,88 @@ def task_names() -> list[str]:
     return sorted(_TASKS)
 
 
-def run_tasks(names: list[str], given: TaskInput) -> dict[str, Any]:
+def find_task(name: str) -> Task:
+    """Return a task by its name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in _TASKS:
+        known = task_names()
+        raise UserError(f"there is no task {name!r}, the tasks are {', '.join(known)}{did_you_mean(name, known)}")
+    return _TASKS[name]
+
+
+def higher_is_better(task: str, metric: str) -> bool:
+    """Tell which way a metric of a task is better.
+
+    Raises:
+        UserError: the task is unknown, or does not say so of this metric.
+    """
+    better = find_task(task).better
+    if metric not in better:
+        known = ", ".join(better) or "none"
+        raise UserError(
+            f"task {task!r} has no metric {metric!r} to choose a checkpoint by, expected one of: {known}"
+            f"{did_you_mean(metric, better)}"
+        )
+    return better[metric] == "higher"
+
+
+def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """Return the data of each task that has any: ``["lambada=x", "y"]`` is x for lambada and y for all others.
+
+    Raises:
+        UserError: a word names a task that is not run, or data are given twice.
+    """
+    paths: dict[str | None, str] = {}
+    for name, path in map(split_entry, words):
+        if name is not None and name not in tasks:
+            raise UserError(f"there are data for {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
+        if name in paths:
+            raise UserError(f"data are given twice for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
+        paths[name] = path
+    return {task: paths[task] if task in paths else paths[None] for task in tasks if task in paths or None in paths}
+
+
+def check_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> None:
+    """Raise what the tasks would raise for their input, as far as that can be told without the model's work."""
+    for name in tasks:
+        task = find_task(name)
+        if task.check is not None:
+            task.check(replace(given, data=data.get(name)))
+
+
+@torch.no_grad()
+def run_task(name: str, given: TaskInput) -> list[Row]:
+    """Measure one task; the model is in evaluation mode meanwhile.
+
+    Raises:
+        UserError: the name is not registered, or whatever the task says of its input.
+    """
+    model = given.loaded.model
+    was_training = model.training
+    model.eval()
+    rows = find_task(name).measure(given)
+    model.train(was_training)
+    return rows
+
+
+def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
     """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows"}]}``, ready for JSON.
 
     Raises:
-        UserError: a name is not registered.
+        UserError: as `check_tasks` before anything is computed, and as `run_task`.
     """
-    for name in names:
-        if name not in _TASKS:
-            raise UserError(f"there is no task {name!r}; the tasks are {', '.join(task_names())}")
-    tasks = [{"name": name, "rows": [asdict(row) for row in _TASKS[name](given)]} for name in names]
-    return {"step": given.loaded.step, "checkpoint": str(given.loaded.path), "tasks": tasks}
+    check_tasks(tasks, given, data)
+    measured = [(name, run_task(name, replace(given, data=data.get(name)))) for name in tasks]
+    return {
+        "step": given.loaded.step,
+        "checkpoint": str(given.loaded.path),
+        "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
+    }
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    """Return a row as JSON has it: a number that is not finite becomes null."""
+    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
-from hornbook.data.loader import evaluation_batches
+from hornbook.data.loader import evaluation_batches, refuse_unknown_tokens
 from hornbook.model import LanguageModel
 from hornbook.parallel.world import World
 
@@ -16,11 +16,16 @@ class Validation:
     """A mean over scored tokens, the same on every rank."""
 
     loss: float
-    """Nats per scored token."""
+    """Nats per scored token; NaN if there is none."""
     tokens: int
     """Scored tokens."""
     bits_per_byte: float | None
     """Bits per byte of text, where every byte was scored and their number is known."""
+
+
+def perplexity(nats: float) -> float:
+    """Return ``exp(nats)``, infinite where that is too large for a number."""
+    return math.inf if nats > 709.0 else math.exp(nats)
 
 
 @torch.no_grad()
@@ -56,6 +61,7 @@ def validate(
         document_mask=document_mask,
         max_windows=max_windows,
     ):
+        refuse_unknown_tokens(batch, model.vocab_size)
         placed = {name: tensor.to(world.device) for name, tensor in batch.items()}
         losses = model.head.token_losses(model.trunk(placed), placed["targets"])
         nats += float(losses.cpu().double().sum())
@@ -64,4 +70,4 @@ def validate(
     (nats,), (count,) = world.sum_floats([nats]), world.sum_integers([count])
     complete = max_windows is None or max_windows >= windows.num_windows
     bits = nats / math.log(2) / num_bytes if num_bytes and complete else None
-    return Validation(loss=nats / max(count, 1), tokens=count, bits_per_byte=bits)
+    return Validation(loss=nats / count if count else math.nan, tokens=count, bits_per_byte=bits)

@@ -1,11 +1,13 @@
-"""What a user would run instead: the same step in Hugging Face transformers."""
+"""What a user would run instead: the same step, and the same generation, in Hugging Face transformers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hornbook.config import Recipe
 from hornbook.errors import UserError
+from hornbook.measure.generation import Generate
 from hornbook.measure.throughput import Step
 from hornbook.parallel.world import World
 
@@ -43,6 +45,31 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     return step
 
 
+def transformers_generate(
+    recipe: Recipe, prompts: Sequence[Sequence[int]], device: torch.device, compute: str
+) -> Generate:
+    """Return greedy ``generate`` of ``GPT2LMHeadModel``, with its cache, at the recipe's sizes.
+
+    Args:
+        recipe: a GPT whose options transformers has.
+        prompts: token ids, equally many in each.
+        device: where the model is.
+        compute: fp32 or bf16, of weights and activations.
+
+    Raises:
+        UserError: transformers is not installed, or has no such model.
+    """
+    model = _build(recipe).to(device).eval()
+    model = model.bfloat16() if compute == "bf16" else model
+    ids_BT = torch.tensor(prompts, device=device)
+    options = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "use_cache": True, "pad_token_id": 0}
+
+    def write(num_tokens: int) -> object:
+        return model.generate(ids_BT, max_new_tokens=num_tokens, **options)
+
+    return write
+
+
 def _build(recipe: Recipe) -> Any:
     try:
         import transformers
@@ -63,5 +90,7 @@ def _build(recipe: Recipe) -> Any:
         embd_pdrop=model.embedding_dropout,
         attn_pdrop=model.attention_dropout,
         use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     return transformers.GPT2LMHeadModel(config)

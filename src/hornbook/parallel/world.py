@@ -31,7 +31,7 @@ class World:
     @classmethod
     def join(cls, device: torch.device) -> "World":
         """Join the ranks that ``torchrun`` started, or return a world of one process."""
-        if "WORLD_SIZE" not in os.environ:
+        if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
             return cls(device=device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
@@ -41,7 +41,7 @@ class World:
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
-        if self.size > 1 or dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
 
     @property

@@ -10,6 +10,7 @@ kinds (WordPiece, SentencePiece, Llama's pattern) are refused, in one line.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ PATTERNS: Final = (
 )
 """GPT-2's pattern as OpenAI wrote it in its code, and as tiktoken did later; they match the same pieces."""
 
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _PAIRS_OF_FILES: Final = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"), ("*-vocab.json", "*-merges.txt"))
 _PLAIN_BPE: Final = {
     "dropout": (0, None),
@@ -215,6 +217,8 @@ def _checked(vocab: dict[str, int], merges: list[tuple[str, str]], special: tupl
         raise DataError(
             f"{name}: expected the ids 0 to {len(vocab) - 1}, each once, and at most {MAX_VOCAB_SIZE} of them"
         )
+    if _SURROGATE.search("".join(vocab)):
+        raise DataError(f"{name}: a token has half a surrogate pair in it, so it is no text; restore the file")
     if lost := sum(symbol not in vocab for symbol in byte_symbols()):
         raise DataError(f"{name}: {lost} of the 256 bytes have no token, so not every text can be written; retrain it")
     for number, (left, right) in enumerate(merges, 1):

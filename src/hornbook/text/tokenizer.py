@@ -166,6 +166,10 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The text of its ``tokenizer.json``, which the tokenizers and transformers libraries read, too."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         return self.byte_pairs.to_json()
 
     def save(self, folder: Path) -> Path:

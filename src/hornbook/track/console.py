@@ -94,6 +94,12 @@ class Console:
             parts.append(f"bits per byte {units.bits(bits)}")
         self._line(Text("  ".join(parts), style="green"))
 
+    def task(self, row: Mapping[str, Any]) -> None:
+        """The first number of an evaluation task."""
+        value = units.number(row, "value")
+        shown = units.MISSING if value is None else units.significant(value, 4)
+        self._line(Text(one_line(f"{_step(row)}  {row['task']}  {row['metric']} {shown}"), style="green"))
+
     def checkpoint(self, path: object) -> None:
         """A checkpoint was committed."""
         self._line(Text(f"saved {one_line(str(path))}", style="dim"))

@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that opens anywhere, made from what the run folder holds.
 
-    metrics.jsonl ─────► summary, curves, skipped steps
+    metrics.jsonl ─────► summary, curves, skipped steps, the tasks that were run on the way
     evaluation.json ───► bits per byte beside gzip and xz, a table for each task
     samples.jsonl ─────► what the model wrote
     checkpoints/ ──────► names and sizes                      ──► report.html
@@ -60,7 +60,7 @@ def render(run: RunFiles, samples: Sequence[Row]) -> str:
 def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Iterator[Html]:
     yield section("Skipped steps", _skipped(train))
     yield section("Samples", _samples(samples))
-    yield section("Evaluation", *(_task(task) for task in run.tasks))
+    yield section("Evaluation", *(_task(task) for task in (*run.tasks, *_tasks_on_the_way(run))))
     yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))
     yield section("Recipe", tag("pre", _toml(run.recipe_text), class_="recipe") if run.recipe_text else "")
     yield section("Environment", *(_session(session, len(run.sessions)) for session in run.sessions))
@@ -156,8 +156,30 @@ def _curves(run: RunFiles) -> Html:
         _small("Gradient norm", train, "gradient_norm", "before clipping", marks),
         _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
         _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
+        *(_small(name, rows, "value", metric, marks) for name, metric, rows in _courses(run)),
     ]
     return section("Curves", tag("div", main, class_="main") if main else "", _grid(smaller))
+
+
+def _courses(run: RunFiles) -> list[tuple[str, str, list[Row]]]:
+    """Each task that was run on the way, its first metric, and the rows of that."""
+    rows = [(str(row.get("task")), str(row.get("metric")), row) for row in run.of_kind("task")]
+    leading: dict[str, str] = {}
+    for name, metric, _ in rows:
+        leading.setdefault(name, metric)
+    return [
+        (name, metric, [row for task, other, row in rows if (task, other) == (name, metric)])
+        for name, metric in leading.items()
+    ]
+
+
+def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
+    """What each task said the last time that it was run in the course of the training."""
+    rows = run.of_kind("task")
+    newest = {str(row.get("task")): row["step"] for row in rows}
+    for name, step in newest.items():
+        last = [row for row in rows if (str(row.get("task")), row["step"]) == (name, step)]
+        yield {"name": f"{name}, after step {units.count(step)} of the training", "rows": last}
 
 
 def _grid(figures: Iterable[Html]) -> Html:
@@ -231,9 +253,16 @@ def _sample(row: Row) -> Html:
 
 
 def _task(task: Mapping[str, Any]) -> Html:
-    rows = [(row.get("metric", ""), _value(row), row.get("convention") or "") for row in task["rows"]]
+    rows = [(row.get("metric", ""), _value(row), _convention(row)) for row in task["rows"]]
     title = tag("h3", str(task.get("name", "")))
     return tag("div", title, table(("Metric", "Value", "Convention"), rows, frozenset({1})), class_="task")
+
+
+def _convention(row: Mapping[str, Any]) -> Html:
+    """By what convention a number was measured and, set apart, whose numbers it can be held against."""
+    peer = row.get("comparable_with")
+    marked = [" ", tag("strong", f"Comparable with {peer}.")] if peer else []
+    return join([row.get("convention") or "", *marked])
 
 
 def _value(row: Mapping[str, Any]) -> str:

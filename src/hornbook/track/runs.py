@@ -42,7 +42,7 @@ class RunFiles:
         return name if isinstance(name, str) and name else self.folder.resolve().name
 
     def of_kind(self, kind: str) -> list[Row]:
-        """The rows of one kind, "train" or "validation"."""
+        """The rows of one kind: "train", "validation" or "task"."""
         return [row for row in self.rows if row.get("kind") == kind]
 
 

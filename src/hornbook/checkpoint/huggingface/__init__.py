@@ -1,0 +1,20 @@
+"""Hugging Face folders, read and written: GPT-2 in, GPT-2 out, with its tokenizer.
+
+::
+
+    gpt2/  config.json  model.safetensors  vocab.json  merges.txt
+      -> read_folder(path)   -> Contents(step=0, tensors={"model": ...}, documents={"recipe": ...}, files=...)
+    write_folder(path, contents, dtype="fp32")
+      -> the same files, which ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``
+
+What comes out of ``read_folder`` is what a checkpoint holds, so whoever takes the one takes the other.
+``gpt2`` knows names, shapes and options; ``weights`` knows files; ``pickled`` alone may open a pickle; ``hub`` alone
+may use the network. The price of a table instead of transformers' own code: a family is read when somebody wrote its
+module, and refused in one line until then.
+"""
+
+from hornbook.checkpoint.huggingface.export import write_folder
+from hornbook.checkpoint.huggingface.folder import is_folder, read_folder
+from hornbook.checkpoint.huggingface.hub import fetch, repository_of
+
+__all__ = ["fetch", "is_folder", "read_folder", "repository_of", "write_folder"]

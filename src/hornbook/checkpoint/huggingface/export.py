@@ -1,0 +1,89 @@
+"""From the contents of a checkpoint to a folder that transformers loads.
+
+::
+
+    gpt2-mine/  config.json  generation_config.json  model.safetensors
+                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json
+
+All of it is written into a temporary folder that is then renamed: the folder is whole or not there. The tied head is
+left out of the weights, as transformers does itself. The price: one file, however large; the weights are streamed into
+it a tensor at a time.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.huggingface import gpt2
+from hornbook.checkpoint.huggingface.tokenizer_files import tokenizer_files
+from hornbook.checkpoint.tensors import encode
+from hornbook.config import GPTConfig, recipe_from_dict
+from hornbook.errors import CheckpointError, StorageError, UserError
+from hornbook.storage import files as storage
+from hornbook.text.tokenizer import Tokenizer
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def write_folder(path: Path, contents: Contents, *, dtype: str = "fp32") -> dict[str, storage.Written]:
+    """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
+
+    Args:
+        path: the folder, which must not exist.
+        contents: of a checkpoint: the group ``model``, the document ``recipe`` and perhaps ``tokenizer.json``.
+        dtype: of the written weights: fp32, bf16 or fp16.
+
+    Raises:
+        UserError: ``path`` exists already.
+        CheckpointError: transformers has no such model, or a weight is too large for fp16.
+        StorageError: the disk is full, read-only or failing; the folder is then not there.
+    """
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already; choose another --output or remove it")
+    model = recipe_from_dict(contents.documents["recipe"]).model
+    if type(model) is not GPTConfig:
+        raise CheckpointError(f"a model of the family {model.family!r} cannot be exported; expected 'gpt'")
+    tokenizer = _tokenizer(contents)
+    weights = _cast(gpt2.to_theirs(contents.tensors["model"], model), dtype)
+    documents = _documents(model, tokenizer, dtype)
+    small = {name: storage.dump_json(value) for name, value in documents.items()}
+    small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        storage.make_directory(temporary)
+        encoded = encode(weights, metadata={"format": "pt"})
+        written = {"model.safetensors": storage.write_file(temporary / "model.safetensors", encoded.chunks)}
+        written |= {name: storage.write_file(temporary / name, data) for name, data in small.items()}
+        storage.commit_directory(temporary, path)
+    except BaseException:
+        with suppress(StorageError):
+            storage.remove_tree(temporary)
+        raise
+    return written
+
+
+def _tokenizer(contents: Contents) -> Tokenizer | None:
+    file = contents.files.get("tokenizer.json")
+    return Tokenizer.from_json(file.decode()) if file else None
+
+
+def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return the weights in another dtype; what was finite and is not any more is refused."""
+    cast = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
+    lost = sorted(name for name, tensor in cast.items() if dtype == "fp16" and not bool(tensor.isfinite().all()))
+    if lost:
+        raise CheckpointError(f"fp16 ends at 65504, and larger are values of {', '.join(lost)}; export bf16 or fp32")
+    return cast
+
+
+def _documents(model: GPTConfig, tokenizer: Tokenizer | None, dtype: str) -> dict[str, dict[str, Any]]:
+    """Return ``config.json`` and ``generation_config.json``; without a tokenizer no token begins or ends a text."""
+    end_of_text = tokenizer.end_of_text_id if tokenizer else None
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    config = gpt2.from_section(model) | ends | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    return {"config.json": config, "generation_config.json": ends}

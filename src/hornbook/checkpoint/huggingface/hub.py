@@ -1,0 +1,83 @@
+"""Models by name from the Hugging Face hub, through its own client: the one place that may use the network.
+
+    openai-community/gpt2  ->  ~/.cache/huggingface/hub/models--openai-community--gpt2/snapshots/<commit>/
+
+A path is looked for first, and a name whose first half is a folder here is a mistyped path, so that nobody's folder
+names go out by accident; ``hf://owner/name`` is always the hub. Safetensors alone are fetched, unless pickles are
+allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the client's
+matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from hornbook.checkpoint.huggingface.tokenizer_files import FILES
+from hornbook.checkpoint.huggingface.weights import SAFE_FILES
+from hornbook.errors import HornbookError, UserError
+
+_SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+_HALF: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NAME: Final = re.compile(f"{_HALF}/{_HALF}")
+_SAFE: Final = ("config.json", *FILES, *SAFE_FILES, "model-*.safetensors")
+_PICKLED: Final = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+def repository_of(source: str | Path) -> str | None:
+    """Return the ``owner/name`` that ``source`` stands for, or None where it is a path."""
+    text = str(source)
+    if scheme := _SCHEME.match(text):
+        return text[scheme.end() :]
+    owner = Path(text.partition("/")[0])
+    return text if _NAME.fullmatch(text) and not owner.exists() else None
+
+
+def fetch(name: str, *, revision: str | None = None, allow_pickle: bool = False) -> Path:
+    """Return the folder of the cache that holds a model of the hub, fetched if need be.
+
+    Args:
+        name: ``owner/name``.
+        revision: branch, tag or commit; the main branch if None.
+        allow_pickle: fetch ``pytorch_model.bin`` where there are no safetensors.
+
+    Raises:
+        UserError: the name is malformed, there is no such model or revision, it has no safetensors while pickles are
+            not allowed, the extra is not installed, or the hub is out of reach and the cache does not have it.
+        HornbookError: the hub failed half-way; trying again may help.
+    """
+    if not re.fullmatch(f"({_HALF}/)?{_HALF}", name):
+        raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
+    folder = _snapshot(name, revision, _SAFE)
+    if any((folder / file).exists() for file in SAFE_FILES):
+        return folder
+    if not allow_pickle:
+        raise UserError(
+            f"{name} has no safetensors on the Hugging Face hub: if it has pytorch_model.bin and you trust its source, "
+            f"run `hornbook checkpoint import {name} --output FOLDER --allow-pickle` and use that folder"
+        )
+    return _snapshot(name, revision, (*_SAFE, *_PICKLED))
+
+
+def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise UserError(
+            f"{name}: there is no such folder here; to take the model from the Hugging Face hub, "
+            "install its client with `pip install 'hornbook[hub]'`"
+        ) from error
+    where = f"{name} at {revision}" if revision else name
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise UserError(
+            f"{where}: there is no such folder here, and the Hugging Face hub has no such model, or not for you; "
+            "check the name, or log in with `hf auth login`"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise UserError(
+            f"{where}: there is no such folder here, the model is not in the cache, and the Hugging Face hub cannot be "
+            "reached (HF_HUB_OFFLINE, HF_ENDPOINT?); check the path, go online, or copy the folder here"
+        ) from error
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of whichever HTTP library it uses
+        raise HornbookError(f"{where}: the Hugging Face hub failed ({type(error).__name__}); try again") from error

@@ -1,0 +1,121 @@
+"""Models in and out: ``hornbook checkpoint import`` and ``export`` exchange GPT-2s with Hugging Face's transformers.
+
+hornbook checkpoint import openai-community/gpt2 --output runs/gpt2
+hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Declare ``import`` and ``export``."""
+    taken = commands.add_parser(
+        "import", help="take a Hugging Face model", description="Make a checkpoint of a Hugging Face GPT-2."
+    )
+    taken.add_argument("source", metavar="SOURCE", help="a folder, or owner/name on the hub (extra hornbook[hub])")
+    taken.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="a new folder; the checkpoint lies in it as a run's",
+    )
+    taken.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="also open pytorch_model.bin, which is a pickle; what is more than tensors is refused, and not run",
+    )
+    taken.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub (default: main)")
+    taken.set_defaults(handler=import_command)
+    given = commands.add_parser(
+        "export", help="write a Hugging Face model", description="Write a GPT as a folder that transformers loads."
+    )
+    given.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or an HF folder")
+    given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    given.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="of the weights (fp32)")
+    given.set_defaults(handler=export_command)
+
+
+def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Save a Hugging Face model as the checkpoint of step 0 of a new folder.
+
+    Raises:
+        UserError: the folder holds a run or checkpoints already, or there is no such model.
+        CheckpointError: the model is malformed, pickled without leave, or not one of hornbook's.
+        StorageError: a file cannot be read or written.
+    """
+    from hornbook.checkpoint import save
+    from hornbook.checkpoint.huggingface import read_folder
+    from hornbook.config import recipe_from_dict
+    from hornbook.storage.lock import lock_folder
+
+    output: Path = arguments.output
+    _refuse_used(output)
+    folder = _find(arguments)
+    warnings: list[str] = []
+    contents = read_folder(folder, allow_pickle=arguments.allow_pickle, with_source=True, warn=warnings.append)
+    with lock_folder(output):
+        _refuse_used(output)
+        path = save(output / "checkpoints", contents)
+    model = recipe_from_dict(contents.documents["recipe"]).model
+    sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
+    print(f"{path}: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_parameters():,} parameters")
+    return {
+        "source": str(folder),
+        "checkpoint": str(path),
+        "parameters": model.num_parameters(),
+        "tokenizer": "tokenizer.json" in contents.files,
+        "warnings": warnings,
+    }
+
+
+def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write a checkpoint's model and tokenizer as a Hugging Face folder.
+
+    Raises:
+        UserError: the folder exists already.
+        CheckpointError: there is no sound checkpoint, or transformers has no such model.
+        StorageError: a file cannot be read or written.
+    """
+    from hornbook.checkpoint.huggingface import write_folder
+    from hornbook.checkpoint.restore import read_source
+
+    path, contents = read_source(arguments.checkpoint, only={"model"})
+    files = write_folder(arguments.output, contents, dtype=arguments.dtype)
+    print(f"{arguments.output}: {', '.join(files)} of {path}")
+    return {
+        "checkpoint": str(path),
+        "folder": str(arguments.output),
+        "dtype": arguments.dtype,
+        "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in files.items()},
+    }
+
+
+def _find(arguments: argparse.Namespace) -> Path:
+    """Return the Hugging Face folder that is meant, fetched from the hub if it is a name there."""
+    from hornbook.checkpoint.huggingface import fetch, repository_of
+    from hornbook.checkpoint.listing import is_checkpoint
+    from hornbook.errors import UserError
+
+    path = Path(arguments.source)
+    if not path.exists():
+        name = repository_of(arguments.source)
+        if name is None:
+            raise UserError(f"{path}: no such folder; expected a Hugging Face folder, or owner/name on their hub")
+        return fetch(name, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
+    if arguments.revision is not None:
+        raise UserError(f"--revision is for models of the hub, and {path} is a folder; leave it out")
+    if is_checkpoint(path) or (path / "run.json").exists():
+        raise UserError(f"{path} is hornbook's own already; every command takes it as it is")
+    return path
+
+
+def _refuse_used(output: Path) -> None:
+    from hornbook.checkpoint.listing import committed
+    from hornbook.errors import UserError
+
+    if (output / "run.json").exists() or committed(output / "checkpoints") or committed(output):
+        raise UserError(f"{output} holds a run or checkpoints already; choose another --output")

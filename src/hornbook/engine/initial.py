@@ -1,0 +1,147 @@
+"""Starting a run from given weights: whether they fit, what is remembered of them, and how they get in.
+
+::
+
+    --init-from runs/small --init-optimizer keep
+      inspect(asked, recipe, tokenizer) -> Origin(source, path, keep_optimizer, digest)  -> run.json, before all else
+      load_origin(origin, state)        -> weights, perhaps moments; steps and samples count from 0
+
+Once the run has a checkpoint of its own it needs the source no more. The source is read twice at the start: so a start
+that is refused leaves nothing behind, and every rank proves by the digest that it has the same weights. That is the
+price, too.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hornbook.checkpoint import Contents
+from hornbook.checkpoint.restore import mismatches, read_source
+from hornbook.checkpoint.tensors import digest
+from hornbook.config import Recipe, changed_keys, recipe_from_dict
+from hornbook.engine.state import TrainState
+from hornbook.errors import CheckpointError, UserError
+from hornbook.model import build_model
+from hornbook.optim.updates import build_update
+from hornbook.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger("hornbook.engine")
+
+_MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
+"""What a model computes beyond the shapes of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """What a user asks for: a run, a checkpoint or a Hugging Face folder, and whether its moments come along."""
+
+    source: str
+    keep_optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a run started from, as its ``run.json`` remembers it."""
+
+    source: str
+    """As the user named it."""
+    path: str
+    """The checkpoint or folder that it stood for."""
+    keep_optimizer: bool
+    digest: str
+    """SHA-256 of the weights, of ``model.safetensors`` if it is a checkpoint."""
+
+
+def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
+    """Read a source and return what is remembered of it.
+
+    Args:
+        asked: by the user.
+        recipe: of the new run, complete.
+        tokenizer: of its training data, where it is known.
+
+    Raises:
+        CheckpointError: nothing sound is there, its model or tokenizer is not that of the run, or it has no moments to
+            keep; all that disagrees in one line.
+    """
+    path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
+    problems = _disagreements(contents, recipe) + _other_tokenizer(contents, tokenizer)
+    if problems:
+        raise CheckpointError(
+            f"{path} cannot start this run: {'; '.join(problems)}; change the recipe's [model] or --init-from"
+        )
+    weights = digest(contents.tensors["model"])
+    return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
+
+
+def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
+    """Return what an existing run started from, given that its start is asked for again.
+
+    A source that is gone is fine, since the run goes on from its own checkpoints.
+
+    Raises:
+        UserError: the run started from something else, or the source has changed since.
+    """
+    if recorded is None:
+        raise UserError(f"the run did not start from {asked.source}: leave --init-from out, or choose another --output")
+    is_gone = asked.source == recorded.source and not Path(asked.source).exists()
+    digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
+    if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
+        raise UserError(
+            f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), and "
+            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): leave --init-from out to "
+            "go on with the run, or choose another --output"
+        )
+    return recorded
+
+
+def load_origin(origin: Origin, state: TrainState) -> None:
+    """Copy the weights of a run's origin into its fresh state, and its moments if they are kept.
+
+    Raises:
+        CheckpointError: the origin is gone, damaged, or not what it was.
+    """
+    path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
+    if digest(contents.tensors["model"]) != origin.digest:
+        raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
+    state.load_tensors({**state.to_tensors(), **contents.tensors})
+    if origin.keep_optimizer:
+        progress = contents.documents["state"]
+        state.progress.inherited_updates = progress["num_updates"] + progress.get("inherited_updates", 0)
+
+
+def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
+    groups = {"model", "optimizer"} if keep_optimizer else {"model"}
+    path, contents = read_source(source, only=groups, warn=warn)
+    if groups - contents.tensors.keys():
+        raise CheckpointError(f"{path} holds no state of an optimizer: start with --init-optimizer fresh")
+    return path, contents
+
+
+def _disagreements(contents: Contents, recipe: Recipe) -> list[str]:
+    """List what of a source's model is not as the recipe has it; shapes are asked of a model without memory."""
+    there = recipe_from_dict(contents.documents["recipe"])
+    changes = [
+        f"{change.key} is {change.old!r} there and {change.new!r} here"
+        for change in changed_keys(there, recipe)
+        if change.key in _MUST_AGREE
+    ]
+    with torch.device("meta"):
+        model = build_model(recipe.model, torch.float32)
+        own = TrainState.fresh(model, build_update(recipe.optimizer)).to_tensors()
+    return changes + mismatches({group: own[group] for group in contents.tensors}, contents.tensors)
+
+
+def _other_tokenizer(contents: Contents, tokenizer: Tokenizer | None) -> list[str]:
+    file = contents.files.get("tokenizer.json")
+    there = Tokenizer.from_json(file.decode()) if file else None
+    if there is None or tokenizer is None or there.digest == tokenizer.digest:
+        return []
+    return [f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})"]
+
+
+def _short(weights: str, keep_optimizer: bool) -> str:
+    return f"{weights[:12]}, optimizer {'kept' if keep_optimizer else 'fresh'}"

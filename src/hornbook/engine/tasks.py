@@ -1,0 +1,76 @@
+"""Evaluation tasks in the course of a training: what ``hornbook evaluate`` does, every so many steps.
+
+::
+
+    [evaluation] tasks, task_data -> check_tasks, before the first step
+                                  -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
+                                                   -> the best checkpoint, if checkpoint.best_by names one of them
+
+Windows do not overlap here, as in the validation loss: quick, and a little worse than what ``hornbook evaluate`` says.
+"""
+
+from dataclasses import asdict, replace
+
+from hornbook.checkpoint.restore import LoadedModel
+from hornbook.engine.run import Run
+from hornbook.errors import HornbookError
+from hornbook.evaluate import tasks
+from hornbook.evaluate.tasks import Row, TaskInput
+
+
+def check_tasks(run: Run) -> None:
+    """Refuse tasks that could not be run, before any time is spent on training.
+
+    Raises:
+        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
+    """
+    evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
+    if metric:
+        tasks.higher_is_better(task, metric)
+    tasks.check_tasks(evaluation.tasks, _input(run), _data(run))
+
+
+def owes_tasks(run: Run) -> bool:
+    """Tell whether the current step ends with tasks that have not been run, perhaps cut off by a signal."""
+    evaluation, saving = run.recipe.evaluation, run.recipe.checkpoint
+    due = run.is_due(evaluation.tasks_every_steps or evaluation.every_steps)
+    decides = saving.best_by != "validation" and run.is_due(saving.every_steps)
+    return bool(evaluation.tasks) and (due or decides) and run.state.progress.step > run.state.progress.evaluated_step
+
+
+def measure_tasks(run: Run) -> None:
+    """Run all tasks after the current step and log their rows; the training outlives one that fails, with a warning."""
+    run.state.progress.evaluated_step = run.state.progress.step
+    given, data = _input(run), _data(run)
+    with run.clock.paused():
+        for name in run.recipe.evaluation.tasks:
+            try:
+                _log(run, name, tasks.run_task(name, replace(given, data=data.get(name))))
+            except HornbookError as error:
+                run.console.warn(f"task {name} was not measured, training goes on: {error}")
+
+
+def _log(run: Run, name: str, rows: list[Row]) -> None:
+    step = run.state.progress.step
+    run.console.task({"step": step, "task": name, **asdict(rows[0])})
+    for row in rows:
+        if run.metrics is not None:
+            run.metrics.append({"kind": "task", "step": step, "task": name, **asdict(row)})
+        measure = f"{name}/{row.metric}"
+        if measure == run.recipe.checkpoint.best_by:
+            run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))
+
+
+def _data(run: Run) -> dict[str, str]:
+    return tasks.assign_data(run.recipe.evaluation.task_data, run.recipe.evaluation.tasks)
+
+
+def _input(run: Run) -> TaskInput:
+    loaded = LoadedModel(
+        model=run.state.model,
+        recipe=run.recipe,
+        tokenizer=run.tokenizer,
+        step=run.state.progress.step,
+        path=run.folder.path,
+    )
+    return TaskInput(loaded=loaded, world=run.world, micro_batch_size=run.recipe.training.micro_batch_size, overlap=0)

@@ -1,0 +1,115 @@
+"""LAMBADA (Paperno et al. 2016): guess the last word of a passage, as a person can only who has read all of it.
+
+    "... I can make it there on my own, Shane"
+     context: up to the last blank      answer: " Shane" -> 1 to 5 tokens, scored with the right ones before them
+
+The last *word* counts as right if each of its tokens is the likeliest one; the last *token* asks less wherever the
+word has several, since the beginning of the answer is given away. Published figures are of both kinds, which is why
+they differ by a third. The stop-word filter passes over guesses that spell one of `hornbook.evaluate.stop_words`: for
+the answer's first token where the word counts, for its last where the token counts. A filtered perplexity would be
+infinite, for answers that are stop words themselves, so there is none.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from hornbook.errors import DataError
+from hornbook.evaluate.files import read_passages
+from hornbook.evaluate.spans import Score, Span, score
+from hornbook.evaluate.stop_words import stop_word_tokens
+from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.validation import perplexity
+from hornbook.text.tokenizer import Tokenizer
+
+_PUBLISHED: Final = {
+    "last_word_accuracy": "acc of lm-evaluation-harness's lambada_openai; Megatron-LM's 66.51 % (8.3B, strict)",
+    "last_token_accuracy": "the GPT-2 paper's 45.99 % (117M), 55.48, 60.12, 63.24 (1542M)",
+    "last_word_perplexity": "perplexity of lm-evaluation-harness's lambada_openai",
+}
+
+
+def split_last_word(passage: str) -> tuple[str, str]:
+    """Return a passage up to its last blank, and the rest with all blanks before it; the context is "" without any."""
+    text = passage.rstrip()
+    context = text.rpartition(" ")[0].rstrip()
+    return context, text[len(context) :]
+
+
+def make_span(tokenizer: Tokenizer, passage: str) -> Span | None:
+    """Return the tokens of a passage, those of the last word to be scored; None where nothing comes before the word."""
+    context, _ = split_last_word(passage)
+    ids = np.array(tokenizer.encode(passage.rstrip()), dtype=np.int64)
+    return Span(tokens=ids, num_scored=len(ids) - len(tokenizer.encode(context))) if context else None
+
+
+def read(given: TaskInput) -> list[Span]:
+    """Return the passages of the task's file as tokens, in its order.
+
+    Raises:
+        UserError, DataError: no file is named, or one of its lines is not a passage.
+    """
+    tokenizer, window = given.require_tokenizer(), given.window_length
+    path = given.require_data("LAMBADA's passages, such as lambada_test.jsonl")
+    spans = []
+    for number, passage in enumerate(read_passages(path), 1):
+        span = make_span(tokenizer, passage)
+        if span is None or span.num_scored > window:
+            raise DataError(
+                f"{path}, line {number}: expected a text of several words whose last one has at most {window} tokens, "
+                "the window; mend the line or leave it out"
+            )
+        spans.append(span)
+    return spans
+
+
+@register_task(
+    "lambada",
+    check=read,
+    lower=("last_word_perplexity", "last_token_perplexity"),
+    higher=(
+        "last_word_accuracy",
+        "last_word_accuracy_filtered",
+        "last_token_accuracy",
+        "last_token_accuracy_filtered",
+    ),
+)
+def lambada(given: TaskInput) -> list[Row]:
+    """Score LAMBADA's passages by all conventions.
+
+    Raises:
+        UserError, DataError: as `read`.
+    """
+    model, window, spans = given.loaded.model, given.window_length, read(given)
+    banned_V = stop_word_tokens(given.require_tokenizer(), model.vocab_size).to(given.device)
+    cut = [span.cut(window) for span in spans]
+    scores = score(model, cut, world=given.world, micro_batch_size=given.micro_batch_size, banned_V=banned_V)
+    num_cut = sum(span.num_inputs > window for span in spans)
+    shared = f"{len(spans):,} passages, {num_cut:,} of them cut on the left to {window:,} tokens"
+    return [
+        Row(metric=metric, value=value, convention=f"{says}; {shared}", comparable_with=_PUBLISHED.get(metric))
+        for metric, value, says in _values(scores)
+    ]
+
+
+def _values(scores: Sequence[Score]) -> list[tuple[str, float, str]]:
+    """Return metric, value and what it says."""
+    count = len(scores)
+    word = sum(bool(found.likeliest.all()) for found in scores)
+    word_filtered = sum(bool(found.likeliest_allowed[0] and found.likeliest[1:].all()) for found in scores)
+    token = sum(bool(found.likeliest[-1]) for found in scores)
+    token_filtered = sum(bool(found.likeliest_allowed[-1]) for found in scores)
+    word_nats = sum(float(found.nats.sum()) for found in scores)
+    token_nats = sum(float(found.nats[-1]) for found in scores)
+    whole = "share of passages of which every token of the last word (what follows the last blank) is the likeliest one"
+    last = "share of passages of which the last token is the likeliest one, the others given"
+    passing = "guesses that spell one of 127 stop words are passed over"
+    return [
+        ("last_word_accuracy", word / count, whole),
+        ("last_word_accuracy_filtered", word_filtered / count, f"{whole}; {passing} at its first token"),
+        ("last_token_accuracy", token / count, last),
+        ("last_token_accuracy_filtered", token_filtered / count, f"{last}; {passing}"),
+        ("last_word_perplexity", perplexity(word_nats / count), "exp of the mean nats of a last word, all its tokens"),
+        ("last_token_perplexity", perplexity(token_nats / count), "exp of the mean nats of a last token"),
+    ]

@@ -1,0 +1,136 @@
+"""Scoring the ends of token sequences of any length: an answer after its context, or all of a text after its prefix.
+
+    spans     [a b c|d]  [e|f g]  [h i j k l|m]      what is right of | is to be predicted
+    by length [h i j k l|m]  [a b c|d]  [e|f g]      so that a batch holds hardly any padding
+    batch     [h i j k l]    [a b c]                 -> nats of m and d, and whether each was the likeliest
+              [. . . . m]    [. . d]  .
+
+Results come back in the order of the spans. The longest are computed first, so what does not fit into memory fails at
+once. The price: all spans are in memory, some bytes a token.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hornbook.data.examples import NOT_SCORED
+from hornbook.data.loader import Batch
+from hornbook.model import LanguageModel
+from hornbook.parallel.world import World
+
+_LOGITS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A sequence of which the end is scored.
+
+    Attributes:
+        tokens: int64[n], context and answer; the last of them is a target only.
+        num_scored: length of the answer, 1 to n - 1.
+    """
+
+    tokens: NDArray[np.int64]
+    num_scored: int
+
+    @property
+    def num_inputs(self) -> int:
+        """How many tokens the model reads."""
+        return len(self.tokens) - 1
+
+    def cut(self, num_inputs: int) -> "Span":
+        """Return the span without the first tokens of its context, if the model were to read more than so many."""
+        assert self.num_scored <= num_inputs, "the answer is longer than what may be read"
+        return Span(tokens=self.tokens[-(num_inputs + 1) :], num_scored=self.num_scored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a model thinks of the scored tokens of one span.
+
+    Attributes:
+        nats: float64[num_scored], the negative log-likelihood of each.
+        likeliest: bool[num_scored], whether the model finds none likelier.
+        likeliest_allowed: bool[num_scored], the same among the tokens that are not banned.
+    """
+
+    nats: NDArray[np.float64]
+    likeliest: NDArray[np.bool_]
+    likeliest_allowed: NDArray[np.bool_]
+
+
+def batches(
+    spans: Sequence[Span], *, micro_batch_size: int, rank: int = 0, world_size: int = 1
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield this rank's share: the numbers of up to ``micro_batch_size`` spans, and their batch, padded on the right.
+
+    Every rank gets the same number of batches, since sharded models compute in step: where one has no spans left, its
+    batch is the shortest span and its numbers are empty.
+    """
+    order = sorted(range(len(spans)), key=lambda index: -spans[index].num_inputs)
+    for first in range(0, len(order), micro_batch_size * world_size):
+        start = first + rank * micro_batch_size
+        numbers = order[start : start + micro_batch_size]
+        yield numbers, _batch([spans[number] for number in numbers or order[-1:]])
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel, spans: Sequence[Span], *, world: World, micro_batch_size: int, banned_V: Tensor | None = None
+) -> list[Score]:
+    """Score the ends of all spans; the same on every rank.
+
+    Args:
+        model: in evaluation mode, on the world's device.
+        spans: none longer than ``max_positions + 1`` tokens.
+        world: ranks share the spans.
+        micro_batch_size: spans at a time.
+        banned_V: bool ``[V]``, tokens that ``likeliest_allowed`` passes over; None for no token.
+    """
+    starts = np.cumsum([0, *(span.num_scored for span in spans)])
+    results_3N = np.zeros((3, starts[-1]))
+    for numbers, batch in batches(spans, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size):
+        scored_3M = _score_batch(model, {name: tensor.to(world.device) for name, tensor in batch.items()}, banned_V)
+        places = [place for number in numbers for place in range(starts[number], starts[number + 1])]
+        results_3N[:, places] = scored_3M[:, : len(places)]
+    summed = world.sum_floats(results_3N.ravel().tolist())
+    nats, likeliest, allowed = np.reshape(summed, results_3N.shape)
+    return [
+        Score(nats=nats[start:end], likeliest=likeliest[start:end] > 0, likeliest_allowed=allowed[start:end] > 0)
+        for start, end in pairwise(starts)
+    ]
+
+
+def _batch(spans: Sequence[Span]) -> Batch:
+    """Return ``tokens``, ``targets``, ``positions`` and ``keys`` of spans, ``[B, longest]``."""
+    shape = (len(spans), max(span.num_inputs for span in spans))
+    tokens, targets = np.zeros(shape, dtype=np.int64), np.full(shape, NOT_SCORED, dtype=np.int64)
+    for row, span in enumerate(spans):
+        end = span.num_inputs
+        tokens[row, :end] = span.tokens[:-1]
+        targets[row, end - span.num_scored : end] = span.tokens[-span.num_scored :]
+    return {
+        "tokens": torch.from_numpy(tokens),
+        "targets": torch.from_numpy(targets),
+        "positions": torch.arange(shape[1]).expand(shape).contiguous(),
+        "keys": torch.zeros(shape, dtype=torch.int64),
+    }
+
+
+def _score_batch(model: LanguageModel, batch: Batch, banned_V: Tensor | None) -> NDArray[np.float64]:
+    """Return nats, whether likeliest, and whether likeliest allowed, of a batch's scored tokens: float64[3, N]."""
+    scored_BT = batch["targets"] != NOT_SCORED
+    x_ND, targets_N = model.trunk(batch)[scored_BT], batch["targets"][scored_BT]
+    parts = []
+    for x, targets in zip(torch.split(x_ND, _LOGITS_AT_ONCE), torch.split(targets_N, _LOGITS_AT_ONCE), strict=True):
+        logits = model.head.logits(x)
+        nats = -torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
+        allowed = logits if banned_V is None else logits.masked_fill(banned_V, -torch.inf)
+        hits = [(values.argmax(-1) == targets).float() for values in (logits, allowed)]
+        parts.append(torch.stack([nats, *hits]).cpu())
+    return torch.cat(parts, 1).double().numpy()

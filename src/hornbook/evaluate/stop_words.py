@@ -1,0 +1,31 @@
+"""The stop words of LAMBADA's filter: words that hardly ever end a passage, so that a guess may pass them over.
+
+GPT-2's paper (Radford et al. 2019, 3.3) filters by a list that it does not print. This is the English list of NLTK of
+that time, 127 words, which those who repeated the experiment took.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hornbook.text.tokenizer import Tokenizer
+
+_LIST: Final = """
+    i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
+    its itself they them their theirs themselves what which who whom this that these those
+    am is are was were be been being have has had having do does did doing can will just don should now s t
+    a an the and but if or because as until while of at by for with about against between into through during before
+    after above below to from up down in out on off over under
+    again further then once here there when where why how all any both each few more most other some such no nor not
+    only own same so than too very
+"""
+STOP_WORDS: Final = frozenset(_LIST.split())
+
+
+def stop_word_tokens(tokenizer: Tokenizer, vocab_size: int) -> Tensor:
+    """Return which tokens spell a whole stop word after a blank, in any case: bool ``[vocab_size]``."""
+    known = min(vocab_size, tokenizer.vocab_size)
+    texts = [tokenizer.decode([index]) for index in range(known)]
+    banned = [text.startswith(" ") and text[1:].lower() in STOP_WORDS for text in texts]
+    return torch.tensor([*banned, *[False] * (vocab_size - known)])

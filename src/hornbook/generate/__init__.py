@@ -1,0 +1,29 @@
+"""Text from a trained model.
+
+    text    ->  TextWriter  ->  generate_batch  ->  Decoder     logits of the next tokens, from cached keys and values
+    streamed    stop strings    the loop over       Chooser     temperature, top-k, top-p, penalty, one draw a row
+    back        UTF-8           tokens
+
+A text is a function of (model, prompt, options, seed, number of the sample): the batch that it travels in, and the
+device's random state, have no part in it.
+"""
+
+from hornbook.generate.decoder import Decoder, make_decoder
+from hornbook.generate.ids import evaluation_mode, generate, generate_batch
+from hornbook.generate.sampling import Sampling, draws_of
+from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing
+
+__all__ = [
+    "Decoder",
+    "Request",
+    "Sampling",
+    "Text",
+    "TextOptions",
+    "TextWriter",
+    "Timing",
+    "draws_of",
+    "evaluation_mode",
+    "generate",
+    "generate_batch",
+    "make_decoder",
+]

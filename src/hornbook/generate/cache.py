@@ -1,0 +1,115 @@
+"""Keys and values of a batch of texts that grow together: one block of memory a layer, taken once.
+
+Texts share their last column, so a new token is one column for all of them, and each begins where its length says::
+
+    columns    0  1  2  3  4  5  6 ...  capacity
+    row 0      .  .  a  b  c  d         start 2       position of a token = its column - the row's start
+    row 1      e  f  g  h  i  j         start 0
+                            end 6 --^
+
+Rows of unequal length cost a mask that hides the columns before each start; equal ones need none. The price of shared
+columns: a row that begins anew further right leaves a gap, so a cache of texts that outgrow the model's positions has
+half as many columns again, and moves its content to the left when they are used up.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys and values of all layers; its tensors stay where they are from the first token to the last.
+
+    Args:
+        shapes: (H, K) of each layer.
+        lengths: how many tokens each row begins with; their columns are there to be written.
+        capacity: columns.
+        dtype: of keys and values.
+        device: where they are.
+
+    Attributes:
+        starts: the column of each row's first token.
+        end: the column after the last.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        lengths: Sequence[int],
+        *,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_rows = len(lengths)
+        self.tensors = [
+            torch.zeros(num_rows, 2, num_heads, capacity, head_size, dtype=dtype, device=device)
+            for num_heads, head_size in shapes
+        ]
+        self.capacity, self.end = capacity, max(lengths)
+        self.starts = [self.end - length for length in lengths]
+        self._columns_C = torch.arange(capacity, device=device)
+        self._in_use = self.tensors
+        self._arrange()
+
+    def append(self, restarts: Mapping[int, int]) -> None:
+        """Add a column for the next token of each row.
+
+        Args:
+            restarts: rows whose text begins anew, and how many tokens it then has, the new one included.
+        """
+        for row, length in restarts.items():
+            self.starts[row] = self.end + 1 - length
+        is_full = self.end == self.capacity
+        if is_full:
+            self._move_left(min(self.starts))
+        self.end += 1
+        if restarts or is_full:
+            self._arrange()
+        else:
+            self.positions_B1 += 1
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in their order; they move to the front."""
+        for tensor in self.tensors:
+            tensor[: len(rows)] = tensor[list(rows)]
+        self._in_use = [tensor[: len(rows)] for tensor in self.tensors]
+        self.starts = [self.starts[row] for row in rows]
+        self._arrange()
+
+    def columns(self) -> list[Tensor]:
+        """Return each layer's ``[B, 2, H, S, K]``, from the first column that any row uses to the last."""
+        return [tensor.narrow(3, self._first, self.end - self._first) for tensor in self._in_use]
+
+    def columns_of(self, row: int) -> list[Tensor]:
+        """Return each layer's ``[1, 2, H, S, K]`` of one row alone."""
+        start = self.starts[row]
+        return [tensor[row : row + 1, :, :, start : self.end] for tensor in self._in_use]
+
+    def mask(self) -> Tensor | None:
+        """Return what is added to scores, ``[B, 1, 1, S]``, 0 or -inf, for a query in the last column; None for 0."""
+        if self._mask_B11C is None:
+            return None
+        return self._mask_B11C.narrow(3, self._first, self.end - self._first)
+
+    def _move_left(self, distance: int) -> None:
+        assert distance > 0, "with more columns than positions, the first column of a full cache is in no row"
+        for tensor in self._in_use:
+            tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
+        self.end -= distance
+        self.starts = [start - distance for start in self.starts]
+
+    def _arrange(self) -> None:
+        """Derive what follows from the starts."""
+        device, dtype = self._columns_C.device, self.tensors[0].dtype
+        starts_B1 = torch.tensor(self.starts, device=device).unsqueeze(1)
+        self.positions_B1 = self.end - 1 - starts_B1
+        """The position of the token in the last column of each row, int64."""
+        self._first = min(self.starts)
+        self._mask_B11C = None
+        if max(self.starts) > self._first:
+            hidden_BC = self._columns_C < starts_B1
+            mask_BC = torch.zeros(hidden_BC.shape, dtype=dtype, device=device).masked_fill_(hidden_BC, -math.inf)
+            self._mask_B11C = mask_BC[:, None, None]

@@ -1,0 +1,118 @@
+"""The loop of generation: ids in, ids out, many texts at a time.
+
+    prompts -> decoder.start -> logits -> chooser -> ids -> decoder.advance -> logits -> ...
+                                             |
+                                             +--> on_token(row, id): may end a row
+
+A row that ends leaves the batch, so that the others get quicker.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hornbook.generate.decoder import Decoder, make_decoder
+from hornbook.generate.sampling import Chooser, Sampling, draws_of
+from hornbook.model import LanguageModel
+
+OnToken = Callable[[int, int], bool]
+"""Called with (row, id) for every id that is chosen, that of a stop too; True ends that text."""
+
+
+def generate(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    seed: int,
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+) -> list[int]:
+    """Return up to ``num_tokens`` ids that continue ``prompt``.
+
+    Args:
+        model: left in the mode in which it came.
+        prompt: at least one id; of a prompt longer than the model's positions, the last ones count.
+        num_tokens: how many ids to add.
+        seed: of the draws.
+        sampling: how ids are chosen.
+        stop_id: end when this id is chosen; it is not returned.
+    """
+    with evaluation_mode(model):
+        (ids,) = generate_batch(
+            make_decoder(model),
+            [prompt],
+            num_tokens=num_tokens,
+            vocab_size=model.vocab_size,
+            draws=[draws_of(seed, prompt)],
+            sampling=sampling,
+            stop_id=stop_id,
+        )
+    return ids
+
+
+def generate_batch(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    vocab_size: int,
+    draws: Sequence[random.Random],
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+    on_token: OnToken | None = None,
+) -> list[list[int]]:
+    """Return up to ``num_tokens`` ids for each prompt; in fp32 the same ids as for each alone.
+
+    ("The same" up to the last bits of sums, which depend on the number of rows: ids could differ where two candidates
+    are as likely to six digits.)
+
+    Args:
+        decoder: of a model in evaluation mode.
+        prompts: at least one id each.
+        num_tokens: how many ids to add.
+        vocab_size: only smaller ids are chosen.
+        draws: the numbers of each row, see ``draws_of``.
+        sampling: how ids are chosen.
+        stop_id: a text ends when this id is chosen; it is not returned, and no repetition penalty applies to it.
+        on_token: hears of every choice, and may end a text.
+
+    Raises:
+        HornbookError: the model's logits are not finite.
+    """
+    assert all(prompts), "a prompt has at least one id"
+    ids: list[list[int]] = [[] for _ in prompts]
+    active = list(range(len(prompts))) if num_tokens > 0 else []
+    if not active:
+        return ids
+    chooser = Chooser(sampling or Sampling(), prompts, draws, vocab_size=vocab_size, unpenalized=stop_id)
+    logits_BV = decoder.start(prompts, num_tokens)
+    for number in range(1, num_tokens + 1):
+        chosen = chooser.choose(logits_BV)
+        going = []
+        for slot, (row, token) in enumerate(zip(active, chosen, strict=True)):
+            has_ended = on_token is not None and on_token(row, token)
+            if token == stop_id:
+                continue
+            ids[row].append(token)
+            if not has_ended:
+                going.append(slot)
+        if not going or number == num_tokens:
+            break
+        if len(going) < len(active):
+            decoder.keep(going)
+            chooser.keep(going)
+            active, chosen = [active[slot] for slot in going], [chosen[slot] for slot in going]
+        logits_BV = decoder.advance(chosen)
+    return ids
+
+
+@contextmanager
+def evaluation_mode(model: LanguageModel) -> Iterator[None]:
+    """Switch dropout off for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

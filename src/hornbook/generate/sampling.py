@@ -1,0 +1,194 @@
+"""From logits to the next id: repetition penalty, temperature, top-k, top-p, and one draw a row.
+
+    logits       2.0   1.0   0.5  -1.0        ÷ temperature 0.5
+                 4.0   2.0   1.0  -2.0        the 3 likeliest, softmax
+                 0.84  0.11  0.04   .         the fewest that make up 0.9 of it
+                 0.84  0.11   .     .         u = 0.93 of [0, 0.95)  ->  the second
+
+The order is that of transformers. A row's draws are a function of (seed, prompt, number of the sample), so that its
+text does not depend on the batch that it travels in: one number in [0, 1) a token, looked up in the summed
+probabilities. The price: Python's Mersenne Twister draws the numbers, one at a time, where a GPU would draw a whole
+batch of them.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hornbook.errors import HornbookError, UserError
+
+MIN_TEMPERATURE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    temperature: float = 0.8
+    """Divides the logits; 0 takes the likeliest token each time, whatever ``top_k`` and ``top_p`` say."""
+    top_k: int | None = 50
+    """How many of the likeliest tokens to draw from; None for all."""
+    top_p: float | None = None
+    """Of these, draw from the fewest whose probabilities add up to this share (Holtzman et al. 2020); None for all."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that the text has; see ``penalize``."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value}; expected {expected}"
+            for name, value, expected, fits in (
+                (
+                    "temperature",
+                    self.temperature,
+                    f"0, or {MIN_TEMPERATURE} or more",
+                    _is_temperature(self.temperature),
+                ),
+                ("top_k", self.top_k, "1 or more", self.top_k is None or self.top_k >= 1),
+                ("top_p", self.top_p, "more than 0, and 1 at most", self.top_p is None or 0.0 < self.top_p <= 1.0),
+                (
+                    "repetition_penalty",
+                    self.repetition_penalty,
+                    "more than 0",
+                    0.0 < self.repetition_penalty < math.inf,
+                ),
+            )
+            if not fits
+        ]
+        if problems:
+            raise UserError("; ".join(problems))
+
+
+class Chooser:
+    """Chooses the next ids of a batch of texts.
+
+    Args:
+        sampling: how.
+        prompts: the ids that each text begins with, which the repetition penalty counts.
+        draws: each text's numbers, see ``draws_of``.
+        vocab_size: only smaller ids are chosen.
+        unpenalized: an id that the repetition penalty leaves alone, as that of the end of a text.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompts: Sequence[Sequence[int]],
+        draws: Sequence[random.Random],
+        *,
+        vocab_size: int,
+        unpenalized: int | None = None,
+    ) -> None:
+        self.sampling, self.vocab_size, self.unpenalized = sampling, vocab_size, unpenalized
+        self._draws = list(draws)
+        self._seen_BV: Tensor | None = None
+        if sampling.repetition_penalty != 1.0:
+            self._seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+            for row, prompt in enumerate(prompts):
+                self._mark([row] * len(prompt), prompt)
+
+    def choose(self, logits_BV: Tensor) -> list[int]:
+        """Return the next id of each row of ``logits_BV``, fp32.
+
+        Raises:
+            HornbookError: logits are not finite.
+        """
+        logits_BV = logits_BV[:, : self.vocab_size]
+        if self._seen_BV is not None:
+            self._seen_BV = self._seen_BV.to(logits_BV.device)  # once: it stays there
+            logits_BV = penalize(logits_BV, self._seen_BV, self.sampling.repetition_penalty)
+        if self.sampling.temperature == 0.0:
+            largest_B, ids_B = logits_BV.max(-1)
+            _refuse_not_finite(largest_B)
+            chosen: list[int] = ids_B.tolist()
+        else:
+            chosen = draw(*candidates(logits_BV, self.sampling), [numbers.random() for numbers in self._draws])
+        self._mark(range(len(chosen)), chosen)
+        return chosen
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in their order."""
+        self._draws = [self._draws[row] for row in rows]
+        if self._seen_BV is not None:
+            self._seen_BV = self._seen_BV[list(rows)]
+
+    def _mark(self, rows: Sequence[int], ids: Sequence[int]) -> None:
+        if self._seen_BV is None:
+            return
+        for row, token in zip(rows, ids, strict=True):
+            if token != self.unpenalized and token < self.vocab_size:
+                self._seen_BV[row, token] = True
+
+
+def draws_of(seed: int, prompt: Sequence[int], sample: int = 0) -> random.Random:
+    """Return the numbers by which sample number ``sample`` of the texts that continue ``prompt`` is drawn."""
+    digest = hashlib.sha256(f"generate/{seed}/{sample}/{','.join(map(str, prompt))}".encode()).digest()
+    return random.Random(int.from_bytes(digest, "little"))
+
+
+def penalize(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
+    """Make seen tokens less likely (Keskar et al. 2019, "CTRL", section 4.1): their logits are divided by ``penalty``.
+
+    A negative logit is multiplied instead, as everybody does since transformers: divided, as the paper has it, it would
+    grow, and the token be favored.
+
+    Args:
+        logits_BV: ``[B, V]``.
+        seen_BV: ``[B, V]`` bool, the tokens of the prompt and of what was written.
+        penalty: above 1 discourages, below 1 encourages.
+    """
+    return torch.where(seen_BV, torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty), logits_BV)
+
+
+def candidates(logits_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
+    """Return what can be drawn, and how likely it is.
+
+    Returns:
+        ``[B, C]`` fp64 on the CPU: probabilities, up to a factor a row; 0 for what ``top_p`` leaves out.
+        ``[B, C]`` int64: their ids, likeliest first; None where all ids are candidates, in their own order.
+    """
+    num_ids, ids_BC = logits_BV.shape[1], None
+    top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    top_k = min(sampling.top_k or num_ids, num_ids)
+    if top_k < num_ids or top_p < 1.0:
+        logits_BV, ids_BC = torch.topk(logits_BV, top_k)
+        ids_BC = ids_BC.cpu()
+    probabilities_BC = torch.softmax(logits_BV.cpu().double() / sampling.temperature, -1)
+    if top_p < 1.0:
+        likelier_BC = probabilities_BC.cumsum(-1) - probabilities_BC
+        probabilities_BC = probabilities_BC.masked_fill(likelier_BC >= top_p, 0.0)
+    return probabilities_BC, ids_BC
+
+
+def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[float]) -> list[int]:
+    """Return the id of each row in whose share of the summed probabilities its number, in [0, 1), falls.
+
+    Raises:
+        HornbookError: probabilities are not finite.
+    """
+    summed_BC = probabilities_BC.cumsum(-1)
+    totals_B1 = summed_BC[:, -1:]
+    _refuse_not_finite(totals_B1)
+    # The first sum *above* number · total: its candidate has a share, and as number < 1 there is one.
+    targets_B1 = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1) * totals_B1
+    columns_B1 = torch.searchsorted(summed_BC, targets_B1, right=True)
+    chosen_B1 = columns_B1 if ids_BC is None else ids_BC.gather(1, columns_B1)
+    chosen: list[int] = chosen_B1.squeeze(1).tolist()
+    return chosen
+
+
+def _is_temperature(value: float) -> bool:
+    return value == 0.0 or MIN_TEMPERATURE <= value < math.inf
+
+
+def _refuse_not_finite(values: Tensor) -> None:
+    if not math.isfinite(float(values.sum())):
+        raise HornbookError("the model's logits are not finite, so no token can be chosen; take an older checkpoint")

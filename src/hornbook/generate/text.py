@@ -1,0 +1,259 @@
+r"""From prompts to texts: ids in and out by the tokenizer, stop strings, text as it comes, and what it took.
+
+    writer = TextWriter(model, tokenizer, TextOptions(output_length=128, stop_strings=("\n\n",)))
+    writer.write([writer.request("Once upon a time")], on_text=...)
+        -> [Text(prompt="Once upon a time", text=" there was", finish_reason="stop_string", ...)]
+
+A prompt is the beginning of a document, so the end-of-text token goes before it where there is room; one that had to
+be cut is no beginning any more. All checks are made by ``request``, so that of a thousand prompts the last cannot
+fail after an hour; the price is that all of them are encoded before the first text is written.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from hornbook.errors import UserError
+from hornbook.generate.decoder import make_decoder
+from hornbook.generate.ids import generate_batch
+from hornbook.generate.sampling import Sampling, draws_of
+from hornbook.model import LanguageModel
+from hornbook.text.streaming import TextStream, token_bytes
+from hornbook.text.tokenizer import Tokenizer
+
+FinishReason = Literal["length", "stop_token", "stop_string", "interrupted"]
+OnText = Callable[[int, str], None]
+"""Called with (row, text) whenever a row's text grows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """What is asked of every text."""
+
+    output_length: int = 128
+    """Tokens at most."""
+    input_length: int | None = None
+    """Take so many tokens of a prompt at most, the last ones; None: a prompt has to fit the model's positions."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_strings: tuple[str, ...] = ()
+    """A text ends before the first of these."""
+    stop_id: int | None = None
+    """A text ends when this token is chosen; usually the end of text. None: it goes on."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt, ready to be continued."""
+
+    prompt: str
+    ids: tuple[int, ...]
+    sample: int
+    """Tells texts of one prompt apart."""
+    num_cut: int
+    """Tokens of the prompt that were left out, at its beginning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What became of a request."""
+
+    prompt: str
+    sample: int
+    text: str
+    """What was written, without the prompt."""
+    tokens: int
+    """How many were written; those of a stop string count, a stop token does not."""
+    finish_reason: FinishReason
+    seconds: float
+    """From the beginning of the batch to the end of this text."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields, seconds rounded to microseconds."""
+        return asdict(self) | {"seconds": round(self.seconds, 6)}
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """What all texts of a writer took."""
+
+    texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+    """Of these, from the beginning of a batch to its first tokens: the prompts are read."""
+    batches: int = 0
+    steps: int = 0
+    """How often the model was asked for a further token of a batch."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts, and the three rates that they give; a rate is None where there was nothing to time."""
+        later = self.seconds - self.first_seconds
+        return {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 6),
+            "first_token_seconds": round(self.first_seconds / self.batches, 6) if self.batches else None,
+            "seconds_per_token": round(later / self.steps, 6) if self.steps else None,
+            "tokens_per_second": round(self.tokens / self.seconds, 3) if self.seconds else None,
+        }
+
+
+class TextWriter:
+    """Writes texts by one model.
+
+    Args:
+        model: in evaluation mode; it is not to be trained while the writer is in use.
+        tokenizer: the model's.
+        options: for all texts.
+
+    Raises:
+        UserError: an option is out of range, or the tokenizer is not the model's.
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
+        _refuse_mistakes(model, tokenizer, options)
+        self.tokenizer, self.options, self.timing = tokenizer, options, Timing()
+        self._max_positions, self._vocab_size = model.max_positions, model.vocab_size
+        self._decoder = make_decoder(model)
+        self._bytes_of = token_bytes(tokenizer)
+
+    def request(self, prompt: str, *, sample: int = 0, place: str = "the prompt") -> Request:
+        """Return a prompt as ids; an empty one is the beginning of a document.
+
+        Args:
+            prompt: the text to continue.
+            sample: another number, another text.
+            place: what the prompt is called in a message.
+
+        Raises:
+            UserError: it is longer than the model's positions, and no ``input_length`` allows to cut it; it has a token
+                that the model has not, or it is no Unicode text.
+        """
+        ids, limit = self.tokenizer.encode(prompt), self.options.input_length or self._max_positions
+        if max(ids, default=0) >= self._vocab_size:
+            raise UserError(f"{place} has token {max(ids)}, {_not_in_vocabulary(self._vocab_size)}")
+        if len(ids) > limit and self.options.input_length is None:
+            raise UserError(
+                f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or take its last "
+                f"{limit} tokens by --input-length {limit}"
+            )
+        start = [self.tokenizer.end_of_text_id] if len(ids) < limit else []
+        return Request(prompt=prompt, ids=(*start, *ids[-limit:]), sample=sample, num_cut=max(0, len(ids) - limit))
+
+    def write(
+        self, requests: Sequence[Request], *, on_text: OnText | None = None, interruptible: bool = False
+    ) -> list[Text]:
+        """Continue the prompts, as one batch.
+
+        Args:
+            requests: one or more.
+            on_text: hears of every piece of text.
+            interruptible: Ctrl-C ends the texts, and those are returned.
+
+        Raises:
+            HornbookError: the model's logits are not finite.
+        """
+        batch = _Batch(requests, self, on_text)
+        with suppress(KeyboardInterrupt) if interruptible else nullcontext():
+            generate_batch(
+                self._decoder,
+                [request.ids for request in requests],
+                num_tokens=self.options.output_length,
+                vocab_size=min(self._vocab_size, self.tokenizer.vocab_size),
+                draws=[draws_of(self.options.seed, request.ids, request.sample) for request in requests],
+                sampling=self.options.sampling,
+                stop_id=self.options.stop_id,
+                on_token=batch.take,
+            )
+        return batch.finish(self.timing)
+
+    def new_stream(self) -> TextStream:
+        """Return an empty text with this writer's tokens and stop strings."""
+        return TextStream(self._bytes_of, self.options.stop_strings)
+
+
+class _Batch:
+    """The texts of one batch while they grow."""
+
+    def __init__(self, requests: Sequence[Request], writer: TextWriter, on_text: OnText | None) -> None:
+        self._requests, self._options, self._on_text = requests, writer.options, on_text
+        self._streams = [writer.new_stream() for _ in requests]
+        self._texts, self._counts = [""] * len(requests), [0] * len(requests)
+        self._ends: dict[int, tuple[FinishReason, float]] = {}
+        self._started = time.perf_counter()
+        self._first_seconds: float | None = None
+        self._num_chosen = 0  # by the row that goes on longest
+
+    def take(self, row: int, token: int) -> bool:
+        """Add a token to a row; True ends the row."""
+        if self._first_seconds is None:
+            self._first_seconds = self._elapsed()
+        self._num_chosen = max(self._num_chosen, self._counts[row] + 1)
+        if token == self._options.stop_id:
+            return self._end(row, "stop_token")
+        self._counts[row] += 1
+        self._add(row, self._streams[row].push(token))
+        if self._streams[row].has_stopped:
+            return self._end(row, "stop_string")
+        return self._counts[row] == self._options.output_length and self._end(row, "length")
+
+    def finish(self, timing: Timing) -> list[Text]:
+        for row in range(len(self._requests)):
+            if row not in self._ends:
+                self._end(row, "interrupted")
+        timing.texts += len(self._requests)
+        timing.tokens += sum(self._counts)
+        timing.seconds += self._elapsed()
+        timing.first_seconds += self._first_seconds or self._elapsed()
+        timing.batches += 1
+        timing.steps += max(self._num_chosen, 1) - 1
+        return [self._text(row, request) for row, request in enumerate(self._requests)]
+
+    def _text(self, row: int, request: Request) -> Text:
+        reason, seconds = self._ends[row]
+        return Text(
+            prompt=request.prompt,
+            sample=request.sample,
+            text=self._texts[row],
+            tokens=self._counts[row],
+            finish_reason=reason,
+            seconds=seconds,
+        )
+
+    def _end(self, row: int, reason: FinishReason) -> bool:
+        self._ends[row] = (reason, self._elapsed())
+        self._add(row, self._streams[row].finish())
+        return True
+
+    def _add(self, row: int, piece: str) -> None:
+        self._texts[row] += piece
+        if piece and self._on_text is not None:
+            self._on_text(row, piece)
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
+    """Raise UserError for what cannot be done."""
+    if options.output_length < 1:
+        raise UserError(f"the output length is {options.output_length}; expected 1 token or more")
+    if options.input_length is not None and not 1 <= options.input_length <= model.max_positions:
+        raise UserError(
+            f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
+        )
+    if "" in options.stop_strings:
+        raise UserError("a stop string is empty, so no text could begin; leave it out")
+    if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
+        raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
+    if tokenizer.end_of_text_id >= model.vocab_size:
+        raise UserError(
+            f"the tokenizer ends texts by token {tokenizer.end_of_text_id}, {_not_in_vocabulary(model.vocab_size)}"
+        )
+
+
+def _not_in_vocabulary(vocab_size: int) -> str:
+    return f"but the model's vocabulary is 0 to {vocab_size - 1}; take the tokenizer that it was trained with"

@@ -1,0 +1,118 @@
+"""How fast text is generated on this machine, alone or beside a peer: greedy, on random weights.
+
+    first token   |prompts|                     one call for one token
+    a token                |t|t|t|t|t|t|        (a call for N - a call for one) / (N - 1)
+
+Every contender takes its turn in every round, so that a noisy machine is noisy to all of them; the medians count.
+Nothing is written.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hornbook.config import Recipe
+from hornbook.engine.device import synchronize
+from hornbook.errors import UserError
+from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
+from hornbook.model import build_model, initialize
+from hornbook.model.initialize import generator
+from hornbook.optim.precision import compute_dtype
+
+Generate = Callable[[int], object]
+"""Called with a number of tokens, continues the same prompts by so many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSpeed:
+    """What generation takes, medians over the rounds."""
+
+    first_token_seconds: float
+    """Reading the prompts, and the first token of each."""
+    token_seconds: float
+    """A further token of all texts of the batch."""
+    tokens_per_second: float
+    """Of all texts of the batch, after the first."""
+
+
+def measure_generation(
+    contenders: Mapping[str, Generate], *, batch_size: int, num_tokens: int, device: torch.device, rounds: int
+) -> dict[str, GenerationSpeed]:
+    """Time the contenders in turn, ``rounds`` times each after one that warms up.
+
+    Args:
+        contenders: by name.
+        batch_size: how many texts each writes at once.
+        num_tokens: 2 or more.
+        device: waited for.
+        rounds: one or more.
+    """
+    first: dict[str, list[float]] = {name: [] for name in contenders}
+    later: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(1 + rounds):
+        for name, write in contenders.items():
+            one = _seconds(write, 1, device)
+            first[name].append(one)
+            later[name].append((_seconds(write, num_tokens, device) - one) / (num_tokens - 1))
+    speeds = {}
+    for name in contenders:
+        token_seconds = max(statistics.median(later[name][1:]), 1e-9)
+        speeds[name] = GenerationSpeed(
+            first_token_seconds=statistics.median(first[name][1:]),
+            token_seconds=token_seconds,
+            tokens_per_second=batch_size / token_seconds,
+        )
+    return speeds
+
+
+def hornbook_generate(recipe: Recipe, prompts: Sequence[Sequence[int]], device: torch.device, compute: str) -> Generate:
+    """Return generation as `hornbook generate` does it, with the recipe's model, untrained.
+
+    Args:
+        recipe: its ``model.vocab_size`` must be set.
+        prompts: token ids.
+        device: where the model is.
+        compute: dtype of the activations.
+    """
+    assert recipe.model.vocab_size is not None, "the caller fills in the vocabulary"
+    model = build_model(recipe.model, compute_dtype(compute, device))
+    initialize(model, recipe.training.seed)
+    model.to(device).eval()
+    model.tie()
+    decoder, greedy = make_decoder(model), Sampling(temperature=0.0)
+
+    def write(num_tokens: int) -> object:
+        draws = [draws_of(0, prompt) for prompt in prompts]
+        return generate_batch(
+            decoder, prompts, num_tokens=num_tokens, vocab_size=model.vocab_size, draws=draws, sampling=greedy
+        )
+
+    return write
+
+
+def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_tokens: int) -> list[list[int]]:
+    """Return prompts of one length.
+
+    Raises:
+        UserError: prompt and text do not fit the model's positions, where contenders differ in what they do.
+    """
+    if prompt_length + num_tokens > recipe.model.max_positions:
+        raise UserError(
+            f"{prompt_length} + {num_tokens} tokens do not fit the model's {recipe.model.max_positions} positions; "
+            "take a smaller --prompt-length or --output-length, or a larger --model.max-positions"
+        )
+    shape = (batch_size, prompt_length)
+    ids: list[list[int]] = torch.randint(
+        recipe.model.vocab_size or 1, shape, generator=generator(0, "prompts")
+    ).tolist()
+    return ids
+
+
+def _seconds(write: Generate, num_tokens: int, device: torch.device) -> float:
+    start = time.perf_counter()
+    write(num_tokens)
+    synchronize(device)
+    return time.perf_counter() - start

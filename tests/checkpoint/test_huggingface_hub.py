@@ -1,0 +1,187 @@
+"""Models by name: from a hub on this machine's loopback, then from the cache that it left, each in its own process."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from hornbook.checkpoint.huggingface import fetch, repository_of
+from hornbook.errors import HornbookError, UserError
+from tiny_huggingface import tiny_folder, to_pickle
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """What ``snapshot_download`` asks of the hub, for one folder called ``someone/tiny``."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.asked: list[str] = []
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(path)
+        if path in ("/api/models/someone/tiny", f"/api/models/someone/tiny/revision/{COMMIT}"):
+            return self.send(json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": self.entries("rfilename")}))
+        if path in [f"/api/models/someone/tiny/revision/{name}" for name in ("main", "v1")]:
+            return self.send(json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": self.entries("rfilename")}))
+        if path == f"/api/models/someone/tiny/tree/{COMMIT}":
+            return self.send(json.dumps(self.entries("path")))
+        file = self.server.folder / Path(path).name
+        if path.startswith(f"/someone/tiny/resolve/{COMMIT}/") and file.exists():
+            return self.send(file.read_bytes(), ETag=f'"{oid(file)}"')
+        code = "RevisionNotFound" if "someone/tiny" in path else "RepoNotFound"
+        return self.send(b"{}", status=404, **{"X-Error-Code": code})
+
+    def entries(self, key: str) -> list[dict[str, object]]:
+        return [
+            {"type": "file", key: path.name, "size": path.stat().st_size, "oid": oid(path)}
+            for path in sorted(self.server.folder.iterdir())
+        ]
+
+    def send(self, body: str | bytes, *, status: int = 200, **headers: str) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), "X-Repo-Commit": COMMIT, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def oid(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path) -> Iterator[Hub]:
+    folder = tiny_folder(tmp_path / "served")
+    for name in ("flax_model.msgpack", "README.md", "modeling_evil.py"):
+        (folder / name).write_text("not wanted")
+    with Hub(folder) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield server
+        server.shutdown()
+
+
+def hornbook(tmp_path: Path, endpoint: str | None, *commands: str) -> list[dict[str, object]]:
+    """Run ``hornbook checkpoint`` commands in one process that sees this hub alone, or none; return their results."""
+    home = str(tmp_path / "home")
+    own = {"HF_HOME": home, "HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+    own |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
+    program = "import sys; from hornbook.__main__ import main; [main(command.split()) for command in sys.argv[1:]]"
+    words = [sys.executable, "-c", program, *(f"checkpoint {command} --json" for command in commands)]
+    environment = os.environ | own
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_model_of_the_hub_and_then_of_the_cache(hub, tmp_path):
+    first, missing, revision = hornbook(
+        tmp_path,
+        hub.endpoint,
+        "import someone/tiny --output first",
+        "import someone/missing --output none",
+        "import someone/tiny --output none --revision v2",
+    )
+    assert COMMIT in first["source"] and first["tokenizer"]
+    assert missing["exit_code"] == revision["exit_code"] == 2
+    assert missing["error"].startswith("someone/missing: ") and "the Hugging Face hub has no such" in missing["error"]
+    assert revision["error"].startswith("someone/tiny at v2: ")
+    assert not (tmp_path / "none").exists()
+    fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
+    assert fetched.isdisjoint({"flax_model.msgpack", "README.md", "modeling_evil.py"})
+
+    asked = len(hub.asked)
+    second, third = hornbook(
+        tmp_path, None, "import hf://someone/tiny --output second", "export someone/tiny --output third"
+    )
+    assert len(hub.asked) == asked, "offline, from the cache"
+    weights = Path("checkpoints", "step-00000000", "model.safetensors")
+    assert (tmp_path / "first" / weights).read_bytes() == (tmp_path / "second" / weights).read_bytes()
+    assert COMMIT in second["source"] and COMMIT in third["checkpoint"]
+    assert (tmp_path / "third" / "vocab.json").read_bytes() == (hub.folder / "vocab.json").read_bytes()
+
+
+def test_pickled_weights_are_fetched_with_leave_alone(hub, tmp_path):
+    to_pickle(hub.folder)
+    refused, taken = hornbook(
+        tmp_path,
+        hub.endpoint,
+        "import someone/tiny --output mine",
+        "import someone/tiny --output mine --allow-pickle --revision v1",
+    )
+    assert refused["exit_code"] == 2 and "has no safetensors" in refused["error"]
+    assert "--allow-pickle" in refused["error"]
+    first_asked = {name: min(at for at, path in enumerate(hub.asked) if name in path) for name in ("model.bin", "v1")}
+    assert first_asked["v1"] < first_asked["model.bin"], "not before they were allowed"
+    assert taken["parameters"] == 11776
+
+
+def test_a_hub_out_of_reach(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"there is no such folder here, .* cannot be reached") as caught:
+        fetch("someone/tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_fails_is_worth_a_retry(monkeypatch):
+    def fail(*arguments, **options):
+        raise ConnectionResetError("by peer")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(HornbookError, match=r"the Hugging Face hub failed \(ConnectionResetError\)") as caught:
+        fetch("someone/tiny")
+    assert caught.value.exit_code == 1
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'hornbook\[hub\]'"):
+        fetch("someone/tiny")
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a b", "/a", "a/", "a\nb"])
+def test_names_that_are_none(name):
+    with pytest.raises(UserError, match="is no name of the Hugging Face hub"):
+        fetch(name)
+
+
+def test_a_path_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert repository_of("openai-community/gpt2") == "openai-community/gpt2"
+    assert repository_of(Path("openai-community/gpt2")) == "openai-community/gpt2"
+    assert repository_of("hf://gpt2") == "gpt2"
+    assert repository_of("hf://runs/demo") == repository_of(Path("hf://runs/demo")) == "runs/demo"
+    for path in ("runs/dmeo", "gpt2", "./a/b", "/a/b", "a/b/c", "../a", "a/", "~/a", ""):
+        assert repository_of(path) is None, "a mistyped path is not sent anywhere"

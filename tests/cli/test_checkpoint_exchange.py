@@ -1,0 +1,181 @@
+"""``hornbook checkpoint import`` and ``export`` as a user types them; every mistake is one line and exit code 2."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from hornbook.__main__ import main
+from hornbook.checkpoint import load, save
+from tiny_huggingface import (
+    edit_config,
+    edit_weights,
+    same,
+    shard,
+    tiny_contents,
+    tiny_folder,
+    to_pickle,
+    write_index,
+)
+from tiny_text import SHARED
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tiny_folder(tmp_path / "theirs")
+
+
+def ask(capsys, *words):
+    """Run a command; return its exit code, its result and what it said on standard error."""
+    code = main(["checkpoint", *map(str, words), "--json"])
+    printed = capsys.readouterr()
+    return code, json.loads(printed.out), printed.err.splitlines()
+
+
+def refused(capsys, *words):
+    code, result, said = ask(capsys, *words)
+    assert code == result["exit_code"] == 2
+    assert said == [f"hornbook: error: {result['error']}"]
+    return result["error"]
+
+
+def test_import_makes_a_checkpoint_that_every_command_takes(folder, capsys):
+    code, result, said = ask(capsys, "import", "theirs", "--output", "runs/mine")
+    assert code == 0
+    assert result == {
+        "source": "theirs",
+        "checkpoint": "runs/mine/checkpoints/step-00000000",
+        "parameters": 11776,
+        "tokenizer": True,
+        "warnings": [],
+    }
+    assert said == ["runs/mine/checkpoints/step-00000000: 2 layers, hidden 16, 11,776 parameters"]
+    contents = load(Path(result["checkpoint"]))
+    assert same(contents.tensors["model"], tiny_contents().tensors["model"])
+    assert contents.documents["source"]["folder"] == str(folder)
+    assert main(["checkpoint", "verify", "runs/mine"]) == 0
+    capsys.readouterr()
+    assert main(["generate", "runs/mine", "--prompt", "the cat", "--output-length", "2", "--threads", "1"]) == 0
+    own = capsys.readouterr().out
+    assert main(["generate", "theirs", "--prompt", "the cat", "--output-length", "2", "--threads", "1"]) == 0
+    assert capsys.readouterr().out == own, "the folder itself will do, too"
+
+
+def test_export_of_what_was_imported_is_the_same_again(folder, capsys):
+    assert ask(capsys, "import", "theirs", "--output", "mine")[0] == 0
+    code, result, _ = ask(capsys, "export", "mine", "--output", "again")
+    assert code == 0
+    assert result["checkpoint"] == "mine/checkpoints/step-00000000"
+    for path in folder.iterdir():
+        assert path.read_bytes() == Path("again", path.name).read_bytes()
+    assert ask(capsys, "export", "theirs", "--output", "half", "--dtype", "bf16")[0] == 0
+    assert Path("half/model.safetensors").stat().st_size < Path("again/model.safetensors").stat().st_size
+
+
+def test_import_of_pickled_weights_needs_leave(folder, capsys):
+    to_pickle(folder)
+    assert "--allow-pickle" in refused(capsys, "import", "theirs", "--output", "mine")
+    assert not Path("mine").exists()
+    code, result, _ = ask(capsys, "import", "theirs", "--output", "mine", "--allow-pickle")
+    assert code == 0
+    assert same(load(Path(result["checkpoint"])).tensors["model"], tiny_contents().tensors["model"])
+
+
+class Program:
+    def __reduce__(self):
+        return os.mkdir, ("canary",)
+
+
+def program(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"wte.weight": Program()}, protocol=2))
+
+
+def path_that_leaves(folder):
+    index = shard(folder)
+    index["weight_map"]["transformer.wte.weight"] = "../../etc/passwd"
+    write_index(folder, index)
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def other_shape(folder):
+    edit_config(folder, n_positions=99)
+
+
+def other_keys(folder):
+    def change(tensors):
+        del tensors["transformer.ln_f.bias"], tensors["transformer.wpe.weight"]
+        tensors["classifier.weight"] = torch.ones(2)
+
+    edit_weights(folder, change)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (program, ["is refused, and nothing of it was run"]),
+        (path_that_leaves, ["'../../etc/passwd' is no plain file name"]),
+        (no_weights, ["holds no weights"]),
+        (other_shape, ["transformer.wpe.weight is [24, 16] and should be [99, 16]"]),
+        (
+            other_keys,
+            [
+                "transformer.ln_f.bias is missing",
+                "transformer.wpe.weight is missing",
+                "'classifier.weight' is not expected",
+            ],
+        ),
+    ],
+)
+def test_bad_folders_are_one_line_and_leave_nothing(folder, capsys, damage, told):
+    damage(folder)
+    message = refused(capsys, "import", "theirs", "--output", "mine", "--allow-pickle")
+    assert all(part in message for part in told)
+    assert [path.name for path in folder.parent.iterdir()] == ["theirs"]
+
+
+def test_where_an_import_may_not_go(folder, capsys):
+    save(Path("used/checkpoints"), tiny_contents())
+    assert refused(capsys, "import", "theirs", "--output", "used") == (
+        "used holds a run or checkpoints already; choose another --output"
+    )
+    Path("run").mkdir()
+    Path("run/run.json").touch()
+    assert "holds a run" in refused(capsys, "import", "theirs", "--output", "run")
+
+
+def test_what_is_no_source(folder, capsys):
+    assert "no such folder" in refused(capsys, "import", "./missing", "--output", "mine")
+    assert "no such folder" in refused(capsys, "import", "theirs/missing", "--output", "mine")
+    assert "--revision is for models of the hub" in refused(
+        capsys, "import", "theirs", "--output", "mine", "--revision", "main"
+    )
+    path = save(Path("used/checkpoints"), tiny_contents())
+    assert "is hornbook's own already" in refused(capsys, "import", path, "--output", "mine")
+    assert "exists already" in refused(capsys, "export", "used", "--output", "theirs")
+    assert "no such folder" in refused(capsys, "export", "theirs/missing", "--output", "mine")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")
+@pytest.mark.parametrize(("name", "parameters"), [("hf_tiny_gpt2", 2168), ("hf_fake_gpt2_50257", 102640)])
+def test_strangers_models(folder, capsys, name, parameters):
+    code, result, _ = ask(capsys, "import", SHARED / "checkpoints" / name, "--output", "mine")
+    assert (code, result["parameters"], result["tokenizer"]) == (0, parameters, False)
+    told = ["245 of the 256 bytes have no token"] if name == "hf_tiny_gpt2" else []
+    assert len(result["warnings"]) == len(told)
+    assert all(part in warning for part, warning in zip(told, result["warnings"], strict=True))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")
+def test_a_strangers_bert(folder, capsys):
+    message = refused(
+        capsys, "import", SHARED / "checkpoints" / "hf_tiny_bert_cls", "--output", "mine", "--allow-pickle"
+    )
+    assert "is of a model of the type 'bert'; hornbook reads 'gpt2' alone" in message

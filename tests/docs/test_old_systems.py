@@ -1,0 +1,170 @@
+"""docs/from-the-old-systems.md: what it calls hornbook's is there by that name, and where nothing is, it says why."""
+
+import contextlib
+import functools
+import io
+import re
+from typing import NamedTuple
+
+import pytest
+from pages import ROOT, prose_of
+from torch.distributed.run import get_args_parser
+
+from hornbook.cli.main import main
+from hornbook.config import bundled_recipes, load_recipe
+from hornbook.config.build import SECTIONS, specs
+from hornbook.errors import RecipeError
+from hornbook.evaluate import task_names
+
+PAGE = ROOT / "docs" / "from-the-old-systems.md"
+SYSTEMS = "ABCDE"
+ABSENT = ("none", "not yet")
+
+CODE = re.compile(r"`(?P<code>[^`\n]+)`")
+OPTION_LINE = re.compile(r"^  (?P<names>-[^{ ]*(?:, --[\w.-]+)*)(?: \{(?P<choices>[^}]*)\})?", re.MULTILINE)
+POSITIONAL_LINE = re.compile(r"^  (?P<name>[A-Z]+)\b", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """An option there, its counterpart here, and what to know of it."""
+
+    there: str
+    here: str
+    note: str
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def rows_of(system: str) -> list[Row]:
+    """The rows of a system's table, without its head and the lines that name a group."""
+    part = prose_of(PAGE).partition(f"\n## System {system}\n")[2].partition("\n## ")[0]
+    rows = [Row(*cells_of(line)) for line in part.splitlines() if line.startswith("|")]
+    assert rows[0] == ("there", "hornbook", "what to know")
+    return [row for row in rows[2:] if row.here or row.note or not re.fullmatch(r"\*\*[^*]+\*\*", row.there)]
+
+
+def codes_of(text: str) -> list[str]:
+    return [match["code"] for match in CODE.finditer(text)]
+
+
+def own_words() -> str:
+    """The page without what it says of the old systems: the first cell of each line of a table."""
+    lines = prose_of(PAGE).splitlines()
+    return "\n".join(" ".join(cells_of(line)[1:]) if line.startswith("|") else line for line in lines)
+
+
+def is_ours(code: str) -> bool:
+    """Tell whether a code reads as a command of hornbook's, an option of `train` or a key of a recipe."""
+    section, dot, _ = code.removeprefix("--").partition(".")
+    return code.startswith("hornbook ") or (section in SECTIONS and bool(dot))
+
+
+def exists(code: str) -> bool:
+    """Tell whether hornbook has a command with its options, a key of a recipe, with its value, or a recipe."""
+    program, _, rest = code.partition(" ")
+    if program == "hornbook":
+        return command_exists(rest.split())
+    if program == "torchrun":
+        return set(re.findall(r"--[\w-]+", rest)) <= set(options_of(torchrun_help()))
+    if code in bundled_recipes():
+        return True
+    if code.startswith("--"):
+        return key_exists(program[2:].replace("-", "_"), rest)
+    key, _, value = code.partition(" = ")
+    return key_exists(key, value.strip('"'))
+
+
+def key_exists(key: str, value: str) -> bool:
+    """Tell whether recipes have such a key, and whether it takes the value, if one is given."""
+    section, _, name = key.partition(".")
+    if section not in SECTIONS or name not in specs(section):
+        return False
+    with contextlib.suppress(RecipeError):
+        return not value or bool(load_recipe("gpt2-small", [f"--{key}", value], require_data=False))
+    return False
+
+
+def command_exists(words: list[str]) -> bool:
+    """Compare the words with the command's help: its options, the values where it lists them, its arguments."""
+    names = [word for word in words[:2] if word.isalpha() and word.islower()]
+    exit_code, text = help_of(*names)
+    options, arguments = options_of(text), {*POSITIONAL_LINE.findall(text), *bundled_recipes(), "..."}
+    values: list[str] | None = None
+    known = [exit_code == 0]
+    for word in words[len(names) :]:
+        if word.startswith("--"):
+            known.append(word in options)
+            values = options.get(word)
+        elif values is None:
+            known.append(word in arguments)
+        else:
+            known.append(not values or word in values)
+    return all(known)
+
+
+def options_of(text: str) -> dict[str, list[str]]:
+    """Each option in a help text with the values that are listed for it; where none are, it takes any."""
+    found = {
+        name: match["choices"].split(",") if match["choices"] else []
+        for match in OPTION_LINE.finditer(text)
+        for name in re.findall(r"--[\w.-]+", match["names"])
+    }
+    return found | ({"--tasks": task_names()} if "--tasks" in found else {})
+
+
+@functools.cache
+def help_of(*names: str) -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exit_code = main([*names, "--help"])
+    return exit_code, out.getvalue()
+
+
+@functools.cache
+def torchrun_help() -> str:
+    return get_args_parser().format_help()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_option_has_a_counterpart_or_a_reason(system: str) -> None:
+    rows = rows_of(system)
+    assert rows
+    assert [row for row in rows if not row.there] == []
+    assert [row for row in rows if row.here not in ABSENT and not codes_of(row.here)] == []
+    assert [row for row in rows if row.here in ABSENT and not row.note] == []
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_counterpart_exists(system: str) -> None:
+    assert [code for row in rows_of(system) for code in codes_of(row.here) if not exists(code)] == []
+
+
+def test_no_other_name_is_made_up() -> None:
+    """In the notes, in the table of words and in the text around them, too."""
+    named = [code for code in codes_of(own_words()) if is_ours(code)]
+    assert len(named) > 100
+    assert [code for code in named if not exists(code)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "hornbook sing",
+        "hornbook generate --topk",
+        "hornbook generate --compute fp64",
+        "hornbook generate RECIPE",
+        "hornbook evaluate --tasks juggling",
+        "hornbook train gpt2-tiny",
+        "torchrun --num-processes",
+        "--model.num-layer",
+        "--model.activation swish",
+        "model.num_layer",
+        'model.activation = "swish"',
+        "modell.num_layers",
+        "gpt2-tiny",
+        "num_layers",
+    ],
+)
+def test_a_name_that_does_not_exist_would_be_found(code: str) -> None:
+    assert not exists(code)

@@ -1,0 +1,83 @@
+"""The timing of generation: who is asked for what, in which order, and how seconds become rates."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from hornbook.__main__ import main
+from hornbook.config import load_recipe
+from hornbook.errors import UserError
+from hornbook.measure import generation
+from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
+from hornbook.measure.peers import transformers_generate
+
+SIZES = (
+    "--model.num-layers 1 --model.hidden-size 32 --model.num-heads 2 --model.max-positions 24 --data.sequence-length 24"
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("demo", [*SIZES.split(), "--model.vocab-size", "70"], require_data=False).recipe
+
+
+def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch):
+    """A clock that a contender turns itself: a prompt takes 5 seconds, a token 1 or 2, and the last round is slow."""
+    now, calls = [0.0], []
+
+    def contender(name: str, seconds: float):
+        def write(num_tokens: int) -> None:
+            calls.append((name, num_tokens))
+            slow = 100.0 if len(calls) > 12 else 1.0
+            now[0] += 5.0 + slow * seconds * (num_tokens - 1)
+
+        return write
+
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: now[0])
+    contenders = {"a": contender("a", 1.0), "b": contender("b", 2.0)}
+    speeds = measure_generation(contenders, batch_size=4, num_tokens=11, device=CPU, rounds=3)
+    assert calls == [("a", 1), ("a", 11), ("b", 1), ("b", 11)] * 4
+    assert [(speed.first_token_seconds, speed.token_seconds, speed.tokens_per_second) for speed in speeds.values()] == [
+        (5.0, 1.0, 4.0),
+        (5.0, 2.0, 2.0),
+    ]
+
+
+@pytest.mark.parametrize("contender", [hornbook_generate, transformers_generate])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_contenders_write_as_many_tokens_as_they_are_asked_for(recipe, contender, compute):
+    prompts = random_prompts(recipe, batch_size=3, prompt_length=4, num_tokens=6)
+    assert [len(prompt) for prompt in prompts] == [4, 4, 4]
+    written = contender(recipe, prompts, CPU, compute)(6)
+    lengths = [len(row) for row in written]
+    assert lengths == ([10] * 3 if isinstance(written, torch.Tensor) else [6] * 3), "transformers returns prompts too"
+
+
+def test_what_does_not_fit_is_refused(recipe):
+    with pytest.raises(UserError, match=r"^20 \+ 5 tokens do not fit the model's 24 positions; take a smaller"):
+        random_prompts(recipe, batch_size=1, prompt_length=20, num_tokens=5)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]):
+    words = f"bench generate demo {SIZES} --peer transformers --rounds 1 --batch-size 1 2 --compute fp32 --threads 1"
+    assert main([*words.split(), "--prompt-length", "4", "--output-length", "6", "--json"]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert [(row["batch_size"], row["contender"]) for row in result["rows"]] == [
+        (1, "hornbook fp32"),
+        (1, "transformers fp32"),
+        (2, "hornbook fp32"),
+        (2, "transformers fp32"),
+    ]
+    seconds = [row["token_seconds"] for row in result["rows"]]
+    assert [row["ratio"] for row in result["ratios"]] == [seconds[1] / seconds[0], seconds[3] / seconds[2]]
+    assert len(re.findall(r"^  (hornbook|transformers) fp32 +first token +[\d.,]+ ms", err, re.MULTILINE)) == 4
+    assert re.search(r"^a batch of 2 in fp32: \d+\.\d\d times as fast a token as transformers$", err, re.MULTILINE)
+
+
+def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "generate", "demo", "--output-length", "1"]) == 2
+    assert "must be at least 2" in capsys.readouterr().err
