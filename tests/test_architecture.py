@@ -36,7 +36,13 @@ MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "checkpoint/huggingface/pickled.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "storage", "config", "text", "data.store", "data.megatron", "data.build", "data.order")
+WITHOUT_TORCH = (
+    "errors",
+    "storage",
+    "config",
+    "text",
+    *(f"data.{part}" for part in ("store", "megatron", "build", "order", "convert", "formats")),
+)
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,14 +1,19 @@
 """The commands of README.md and of the pages in docs/, run as they stand there, on a few small texts.
 
 Nothing is shortened but the corpus: ``my-texts/`` holds forty of them, so that two epochs are a handful of steps. A
-``make`` line is checked by ``make --dry-run``, and a line that asks for a GPU stops after its recipe.
+``make`` line is checked by ``make --dry-run``, a line that asks for a GPU stops after its recipe, and a download comes
+from this machine.
 """
 
+import bz2
 import json
 from pathlib import Path
 
 import pytest
 from pages import ROOT, Shell, commands_of, write_texts
+
+from tiny_mirror import serve
+from tiny_wiki import tiny_dump
 
 README = ROOT / "README.md"
 GUIDES = [ROOT / "docs" / f"{name}.md" for name in ("corpora", "runs-and-checkpoints", "evaluation", "recipes")]
@@ -18,12 +23,17 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     write_texts(tmp_path / "my-texts")
+    (tmp_path / "wiki.test.tokens").write_text(" = The cat = \n \n The old cat sees the river , and runs . \n")
+    (tmp_path / "lambada_test.jsonl").write_text('{"text": "The old cat sees the red river"}\n')
     return Shell(tmp_path)
 
 
 def run(shell: Shell, command: str) -> None:
     if command.startswith("make "):
         Shell(ROOT).run(command.replace("make ", "make --dry-run ", 1))
+    elif command.startswith("hornbook corpus download"):
+        with serve(bz2.compress(tiny_dump()), "simplewiki") as mirror:
+            shell.run(f"{command} --mirror {mirror.url}")
     elif "--device cuda" in command:
         shell.run(f"{command} --print-recipe")
     else:

@@ -1,4 +1,4 @@
-"""Makes token stores out of text, and looks at them: ``build``, ``inspect``, ``verify``.
+"""Makes token stores, and looks at them: ``build``, ``convert``, ``download``, ``inspect``, ``verify``.
 
 hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.02 --output corpora/mine
 hornbook corpus inspect corpora/mine
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import fraction, natural_number, positive_integer
+from hornbook.cli.convert import add_convert_arguments
+from hornbook.cli.download import add_download_arguments
 from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
 
 if TYPE_CHECKING:
@@ -46,8 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stored",
         help="end each document with that token in the store, or let readers put it in (default: stored)",
     )
-    build.add_argument("--threads", type=positive_integer, metavar="N", help="to tokenize with (default: all cores)")
+    build.add_argument(
+        "--threads", type=positive_integer, metavar="N", help="to read dumps and tokenize with (default: all cores)"
+    )
     build.set_defaults(handler=build_command)
+    add_download_arguments(commands.add_parser("download", help="fetch a dump of Wikipedia, checked and resumable"))
+    add_convert_arguments(commands.add_parser("convert", help="convert others' tokenized files, from and to"))
     inspect = commands.add_parser("inspect", help="show what is in a corpus", description="Show what is in a corpus.")
     inspect.add_argument(
         "--samples", type=natural_number, default=3, metavar="N", help="documents to show (default: 3)"
@@ -123,6 +129,8 @@ def _build_lines(report: "BuildReport", seconds: float) -> Iterator[str]:
         yield f"  {name:<10} {split.documents:>12,} documents {split.tokens:>16,} tokens {size:>12} of text"
     if report.empty or report.faults:
         yield f"  left out: {report.empty:,} empty documents, {report.faults:,} unreadable ones"
+    if report.skipped:
+        yield f"  skipped: {', '.join(f'{count:,} {kind}' for kind, count in sorted(report.skipped.items()))}"
 
 
 def _inspect(store: "TokenStore", num_samples: int) -> dict[str, Any]:

@@ -1,14 +1,22 @@
 """The arguments by which commands are given text: what to read, and how.
 
 hornbook corpus build texts/ more.jsonl.gz --suffix .txt --exclude 'draft*' --on-error skip ...
+hornbook corpus build enwiki-20260101-pages-articles-multistream.xml.bz2 --from wikipedia --lists drop ...
 """
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
+from hornbook.errors import UserError
+
 if TYPE_CHECKING:
     from hornbook.text.documents import ReadOptions
+    from hornbook.text.wikipedia.lines import CleanOptions
+
+_CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
+"""What of an article is kept or dropped, and the formats that can tell it apart."""
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +28,15 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input",
     )
     parser.add_argument(
+        "--from",
         "--format",
-        choices=("auto", "text", "jsonl"),
+        dest="format",
+        choices=("auto", "text", "jsonl", "wikipedia", "wikiextractor"),
         default="auto",
-        help="text: one document a file; jsonl: one a line; auto: jsonl for .jsonl, .ndjson and .json (default: auto)",
+        help=(
+            "text: one document a file; jsonl: one a line; wikipedia: the articles of a dump (.xml, .xml.bz2); "
+            "wikiextractor: its <doc> blocks; auto: jsonl for .jsonl, .ndjson and .json, else text (default: auto)"
+        ),
     )
     parser.add_argument("--field", default="text", metavar="NAME", help="where JSONL has the text (default: text)")
     parser.add_argument(
@@ -42,6 +55,12 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="at a document that cannot be read: stop, or skip and count it (default: stop)",
     )
+    for part, formats in _CLEANING.items():
+        parser.add_argument(
+            f"--{part}",
+            choices=("keep", "drop"),
+            help=f"of articles, with --from {' or '.join(formats)} (default: keep)",
+        )
 
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
@@ -54,7 +73,30 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         suffixes=tuple(arguments.suffix),
         exclude=tuple(arguments.exclude),
         on_error=arguments.on_error,
+        cleaning=_cleaning(arguments),
+        processes=getattr(arguments, "threads", None) or _num_cores(),
     )
+
+
+def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":
+    """The options that say what to keep of an article.
+
+    Raises:
+        UserError: one was given that the format has no use for.
+    """
+    from hornbook.text.wikipedia.lines import CleanOptions
+
+    given = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}
+    for part in given:
+        if arguments.format not in _CLEANING[part]:
+            expected = " or ".join(f"--from {name}" for name in _CLEANING[part])
+            raise UserError(f"--{part} does not apply to --from {arguments.format}; expected {expected}")
+    return CleanOptions(**given)
+
+
+def _num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def report_faults(faults: int, messages: list[str]) -> None:

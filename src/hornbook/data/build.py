@@ -41,7 +41,7 @@ from hornbook.text.sources import STANDARD_INPUT, find_sources
 from hornbook.text.tokenizer import Tokenizer
 
 BUILD: Final = "build.json"
-_READ: Final = {"sources", "empty", "faults", "messages"}
+_READ: Final = {"sources", "empty", "faults", "messages", "skipped"}
 _FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
 
 
@@ -82,6 +82,7 @@ class BuildReport:
         empty: documents without a character, left out.
         faults: documents left out because they could not be read.
         messages: what was wrong with the first ten of them.
+        skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
     """
 
     output: Path
@@ -91,6 +92,7 @@ class BuildReport:
     empty: int
     faults: int
     messages: list[str]
+    skipped: dict[str, int]
 
 
 def build_corpus(
@@ -111,7 +113,7 @@ def build_corpus(
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
-        DataError: a document cannot be read, there is none, or a split would be empty.
+        DataError: a document cannot be read, there is none, an input changed meanwhile, or a split would be empty.
         StorageError: the disk is full, read-only or failing; nothing is left behind.
     """
     options = options or BuildOptions()
@@ -150,12 +152,13 @@ class _Job:
         return {
             "inputs": _describe_files(self.sources),
             "tokenizer": self.tokenizer.digest,
-            "options": parse_json(dump_json(asdict(self.options)), "the options"),
+            "options": _describe_options(self.options),
         }
 
 
 def _build(job: _Job, on_progress: Callable[[Progress], None]) -> BuildReport:
     """Build the corpus in the working folder and commit it."""
+    request = job.request  # of the inputs as they are before the first is read
     parts, corpus = job.work / "parts", job.work / "corpus"
     for folder in (parts, corpus):
         if folder.exists():  # left by a build that was killed
@@ -182,8 +185,11 @@ def _build(job: _Job, on_progress: Callable[[Progress], None]) -> BuildReport:
         "empty": tally.empty,
         "faults": tally.faults,
         "messages": tally.messages,
+        "skipped": dict(tally.skipped),
     }
-    write_file(corpus / BUILD, dump_json(_FORMAT | {"request": job.request, "read": read}))
+    write_file(corpus / BUILD, dump_json(_FORMAT | {"request": request, "read": read}))
+    if _describe_files(job.sources) != request["inputs"]:
+        raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
     commit_directory(corpus, job.output)
     return BuildReport(output=job.output, already_built=False, splits=splits, **read)
 
@@ -249,6 +255,14 @@ def _recognize(job: _Job) -> BuildReport:
             documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
         )
     return BuildReport(output=job.output, already_built=True, splits=splits, **read)
+
+
+def _describe_options(options: BuildOptions) -> dict[str, Any]:
+    """The options that make a difference to the corpus, as JSON would hand them back."""
+    values = asdict(options)
+    del values["reading"]["processes"]
+    described: dict[str, Any] = parse_json(dump_json(values), "the options")
+    return described
 
 
 def _describe_files(sources: list[str]) -> str | None:

@@ -229,9 +229,7 @@ class EvaluationWindows:
         DataError: as `Stream`.
     """
 
-    def __init__(
-        self, source: TokenSource, sequence_length: int, *, score_end_of_text: bool, overlap: int = 0
-    ) -> None:
+    def __init__(self, source: TokenSource, sequence_length: int, *, score_end_of_text: bool, overlap: int = 0) -> None:
         assert 0 <= overlap < sequence_length, f"overlap {overlap} of windows of {sequence_length}"
         self._stream = Stream(source)
         self._score_end_of_text = score_end_of_text

@@ -139,7 +139,7 @@ def open_text_source(
     limits = limits or Limits()
     if isinstance(source, str | Path):
         path = Path(source)
-        stream, owned, name, promised = _open(path), True, name or str(path), _SUFFIXES.get(path.suffix.lower())
+        stream, owned, name, promised = open_source(path), True, name or str(path), _SUFFIXES.get(path.suffix.lower())
     else:
         stream, owned, name, promised = source, False, name or getattr(source, "name", "stream"), None
     opened = _Source(stream, owned, str(name), limits)
@@ -153,7 +153,13 @@ def open_text_source(
         raise
 
 
-def _open(path: Path) -> BinaryIO:
+def open_source(path: Path) -> BinaryIO:
+    """Open a file as it is, packed or not.
+
+    Raises:
+        UserError: there is no such file, or it may not be read.
+        StorageError: the disk failed.
+    """
     try:
         return path.open("rb")
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:

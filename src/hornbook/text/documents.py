@@ -3,6 +3,7 @@
     poems/a.txt     "Tyger Tyger"                        Document("Tyger Tyger", "poems/a.txt", offset 0, 11 bytes)
     b.jsonl.gz      {"text": "one"}                      Document("one", "b.jsonl.gz", offset 0, 3 bytes)
                     {"text": "two", "id": 7}             Document("two", "b.jsonl.gz", offset 16, 3 bytes)
+    dump.xml.bz2    <page> ... <text>'''a''' [[b]]          Document("a b", "dump.xml.bz2", offset 1189, 3 bytes)
 
 A plain file is one document; of JSONL each line is one. Text is UTF-8, taken as it is: line ends, blanks and unusual
 characters stay, and only a byte-order mark at the very beginning goes. What cannot be read stops everything, with the
@@ -12,8 +13,10 @@ one document at a time. The price: a plain file has to fit there, so it may be 2
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -21,6 +24,9 @@ from hornbook.errors import DataError
 from hornbook.storage import open_text_source
 from hornbook.storage.system import format_bytes
 from hornbook.text.sources import STANDARD_INPUT, content_suffix, find_sources
+from hornbook.text.wikipedia.extracted import read_extracted
+from hornbook.text.wikipedia.lines import CleanOptions
+from hornbook.text.wikipedia.reader import read_dump
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -34,7 +40,8 @@ class Document:
     Attributes:
         text: the whole document.
         source: the file as the user named it or as it was found in a folder, ``"-"`` for standard input.
-        offset: bytes before the text in the uncompressed file; for JSONL, before its line.
+        offset: bytes before the text in the uncompressed file; for JSONL, before its line; for Wikipedia, before its
+            page.
         num_bytes: length of the text in UTF-8.
     """
 
@@ -50,21 +57,26 @@ class ReadOptions:
 
     Attributes:
         format: ``"text"``, one document a file; ``"jsonl"``, one a line; ``"auto"``, JSONL for files called ``.jsonl``,
-            ``.ndjson`` or ``.json``, also with a compression's ending, and text for all others.
+            ``.ndjson`` or ``.json``, also with a compression's ending, and text for all others; ``"wikipedia"``, the
+            articles of MediaWiki's XML dumps; ``"wikiextractor"``, the ``<doc>`` blocks that WikiExtractor writes.
         field: where a JSONL line has its text.
         suffixes, exclude: which files to take out of folders, see `hornbook.text.sources.find_sources`.
         on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` and count it.
         max_document_bytes: of a plain file, uncompressed.
         max_line_bytes: of a JSONL line.
+        cleaning: what to keep of an article; of WikiExtractor's, only the title can be dropped.
+        processes: to read with, where that helps; the documents and their order do not depend on it.
     """
 
-    format: Literal["auto", "text", "jsonl"] = "auto"
+    format: Literal["auto", "text", "jsonl", "wikipedia", "wikiextractor"] = "auto"
     field: str = "text"
     suffixes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     on_error: Literal["stop", "skip"] = "stop"
     max_document_bytes: int = 256 << 20
     max_line_bytes: int = 64 << 20
+    cleaning: CleanOptions = CleanOptions()
+    processes: int = 1
 
 
 @dataclass(kw_only=True)
@@ -76,6 +88,7 @@ class Tally:
         empty: documents without a character, left out.
         faults: documents left out because they could not be read; a damaged compressed file counts once.
         messages: what was wrong with the first ten of them.
+        skipped: what is no document, counted by kind, as in ``{"redirects": 100}``.
     """
 
     documents: int = 0
@@ -83,6 +96,7 @@ class Tally:
     empty: int = 0
     faults: int = 0
     messages: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def add_fault(self, error: DataError) -> None:
         """Count a document that could not be read."""
@@ -119,15 +133,23 @@ def read_sources(sources: Sequence[str], options: ReadOptions, tally: Tally) -> 
 
 
 def _read_source(source: str, options: ReadOptions, tally: Tally) -> Iterator[Document]:
-    is_jsonl = options.format == "jsonl" or (options.format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
-    read = _read_lines if is_jsonl else _read_whole
     try:
-        with _open(source) as stream:
-            yield from read(stream, source, options, tally)
+        if options.format == "wikipedia":
+            yield from _read_dump(source, options, tally)
+        else:
+            with _open(source) as stream:
+                yield from _reader(source, options)(stream, source, options, tally)
     except DataError as error:
         if options.on_error == "stop":
             raise
         tally.add_fault(error)
+
+
+def _reader(source: str, options: ReadOptions) -> Callable[[BinaryIO, str, ReadOptions, Tally], Iterator[Document]]:
+    if options.format == "wikiextractor":
+        return _read_extracted
+    is_jsonl = options.format == "jsonl" or (options.format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
+    return _read_lines if is_jsonl else _read_whole
 
 
 def _open(source: str) -> BinaryIO:
@@ -170,6 +192,30 @@ def _read_lines(stream: BinaryIO, source: str, options: ReadOptions, tally: Tall
                 raise
             tally.add_fault(error)
         offset += len(line)
+
+
+def _read_dump(source: str, options: ReadOptions, tally: Tally) -> Iterator[Document]:
+    texts = read_dump(
+        source,
+        options.cleaning,
+        processes=options.processes,
+        skipped=tally.skipped,
+        on_fault=partial(_stop_or_count, options, tally),
+    )
+    return (Document(text, source, offset, len(text.encode())) for text, offset in texts)
+
+
+def _read_extracted(stream: BinaryIO, source: str, options: ReadOptions, tally: Tally) -> Iterator[Document]:
+    titles = options.cleaning.titles == "keep"
+    on_fault = partial(_stop_or_count, options, tally)
+    for text, offset in read_extracted(stream, _name(source), titles=titles, on_fault=on_fault):
+        yield Document(text, source, offset, len(text.encode()))
+
+
+def _stop_or_count(options: ReadOptions, tally: Tally, error: DataError) -> None:
+    if options.on_error == "stop":
+        raise error
+    tally.add_fault(error)
 
 
 def _skip_line(stream: BinaryIO) -> int:

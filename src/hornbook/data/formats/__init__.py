@@ -1,0 +1,15 @@
+"""Tokenized files of others, read and written: one module a format, and two kinds of content that never mix.
+
+    documents    sequences of token ids          store, megatron, tfrecord, pickle, npy
+    instances    BERT's masked sentence pairs    bert-tfrecord, bert-tfrecord-remasked, bert-arrow
+
+Every format is a reader (path -> ``Documents`` or ``Instances``, which can be iterated again and again and hold one
+document or instance at a time) and a writer of the same; `hornbook.data.convert` joins the two. No length that a file
+states is believed before it is compared with the size of the file. The price of own codecs: each speaks the layout that
+pre-training writes, and refuses the rest of what its format might hold.
+"""
+
+from typing import Final
+
+DOCUMENT_FORMATS: Final = ("store", "megatron", "tfrecord", "pickle", "npy")
+INSTANCE_FORMATS: Final = ("bert-tfrecord", "bert-tfrecord-remasked", "bert-arrow")

@@ -1,0 +1,46 @@
+"""From wikitext to prose.
+
+    '''Anarchism''' is a [[political philosophy]].<ref>...</ref>        Anarchism is a political philosophy.
+    {{Infobox ...}}                                             ->
+    == History ==                                                       History
+    * [[Zeno of Citium|Zeno]]                                           - Zeno
+
+Five passes, each over what the one before left: comments and opaque tags, templates, tables, links, tags, lines. The
+order is MediaWiki's. Each pass goes forward with a stack at most, so time grows with the length of the page whatever is
+in it; nothing is ever an error. The price beside a parser: there is no tree, so markup that is wrong in a clever way is
+not understood but dropped.
+"""
+
+from hornbook.text.wikipedia.lines import CleanOptions, resolve_lines
+from hornbook.text.wikipedia.links import LinkNames, resolve_links
+from hornbook.text.wikipedia.tags import BREAK, GAP, resolve_html, resolve_opaque
+from hornbook.text.wikipedia.templates import drop_tables, resolve_templates
+
+
+def clean(wikitext: str, options: CleanOptions | None = None, names: LinkNames | None = None) -> str:
+    """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
+
+    Args:
+        wikitext: any text.
+        options: what to keep.
+        names: how the wiki calls files and categories.
+    """
+    text = wikitext
+    for control in (GAP, BREAK):
+        if control in text:
+            text = text.replace(control, "")
+    if "<" in text:
+        text = resolve_opaque(text)
+    if "{{" in text or "}}" in text:
+        text = resolve_templates(text)
+    text = drop_tables(text)
+    text = resolve_links(text, names or LinkNames())
+    if "<" in text:
+        text = resolve_html(text)
+    return resolve_lines(text, options or CleanOptions())
+
+
+def clean_page(title: str, wikitext: str, options: CleanOptions, names: LinkNames) -> str:
+    """The document of a page: its title, if asked for, and its prose; empty where there is no prose."""
+    prose = clean(wikitext, options, names)
+    return f"{title}\n\n{prose}" if prose and options.titles == "keep" else prose

@@ -1,0 +1,257 @@
+"""Fetches a dump of Wikipedia: resumed where it was cut, checked against what was published, there by one rename.
+
+    download_dump("en", "20260101", Path("dumps"))
+        https://dumps.wikimedia.org/enwiki/20260101/enwiki-20260101-sha1sums.txt
+        https://dumps.wikimedia.org/enwiki/20260101/enwiki-20260101-pages-articles-multistream.xml.bz2
+    dumps/.enwiki-...xml.bz2.partial/content       grows; a connection that breaks, or a killed process, goes on there
+    dumps/enwiki-20260101-pages-articles-multistream.xml.bz2
+
+The multistream file is taken, since it can be unpacked in parallel. Its sum is SHA-1, or MD5 where there is no other:
+against accidents and not against an enemy, from whom ``https`` guards. A date has to be named, so that a corpus can be
+built again; old ones go after some months. The price: the file is read once more for its sum.
+"""
+
+import hashlib
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+from hornbook import __version__
+from hornbook.errors import DataError, HornbookError, StorageError, UserError
+from hornbook.storage import format_bytes, free_bytes, make_directory
+from hornbook.storage.partial import PartialFile, discard_partial, open_partial
+from hornbook.storage.system import translated
+
+MIRROR: Final = "https://dumps.wikimedia.org"
+
+_CHUNK: Final = 1 << 20
+_TIMEOUT: Final = 60.0
+_MAX_SUMS: Final = 4 << 20
+_ATTEMPTS: Final = 6
+_SUM_LINE: Final = re.compile(r"([0-9a-f]{32,64})\s+\*?(\S+)")
+_RANGE: Final = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+_NOTHING_BEYOND: Final = 416
+_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloaded:
+    """What a download gave.
+
+    Attributes:
+        path: the dump.
+        size: its bytes.
+        algorithm, digest: the published sum that it agrees with.
+        fetched: bytes that came over the network this time; 0 if the dump was there already.
+    """
+
+    path: Path
+    size: int
+    algorithm: str
+    digest: str
+    fetched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sum:
+    algorithm: str
+    digest: str
+
+
+class _InterruptedError(HornbookError):
+    """The connection broke, or the server is busy: worth another attempt."""
+
+
+def download_dump(
+    language: str,
+    date: str,
+    output: Path,
+    *,
+    mirror: str = MIRROR,
+    on_progress: Callable[[int, int | None], None] = lambda done, total: None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Downloaded:
+    """Fetch the articles of one language's Wikipedia.
+
+    Args:
+        language: as in the address of the wiki, ``"en"`` or ``"zh-min-nan"``.
+        date: of the dump, ``"20260101"``.
+        output: folder for it.
+        mirror: where the dumps are.
+        on_progress: called with the bytes that are there, and all of them if known.
+        pause: waits that many seconds before another attempt.
+
+    Raises:
+        UserError: an argument is malformed, there is no such dump, or another process fetches it.
+        DataError: what came does not agree with the published sum.
+        HornbookError: the server cannot be reached, or broke off too often; trying again goes on where it stopped.
+        StorageError: the disk is full or failing.
+    """
+    wiki, folder_url = _locate(language, date, mirror)
+    name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
+    published = _published_sum(folder_url, f"{wiki}-{date}", name, pause)
+    make_directory(output)
+    path = output / name
+    if path.exists():
+        _check_sum(path, published, f"{path} is there already and is not the published file; remove it")
+        discard_partial(path)
+        return _downloaded(path, published, 0)
+    with open_partial(path) as content:
+        fetched = _fetch(f"{folder_url}/{name}", content, on_progress, pause)
+        try:
+            _check_sum(content.path, published, f"{name}: what came is not what was published; fetch it again")
+        except DataError:
+            content.restart()
+            raise
+        content.commit()
+    return _downloaded(path, published, fetched)
+
+
+def _locate(language: str, date: str, mirror: str) -> tuple[str, str]:
+    """The wiki's name and the address of its dumps of that date."""
+    if not re.fullmatch(r"[a-z][a-z-]{1,30}", language):
+        raise UserError(f"{language!r:.60} is no language of Wikipedia; expected one as in its address, such as en")
+    if not re.fullmatch(r"20[0-9]{6}", date):
+        raise UserError(f"{date!r:.60} is no date of a dump; expected one such as 20260101, see {MIRROR}")
+    if not re.match(r"https?://[^\s/]+", mirror):
+        raise UserError(f"{mirror!r:.120} is no address of a mirror; expected one such as {MIRROR}")
+    wiki = f"{language.replace('-', '_')}wiki"
+    return wiki, f"{mirror.rstrip('/')}/{wiki}/{date}"
+
+
+def _published_sum(folder_url: str, prefix: str, name: str, pause: Callable[[float], None]) -> _Sum:
+    for algorithm, length in (("sha1", 40), ("md5", 32)):
+        text = _retried(partial(_read_text, f"{folder_url}/{prefix}-{algorithm}sums.txt"), pause)
+        for match in _SUM_LINE.finditer(text):
+            if match[2] == name and len(match[1]) == length:
+                return _Sum(algorithm=algorithm, digest=match[1])
+    raise UserError(
+        f"{folder_url} publishes no sum of {name}: there is no such dump, it is not finished, or it is gone; see "
+        f"{folder_url.rpartition('/')[0]} for the dates there are"
+    )
+
+
+def _read_text(url: str) -> str:
+    """A small text; empty where there is none."""
+    response = _open(url, 0)
+    if response is None:
+        return ""
+    with response:
+        return next(_chunks(response, _MAX_SUMS), b"").decode("ascii", "replace")
+
+
+def _fetch(
+    url: str, content: PartialFile, on_progress: Callable[[int, int | None], None], pause: Callable[[float], None]
+) -> int:
+    """Bring the content to its full length, in as many attempts as get it further; return the bytes that came."""
+    before = content.size
+    _retried(partial(_fetch_once, url, content, on_progress), pause, lambda: content.size)
+    return content.size - before
+
+
+def _retried(action: Callable[[], T], pause: Callable[[float], None], progress: Callable[[], int] = lambda: 0) -> T:
+    """Try until it works, or until six times in a row got no further."""
+    failures, reached = 0, progress()
+    while True:
+        try:
+            return action()
+        except _InterruptedError:
+            failures = 1 if progress() > reached else failures + 1
+            reached = max(reached, progress())
+            if failures >= _ATTEMPTS:
+                raise
+            pause(min(60.0, 2.0**failures))
+
+
+def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int | None], None]) -> None:
+    """Fetch from where the content ends to the end of the file."""
+    response = _open(url, content.size)
+    if response is None:
+        raise UserError(f"{url}: there is no such dump; choose another date")
+    with response:
+        if response.status == _NOTHING_BEYOND:  # the sum will tell whether that is so
+            return
+        total = _begin(response, content)
+        if total is not None and total - content.size > free_bytes(content.path):
+            needed, free = format_bytes(total - content.size), format_bytes(free_bytes(content.path))
+            raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another --output")
+        for chunk in _chunks(response, _CHUNK):
+            content.write(chunk)
+            on_progress(content.size, total)
+    if total is not None and content.size < total:
+        raise _InterruptedError(f"{url}: the connection ended at byte {content.size} of {total}; try again")
+
+
+def _chunks(response: http.client.HTTPResponse, size: int) -> Iterator[bytes]:
+    try:
+        while chunk := response.read(size):
+            yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise _InterruptedError(f"{response.url}: the connection broke ({error}); try again") from error
+
+
+def _begin(response: http.client.HTTPResponse, content: PartialFile) -> int | None:
+    """Set the content file to where the answer begins; return the length of the whole file, if the server tells."""
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if response.status == 206 and match and int(match[1]) == content.size:
+        return int(match[2]) if match[2] != "*" else None
+    if response.status == 206:
+        content.restart()
+        raise _InterruptedError(f"{response.url}: the server sent another part than it was asked for; try again")
+    content.restart()  # it knows no ranges, and sends all of it
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def _open(url: str, start: int) -> http.client.HTTPResponse | None:
+    """Ask for a file from byte ``start`` on; None where there is none.
+
+    Raises:
+        _InterruptedError: the server cannot be reached, or is busy.
+        UserError: it refuses.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": f"hornbook/{__version__}"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code == _NOTHING_BEYOND and start:
+            return cast(http.client.HTTPResponse, error)  # it is one in all but its class
+        error.close()
+        if error.code == 404:
+            return None
+        if error.code in _PASSING:
+            raise _InterruptedError(f"{url}: the server answered {error.code}; try again later") from error
+        raise UserError(f"{url}: the server answered {error.code} {error.reason}; check the address") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise _InterruptedError(f"{url}: cannot be reached ({reason}); check the network and try again") from error
+    return response
+
+
+def _check_sum(path: Path, published: _Sum, complaint: str) -> None:
+    """Compare a file with its published sum.
+
+    Raises:
+        DataError: they differ.
+        StorageError: the file cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
+    if found != published.digest:
+        raise DataError(f"{complaint} ({published.algorithm} {found}, published {published.digest})")
+
+
+def _downloaded(path: Path, published: _Sum, fetched: int) -> Downloaded:
+    size = path.stat().st_size
+    return Downloaded(path=path, size=size, algorithm=published.algorithm, digest=published.digest, fetched=fetched)

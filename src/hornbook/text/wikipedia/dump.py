@@ -1,0 +1,248 @@
+"""MediaWiki's XML export, page by page.
+
+    <mediawiki> <siteinfo> ... </siteinfo>
+      <page> <title>Anarchism</title> <ns>0</ns> <revision> ... <text>'''Anarchism''' is ...</text> </revision> </page>
+
+        -> Page(title="Anarchism", namespace=0, text="'''Anarchism''' is ...", offset=7193, ...)
+
+Whether a page is an article is told by the dump's own fields, ``<ns>``, ``<redirect>`` and ``<model>``. Old dumps lack
+them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Expat is fed a block at a time, so
+memory holds a page. A dump declares no document type: one that does is refused, and with it every bomb of entities;
+nesting, tags and pages have a greatest size. The price of expat: XML is read in one thread.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NoReturn
+from xml.parsers import expat
+
+from hornbook.errors import DataError
+from hornbook.storage.system import format_bytes
+
+MAX_PAGE_BYTES: Final = 16 << 20
+"""Of a page's wikitext; MediaWiki itself takes 2 MiB."""
+
+_FILE_NAMESPACE: Final = 6
+_CATEGORY_NAMESPACE: Final = 14
+_MAX_DEPTH: Final = 16
+_MAX_TAG_BYTES: Final = 1 << 20
+_MAX_FIELD: Final = 4096
+_MAX_NAMESPACES: Final = 10_000
+_PROSE: Final = ("", "wikitext")
+_OLD_REDIRECT: Final = re.compile(r"\s*#redirect\b", re.IGNORECASE)
+
+_FIELDS: Final = {
+    ("mediawiki", "siteinfo", "namespaces", "namespace"): "namespace",
+    ("mediawiki", "page", "title"): "title",
+    ("mediawiki", "page", "ns"): "ns",
+    ("mediawiki", "page", "revision", "model"): "model",
+    ("mediawiki", "page", "revision", "text"): "text",
+}
+_PAGE: Final = ("mediawiki", "page")
+_REDIRECT: Final = (*_PAGE, "redirect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of a dump.
+
+    Attributes:
+        title: with the namespace's name, if that is not the articles'.
+        namespace: 0 for articles.
+        redirect: it only leads to another page.
+        prose: its content is wikitext, not a style sheet or a program.
+        text: the wikitext of its last revision.
+        offset: where ``<page>`` begins in the uncompressed dump.
+    """
+
+    title: str
+    namespace: int
+    redirect: bool
+    prose: bool
+    text: str
+    offset: int
+
+    @property
+    def is_article(self) -> bool:
+        """Whether it is what an encyclopedia's reader calls a page."""
+        return self.namespace == 0 and not self.redirect and self.prose
+
+
+@dataclass(kw_only=True)
+class Site:
+    """What the dump says of its wiki; filled while it is read, complete before the first page.
+
+    Attributes:
+        namespaces: number by name in lower case, as in ``{"talk": 1, "file": 6}``.
+    """
+
+    namespaces: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def file_names(self) -> frozenset[str]:
+        """The names that a link to a file begins with, in lower case."""
+        return frozenset(name for name, number in self.namespaces.items() if number == _FILE_NAMESPACE)
+
+    @property
+    def category_names(self) -> frozenset[str]:
+        """The names that a link to a category begins with, in lower case."""
+        return frozenset(name for name, number in self.namespaces.items() if number == _CATEGORY_NAMESPACE)
+
+
+def read_pages(
+    blocks: Iterable[bytes],
+    name: str,
+    site: Site,
+    on_fault: Callable[[DataError], None],
+    max_page_bytes: int = MAX_PAGE_BYTES,
+) -> Iterator[Page]:
+    """Read every page of a dump, whatever its kind; before an error come the pages that were whole.
+
+    Args:
+        blocks: the XML, in pieces.
+        name: of the dump, for errors.
+        site: is filled.
+        on_fault: is told of a page that is too long; it may raise, or else the page is passed over.
+        max_page_bytes: of a page's wikitext in UTF-8.
+
+    Raises:
+        DataError: this is no export of MediaWiki, not well-formed, cut off, or built to do harm.
+    """
+    parser = _Parser(name, site, on_fault, max_page_bytes)
+    for block in chain(blocks, (b"",)):
+        try:
+            parser.feed(block)
+        except DataError:
+            yield from parser.take_pages()
+            raise
+        yield from parser.take_pages()
+
+
+class _Parser:
+    """Expat's callbacks, and what they have gathered of the page at hand."""
+
+    def __init__(self, name: str, site: Site, on_fault: Callable[[DataError], None], max_page_bytes: int) -> None:
+        self._name, self._site, self._on_fault, self._max_page_bytes = name, site, on_fault, max_page_bytes
+        self._expat = expat.ParserCreate("UTF-8")
+        self._expat.buffer_text = True
+        self._expat.buffer_size = 1 << 20
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        self._expat.StartDoctypeDeclHandler = self._refuse_doctype
+        self._path: tuple[str, ...] = ()
+        self._fed = 0
+        self._pages: list[Page] = []
+        self._pieces: list[str] = []
+        self._size, self._limit = 0, _MAX_FIELD
+        self._key = ""
+        self._namespace: int | None = None
+        self._begin_page()
+
+    def feed(self, block: bytes) -> None:
+        """Take a piece of XML; an empty one is the end."""
+        self._parse(block, not block)
+        self._fed += len(block)
+        if self._fed - max(self._expat.CurrentByteIndex, 0) > _MAX_TAG_BYTES + len(block):
+            self._fail(f"a tag of more than {format_bytes(_MAX_TAG_BYTES)}")
+
+    def take_pages(self) -> list[Page]:
+        """The pages that were completed since the last call."""
+        pages, self._pages = self._pages, []
+        return pages
+
+    def _parse(self, block: bytes, last: bool) -> None:
+        try:
+            self._expat.Parse(block, last)
+        except expat.ExpatError as error:
+            place = f"{self._name}: byte {self._expat.ErrorByteIndex}"
+            reason = expat.ErrorString(error.code)
+            raise DataError(f"{place}: not well-formed XML ({reason}); fetch the dump again, whole") from error
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._path = path = (*self._path, name)
+        if len(path) > _MAX_DEPTH:
+            self._fail(f"elements nested more than {_MAX_DEPTH} deep")
+        if path == _PAGE:
+            self._begin_page()
+        elif path == _REDIRECT:
+            self._redirect = True
+        elif path in _FIELDS:
+            self._pieces, self._size = [], 0
+            self._limit = self._max_page_bytes if name == "text" else _MAX_FIELD
+            self._key = attributes.get("key", "")
+            self._expat.CharacterDataHandler = self._collect
+        elif len(path) == 1 and name != "mediawiki":
+            self._fail(f"expected <mediawiki>, found <{name[:40]}>")
+
+    def _collect(self, text: str) -> None:
+        self._size += len(text) if text.isascii() else len(text.encode())
+        if self._size <= self._limit:
+            self._pieces.append(text)
+        else:
+            self._pieces.clear()
+
+    def _end(self, name: str) -> None:
+        path, self._path = self._path, self._path[:-1]
+        if path == _PAGE:
+            self._end_page()
+        elif path in _FIELDS:
+            self._expat.CharacterDataHandler = None
+            self._take(_FIELDS[path], "".join(self._pieces))
+            self._pieces = []
+
+    def _take(self, field_name: str, value: str) -> None:
+        if self._size > self._limit and field_name != "text":
+            self._fail(f"a {field_name} of more than {self._limit} bytes")
+        if field_name == "namespace":
+            if len(self._site.namespaces) >= _MAX_NAMESPACES:
+                self._fail(f"more than {_MAX_NAMESPACES} namespaces")
+            self._site.namespaces[value.lower()] = self._number(self._key)
+        elif field_name == "ns":
+            self._namespace = self._number(value)
+        elif field_name == "title":
+            self._title = value
+        elif field_name == "model":
+            self._model = value
+        else:
+            self._text, self._text_size = value, self._size
+
+    def _begin_page(self) -> None:
+        self._offset = max(self._expat.CurrentByteIndex, 0)
+        self._title, self._model, self._text, self._text_size = "", "", "", 0
+        self._namespace = None
+        self._redirect = False
+
+    def _end_page(self) -> None:
+        if self._text_size > self._max_page_bytes:
+            limit = format_bytes(self._max_page_bytes)
+            place = f"{self._name}: byte {self._offset}: the page {self._title[:80]!r}"
+            self._on_fault(DataError(f"{place} is longer than {limit}; leave it out with --on-error skip"))
+            return
+        old = self._namespace is None
+        prefix, colon, _ = self._title.partition(":")
+        by_title = self._site.namespaces.get(prefix.lower(), 0) if colon else 0
+        self._pages.append(
+            Page(
+                title=self._title,
+                namespace=by_title if self._namespace is None else self._namespace,
+                redirect=self._redirect or (old and _OLD_REDIRECT.match(self._text) is not None),
+                prose=self._model in _PROSE,
+                text=self._text,
+                offset=self._offset,
+            )
+        )
+
+    def _number(self, text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
+            self._fail(f"expected the number of a namespace, found {text[:40]!r}")
+        return int(text)
+
+    def _refuse_doctype(self, *declaration: object) -> None:
+        self._fail("a document type is declared, which no dump does and an entity bomb needs")
+
+    def _fail(self, what: str) -> NoReturn:
+        raise DataError(
+            f"{self._name}: byte {self._expat.CurrentByteIndex}: {what}; expected a dump of a MediaWiki wiki"
+        )

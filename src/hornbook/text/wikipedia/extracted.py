@@ -1,0 +1,96 @@
+"""WikiExtractor's output, document by document.
+
+    <doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
+    Anarchism                                                                        the title once more, may be dropped
+                                                                      ->   Document text, offset of its first line
+    Anarchism is a political philosophy ...
+    </doc>
+
+It writes one kind of markup, lines that begin with ``<doc id="`` and lines that are ``</doc>``, and it escapes ``&``,
+``<`` and ``>`` in between (https://github.com/attardi/wikiextractor). ``AA/wiki_00`` and ``wiki_00.bz2`` are read
+alike. The price: that escaping can be turned off there, and then a text's own ``&lt;`` becomes ``<`` here.
+"""
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final
+
+from hornbook.errors import DataError
+from hornbook.storage.system import format_bytes
+from hornbook.text.wikipedia.dump import MAX_PAGE_BYTES
+
+_OPENING: Final = re.compile(r'<doc id="[^"]*"[^>]* title="(.*)"[^"]*>')
+_CLOSING: Final = b"</doc>"
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """The document that is being read."""
+
+    title: str
+    offset: int
+    lines: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+def read_extracted(
+    stream: BinaryIO, name: str, *, titles: bool, on_fault: Callable[[DataError], None]
+) -> Iterator[tuple[str, int]]:
+    """Read the texts of one file, each with the offset of its ``<doc>`` line.
+
+    Args:
+        stream: the file, unpacked.
+        name: of it, for errors.
+        titles: keep the title, which is the first line of each text.
+        on_fault: is told of a document that is too long or not UTF-8; it may raise, or else the document is left out.
+
+    Raises:
+        DataError: this is not what WikiExtractor writes, or it is cut off.
+    """
+    document: _Open | None = None
+    offset = number = 0
+    while line := stream.readline(MAX_PAGE_BYTES + 1):
+        number += 1
+        place = f"{name}, line {number}"
+        if line.startswith(b"<doc id="):
+            if document is not None:
+                raise DataError(f"{place}: a document begins inside another, before its </doc>; extract it again")
+            document = _Open(title=_title(line, place), offset=offset)
+        elif line.strip() == _CLOSING and document is not None:
+            yield from _finish(document, place, titles, on_fault)
+            document = None
+        elif document is not None:
+            document.size += len(line)
+            if document.size <= MAX_PAGE_BYTES:
+                document.lines.append(line)
+        elif line.strip():
+            raise DataError(f'{place}: expected a line like <doc id="12" ... title="...">, as WikiExtractor writes it')
+        offset += len(line)
+    if document is not None:
+        raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
+
+
+def _title(line: bytes, place: str) -> str:
+    match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
+    if match is None:
+        raise DataError(f'{place}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
+    return html.unescape(match[1])
+
+
+def _finish(
+    document: _Open, place: str, titles: bool, on_fault: Callable[[DataError], None]
+) -> Iterator[tuple[str, int]]:
+    if document.size > MAX_PAGE_BYTES:
+        on_fault(DataError(f"{place}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out"))
+        return
+    try:
+        text = html.unescape(b"".join(document.lines).decode()).strip("\n")
+    except UnicodeDecodeError as error:
+        on_fault(DataError(f"{place}: the document that ends here is not UTF-8 ({error.reason}); extract it again"))
+        return
+    first, _, rest = text.partition("\n")
+    if not titles and first.strip() == document.title.strip():
+        text = rest.lstrip("\n")
+    yield text, document.offset

@@ -1,0 +1,173 @@
+r"""The last look at wikitext: lines become headings, list items and paragraphs, and every line is mended.
+
+    == History ==                        History
+    * one                        ->      - one
+    :The ''cat''&nbsp;(\0) sat\0.         The cat sat.
+
+A heading stays if something stands below it before the next of its level. Of a line, the quotes for italics and bold
+go as MediaWiki takes them, character references become characters, and where a ``GAP`` was left, so do the blanks,
+commas and brackets that nothing stands in any more. The price: rows of tables that have no beginning are told by their
+first character alone, so a sentence cannot begin with ``|``.
+"""
+
+import html
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hornbook.text.wikipedia.tags import BREAK, GAP
+
+_REFERENCE: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+_QUOTES: Final = re.compile(r"''+")
+_SWITCH: Final = re.compile(r"__[^\W\d_a-z]{3,40}__")
+_AROUND_GAP: Final = re.compile(r"(?:([ \t]*+)([(\[]))?+([ \t,;:\0]++)([)\].!?])?+")
+_BLANKS: Final = re.compile(r"[ \t]{2,}")
+_BLANK_LIKE: Final = {ord(character): " " for character in "\xa0\u2002\u2003\u2007\u2009\u200a\u202f"} | {
+    ord(character): None for character in "\xad\u200e\u200f\ufeff\u2060"
+}
+_STRANGE: Final = re.compile("[\xa0\xad\u2002\u2003\u2007\u2009\u200a\u200e\u200f\u202f\u2060\ufeff]")
+_WORD: Final = re.compile(r"\w")
+_LIST_MARKS: Final = "*#;"
+_MARKS: Final = _LIST_MARKS + ":"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """What of an article is kept, besides its paragraphs.
+
+    Attributes:
+        headings: of sections that are not empty.
+        lists: lines that begin with ``*``, ``#`` or ``;``.
+        titles: the page's, as the first line.
+    """
+
+    headings: Literal["keep", "drop"] = "keep"
+    lists: Literal["keep", "drop"] = "keep"
+    titles: Literal["keep", "drop"] = "keep"
+
+
+def resolve_lines(text: str, options: CleanOptions) -> str:
+    """Make prose of text that has neither tags, templates, tables nor links left."""
+    lines: list[str] = []
+    headings: list[tuple[int, str]] = []  # that wait for something to stand below them
+    blank = False
+    for line in text.split("\n"):
+        line = line.strip(" \t\r\0")
+        if not line:
+            blank = True
+            continue
+        if line[0] == "=" and (found := _heading(line)):
+            while headings and headings[-1][0] >= found[0]:
+                headings.pop()
+            headings.append(found)
+            continue
+        shown = _show(line, options)
+        if not shown:
+            continue
+        if headings and options.headings == "keep":
+            lines += [part for _, heading in headings for part in ("", heading)]
+        elif blank or headings:
+            lines.append("")
+        headings.clear()
+        lines.append(shown)
+        blank = False
+    return "\n".join(lines).strip("\n")
+
+
+def mend(line: str) -> str:
+    """Take quotes, character references, gaps and needless blanks out of one line."""
+    if "''" in line:
+        line = _drop_quotes(line)
+    if "&" in line:
+        line = _REFERENCE.sub(_character, line)
+    if "__" in line:
+        line = _SWITCH.sub("", line)
+    if _STRANGE.search(line):
+        line = line.translate(_BLANK_LIKE)
+    if GAP in line:
+        line = _AROUND_GAP.sub(_close_gap, line)
+    if "  " in line or "\t" in line:
+        line = _BLANKS.sub(" ", line)
+    if BREAK in line:
+        line = "\n".join(filter(None, map(str.strip, line.split(BREAK))))
+    return line.strip() if _WORD.search(line) else ""
+
+
+def _heading(line: str) -> tuple[int, str] | None:
+    """Level and text of ``== text ==``; None where the line is no heading."""
+    if len(line) < 3 or line[-1] != "=":
+        return None
+    opening, closing = len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("="))
+    level = min(opening, closing, 6, (len(line) - 1) // 2)
+    return (level, text) if (text := mend(line[level : len(line) - level])) else None
+
+
+def _show(line: str, options: CleanOptions) -> str:
+    """What stays of a line that is no heading."""
+    first = line[0]
+    if first in _MARKS:
+        content = line.lstrip(_MARKS + " ")
+        marks = line[: len(line) - len(content)]
+        is_list = any(mark in _LIST_MARKS for mark in marks)
+        if is_list and options.lists == "drop":
+            return ""
+        shown = mend(content)
+        return f"- {shown}" if shown and ("*" in marks or "#" in marks) else shown
+    if first == "|" or line.startswith("{|") or (first == "!" and ("!!" in line or "|" in line)):
+        return ""
+    if line.startswith("----"):
+        line = line.lstrip("-")
+    return mend(line)
+
+
+def _drop_quotes(line: str) -> str:
+    """Drop the marks of italics and bold, as MediaWiki's ``doQuotes`` counts them.
+
+    Two are italics, three bold, five both; four are an apostrophe and bold; more are apostrophes and both. Where both
+    italics and bold stay open, one bold is an apostrophe before italics: ``''Titanic'''s``.
+    """
+    runs = list(_QUOTES.finditer(line))
+    lengths = [len(run[0]) for run in runs]
+    bold = sum(length in (3, 4) or length >= 5 for length in lengths)
+    italic = sum(length == 2 or length >= 5 for length in lengths)
+    spare = _spare_apostrophe(line, runs) if bold % 2 and italic % 2 else -1
+    pieces, position = [], 0
+    for number, run in enumerate(runs):
+        pieces.append(line[position : run.start()])
+        if number == spare or len(run[0]) == 4 or len(run[0]) > 5:
+            pieces.append("'")
+        position = run.end()
+    pieces.append(line[position:])
+    return "".join(pieces)
+
+
+def _spare_apostrophe(line: str, runs: list[re.Match[str]]) -> int:
+    """Which three quotes hold an apostrophe: after a word of one letter, else a longer one, else after a blank."""
+    choices = {0: -1, 1: -1, 2: -1}
+    for number, run in enumerate(runs):
+        if len(run[0]) == 3:
+            start = run.start()
+            before, one_before = line[start - 1 : start], line[start - 2 : start - 1] if start > 1 else ""
+            kind = 2 if before in (" ", "") else 0 if one_before == " " else 1
+            choices[kind] = number if choices[kind] < 0 else choices[kind]
+    return next((number for number in choices.values() if number >= 0), -1)
+
+
+def _character(match: re.Match[str]) -> str:
+    character = html.unescape(match[0])
+    return " " if character == "\n" else character
+
+
+def _close_gap(match: re.Match[str]) -> str:
+    r"""Mend what stands around a gap: ``(\0; born 1879)``, ``old \0, and``, ``water (\0).``."""
+    before, opening, run, closing = match.groups()
+    if GAP not in run:
+        return match[0]
+    if opening and closing in (")", "]"):
+        return ""
+    if opening:
+        return f"{before}{opening}{closing or ''}"
+    if closing or match.start() == 0 or match.end() == len(match.string):
+        return closing or ""
+    separator = next((character for character in run if character in ",;:"), "")
+    return separator + (" " if " " in run or "\t" in run else "")

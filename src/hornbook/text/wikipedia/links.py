@@ -1,0 +1,112 @@
+"""Links: what a reader sees of them stays, files and categories go.
+
+    [[Seine|the river]]s  [[Paris]]  [[File:a.jpg|thumb|a [[map]]]]  [https://x.org/ its site]  [[fr:Paris]]
+        ->   the rivers  Paris    its site
+
+One pass with a stack of open brackets, since captions of files hold links themselves. Brackets without a partner
+vanish. How the links to files and categories begin is the dump's own word (`hornbook.text.wikipedia.dump.Site`), beside
+MediaWiki's and some that older pages still use. The price: a caption is no sentence of the article, so it is dropped.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_BRACKETS: Final = re.compile(r"\[\[|\]\]")
+_EXTERNAL: Final = re.compile(
+    r"\[(?:https?:|ftps?:|mailto:|news:|ircs?:|gopher:|tel:|//)[^\s\[\]<>\"]*+([^\[\]\n]*+)\]", re.IGNORECASE
+)
+_LANGUAGE: Final = re.compile(
+    r"[a-z]{2,3}|simple|zh-[a-z-]{3,12}|be-[a-z-]{5,8}|(?:roa|map|fiu|nds|bat|cbk)-[a-z]{2,4}"
+)
+_DISAMBIGUATION: Final = re.compile(r"\s*\([^()]*\)$|,[^,]*$")
+_MEDIA: Final = re.compile(
+    r".*\.(?:jpe?g|png|svg|gif|tiff?|webp|xcf|pdf|djvu|og[agv]|webm|wav|mp3|midi?)\s*", re.IGNORECASE
+)
+_MAX_DEPTH: Final = 8
+
+_FILES: Final = frozenset(
+    (
+        "file",
+        "image",
+        "media",
+        "bild",
+        "datei",
+        "fichier",
+        "archivo",
+        "imagen",
+        "immagine",
+        "ficheiro",
+        "imagem",
+        "файл",
+    )
+)
+_CATEGORIES: Final = frozenset(
+    ("category", "kategorie", "catégorie", "categoría", "categoria", "kategoria", "категория")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkNames:
+    """How a wiki's links begin that show no text: to files and to categories, in lower case."""
+
+    files: frozenset[str] = _FILES
+    categories: frozenset[str] = _CATEGORIES
+
+    @classmethod
+    def of_site(cls, files: frozenset[str], categories: frozenset[str]) -> "LinkNames":
+        """The names that a dump declares, and the usual ones."""
+        return cls(files=_FILES | files, categories=_CATEGORIES | categories)
+
+
+def resolve_links(text: str, names: LinkNames) -> str:
+    """Replace each link by the text that it shows."""
+    if "[[" in text or "]]" in text:
+        text = _resolve_internal(text, names)
+    if "[" in text:
+        text = _EXTERNAL.sub(lambda match: match[1].strip(), text)
+    return text
+
+
+def _resolve_internal(text: str, names: LinkNames) -> str:
+    pieces: list[str] = []
+    opened: list[int] = []
+    position = 0
+    for match in _BRACKETS.finditer(text):
+        pieces.append(text[position : match.start()])
+        position = match.end()
+        if match[0] == "[[":
+            opened.append(len(pieces))
+        elif opened:
+            start = opened.pop()
+            shown = _shown("".join(pieces[start:]), names) if len(opened) < _MAX_DEPTH else ""
+            pieces[start:] = [shown]
+    pieces.append(text[position:])
+    for start in opened:  # a file without an end: at least its line goes
+        if _prefix(pieces[start]) in names.files | names.categories:
+            pieces[start] = "".join(pieces[start].partition("\n")[1:])
+    return "".join(pieces)
+
+
+def _prefix(link: str) -> str:
+    """``file`` of ``File:a.jpg|thumb``; empty where there is none."""
+    head, colon, _ = link[:64].partition(":")
+    return head.strip().lower().replace("_", " ") if colon else ""
+
+
+def _shown(link: str, names: LinkNames) -> str:
+    """The text of ``[[link]]``."""
+    target, bar, label = link.partition("|")
+    if ":" in target:
+        prefix = _prefix(target)
+        if prefix in names.files or prefix in names.categories or (bar and _MEDIA.fullmatch(target[-300:])):
+            return ""
+        if prefix in ("http", "https"):
+            return f"[{link}]"
+        if not target.startswith((":", " ")) and _LANGUAGE.fullmatch(target.partition(":")[0]):
+            return ""
+        target = target.strip().removeprefix(":")
+    if not bar:
+        return target.strip()
+    label = label.rpartition("|")[2]
+    return label if label.strip() else _DISAMBIGUATION.sub("", target[-200:].strip())
