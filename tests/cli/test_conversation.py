@@ -70,10 +70,12 @@ class Terminal:
         os.close(self._keys)
 
 
-# Ctrl-C reaches the process by the terminal alone if the terminal is its controlling one.
+# Ctrl-C reaches the process by the terminal alone if the terminal is its controlling one, and if it is not ignored, as
+# it is in whatever a shell starts in the background, these tests perhaps among it.
 _BECOME_LEADER = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from hornbook.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -10,15 +10,12 @@ written; at the prompt it ends the conversation, as Ctrl-D does.
 """
 
 import importlib
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import suppress
 
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
-from hornbook.generate import OnText, TextWriter
+from hornbook.generate import TextWriter
 
 _ASK = "> "
 
@@ -63,36 +60,8 @@ def _answer(line: str, sample: int, writer: TextWriter, output: Output, screen: 
         print(error, file=sys.stderr)
         return
     screen.write_prompt(line)
-    with _heeding_ctrl_c(lambda _, piece: screen.write(piece)) as on_text:
-        (text,) = writer.write([request], on_text=on_text, interruptible=True)
+    (text,) = writer.write([request], on_text=lambda _, piece: screen.write(piece), interruptible=True)
     screen.end_line()
     cut = f", the prompt's first {request.num_cut} left out" if request.num_cut else ""
     output.add(text)
     print(f"[{text.tokens} tokens{cut}, {text.finish_reason.replace('_', ' ')}]", file=sys.stderr)
-
-
-@contextmanager
-def _heeding_ctrl_c(on_text: OnText) -> Iterator[OnText]:
-    """Give an ``on_text`` that ends the text after Ctrl-C, between two tokens.
-
-    Raised where the signal hits, KeyboardInterrupt can be swallowed by a callback inside a library. A second Ctrl-C is
-    raised there all the same, for a text that does not grow.
-    """
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    def heed(row: int, piece: str) -> None:
-        on_text(row, piece)
-        if pressed:
-            raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield heed
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -11,11 +11,10 @@ device's random state, have no part in it.
 from hornbook.generate.decoder import Decoder, make_decoder
 from hornbook.generate.ids import evaluation_mode, generate, generate_batch
 from hornbook.generate.sampling import Sampling, draws_of
-from hornbook.generate.text import OnText, Request, Text, TextOptions, TextWriter, Timing
+from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing
 
 __all__ = [
     "Decoder",
-    "OnText",
     "Request",
     "Sampling",
     "Text",
