@@ -48,7 +48,9 @@ def test_train_leaves_out_what_a_corpus_holds_out(place, capsys):
     seen = [text for text in TEXTS if not falls_to_validation(text, 0.5)]
     assert 0 < len(seen) < len(TEXTS)
     expected = Tokenizer.train(seen, 300)
-    assert json.loads(capsys.readouterr().out)["digest"] == expected.digest != tiny_tokenizer().digest
+    result = json.loads(capsys.readouterr().out)
+    assert result["digest"] == expected.digest != tiny_tokenizer().digest
+    assert (result["documents"], result["held_out"]) == (len(seen), len(TEXTS) - len(seen))
 
 
 def test_train_takes_the_options_of_inputs(place, capsys):

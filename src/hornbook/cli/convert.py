@@ -8,13 +8,13 @@ hornbook corpus convert bert.tfrecord bert-arrow --to bert-arrow
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import natural_number, positive_integer
+from hornbook.cli.progress import token_progress
 from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a 
   documents    {", ".join(DOCUMENT_FORMATS)}
   instances    {", ".join(INSTANCE_FORMATS)}    (BERT's masked sentence pairs)
 """
-_SECONDS_BETWEEN_LINES = 30.0
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +75,11 @@ def convert_command(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.tokenizer is not None:
         values["tokenizer"] = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
-    with _progress_on_stderr() as on_progress:
+    with token_progress() as show:
+
+        def on_progress(items: int, tokens: int) -> None:
+            show(f"{items:,} converted", tokens)
+
         report = convert(arguments.source, arguments.target, ConvertOptions(**values), on_progress)
     seconds = time.monotonic() - started
     sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
@@ -131,25 +134,3 @@ def _lines(report: "ConvertReport", seconds: float) -> Iterator[str]:
         yield f"  left out: {shorter}{report.left_out_tokens:,} tokens in all"
     if report.verified:
         yield "  verified: read again, it is the same"
-
-
-@contextmanager
-def _progress_on_stderr() -> Iterator[Callable[[int, int], None]]:
-    """A function that shows how far a conversion is: a live line on a terminal, else a line now and then."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    started = last = time.monotonic()
-    with console.status("reading") as status:
-
-        def show(items: int, tokens: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            text = f"{items:,} converted, {tokens:,} tokens, {tokens / max(now - started, 1e-3):,.0f} tokens/s"
-            if console.is_terminal:
-                status.update(text)
-            elif now - last >= _SECONDS_BETWEEN_LINES:
-                console.print(text, highlight=False)
-                last = now
-
-        yield show

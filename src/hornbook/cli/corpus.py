@@ -8,8 +8,7 @@ hornbook corpus verify corpora/mine
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,14 @@ from hornbook.cli.arguments import fraction, natural_number, positive_integer
 from hornbook.cli.convert import add_convert_arguments
 from hornbook.cli.download import add_download_arguments
 from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
+from hornbook.cli.progress import token_progress
+from hornbook.storage.system import format_bytes
 
 if TYPE_CHECKING:
     from hornbook.data.build import BuildReport
     from hornbook.data.parts import Progress
     from hornbook.data.store import TokenStore
 
-_SECONDS_BETWEEN_LINES = 30.0
 _BAR_WIDTH = 40
 
 
@@ -85,7 +85,11 @@ def build_command(arguments: argparse.Namespace) -> dict[str, object]:
     )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
-    with _progress_on_stderr() as on_progress:
+    with token_progress() as show:
+
+        def on_progress(progress: "Progress") -> None:
+            show(f"{progress.documents:,} documents, {format_bytes(progress.num_bytes)}", progress.tokens)
+
         report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
@@ -120,7 +124,6 @@ def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _build_lines(report: "BuildReport", seconds: float) -> Iterator[str]:
-    from hornbook.storage.system import format_bytes
 
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
@@ -185,30 +188,3 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Text that a terminal shows and does not obey."""
     return "".join(character if character.isprintable() else " " for character in text)
-
-
-@contextmanager
-def _progress_on_stderr() -> Iterator[Callable[["Progress"], None]]:
-    """A function that shows how far a build is: a live line on a terminal, else a line now and then."""
-    from rich.console import Console
-
-    from hornbook.storage.system import format_bytes
-
-    console = Console(stderr=True)
-    started = last = time.monotonic()
-    with console.status("reading") as status:
-
-        def show(progress: "Progress") -> None:
-            nonlocal last
-            now = time.monotonic()
-            text = (
-                f"{progress.documents:,} documents, {format_bytes(progress.num_bytes)}, {progress.tokens:,} tokens, "
-                f"{progress.tokens / max(now - started, 1e-3):,.0f} tokens/s"
-            )
-            if console.is_terminal:
-                status.update(text)
-            elif now - last >= _SECONDS_BETWEEN_LINES:
-                console.print(text, highlight=False)
-                last = now
-
-        yield show

@@ -67,26 +67,36 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally)
-    texts = (document.text for document in documents)
-    seen = (text for text in texts if not falls_to_validation(text, arguments.validation))
-    tokenizer = Tokenizer.train(seen, arguments.vocab_size)
+    held_out = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal held_out
+        for document in documents:
+            if falls_to_validation(document.text, arguments.validation):
+                held_out += 1
+            else:
+                yield document.text
+
+    tokenizer = Tokenizer.train(texts(), arguments.vocab_size)
     path = arguments.output / "tokenizer.json"
     if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
         raise UserError(f"{path} exists already and is another tokenizer; choose another --output, or remove it")
     tokenizer.save(arguments.output)
     seconds = time.monotonic() - started
     report_faults(tally.faults, tally.messages)
+    documents_seen = tally.documents - held_out
     few = (
         "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
     )
     sys.stdout.write(
-        f"{path}: {tokenizer.vocab_size:,} tokens, from {tally.documents:,} documents in {seconds:.1f} s{few}\n"
+        f"{path}: {tokenizer.vocab_size:,} tokens, from {documents_seen:,} documents in {seconds:.1f} s{few}\n"
     )
     return {
         "output": path,
         "vocab_size": tokenizer.vocab_size,
         "digest": tokenizer.digest,
-        "documents": tally.documents,
+        "documents": documents_seen,
+        "held_out": held_out,
         "bytes": tally.num_bytes,
         "empty": tally.empty,
         "faults": tally.faults,
