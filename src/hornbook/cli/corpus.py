@@ -124,7 +124,6 @@ def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _build_lines(report: "BuildReport", seconds: float) -> Iterator[str]:
-
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
     for name, split in report.splits.items():
