@@ -44,7 +44,7 @@ def values_of(spec):
     elif spec.type is tuple:
         values = st.lists(TEXT.map(lambda text: os.path.normpath(f"/{text}"))).map(tuple)
     else:
-        values = TEXT.map(lambda text: f"/{text}")
+        values = TEXT.map(lambda text: os.path.normpath(f"/{text}"))
     return st.none() | values if spec.optional else values
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.config.recipe import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.config import ConstantConfig, CosineConfig, LinearConfig
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, constant, cosine, linear
 

@@ -16,24 +16,22 @@ from hornbook.config.load import (
     recipe_to_dict,
     recipe_to_toml,
 )
+from hornbook.config.models import GPTConfig
+from hornbook.config.objectives import CausalLMConfig
+from hornbook.config.optimizers import AdamWConfig
 from hornbook.config.options import Problem, option
 from hornbook.config.presets import BundledRecipe, bundled_recipes, find_recipe
 from hornbook.config.recipe import (
-    AdamWConfig,
-    CausalLMConfig,
     CheckpointConfig,
-    ConstantConfig,
-    CosineConfig,
     DataConfig,
     EvaluationConfig,
-    GPTConfig,
-    LinearConfig,
     PrecisionConfig,
     Recipe,
     TrackingConfig,
     TrainingConfig,
 )
 from hornbook.config.registry import choices, register
+from hornbook.config.schedules import ConstantConfig, CosineConfig, LinearConfig
 
 __all__ = [
     "AdamWConfig",

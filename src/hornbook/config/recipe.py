@@ -13,60 +13,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hornbook.config.models import GPTConfig
+from hornbook.config.objectives import CausalLMConfig
+from hornbook.config.optimizers import AdamWConfig
 from hornbook.config.options import Problem, option
-from hornbook.config.registry import register
+from hornbook.config.schedules import ConstantConfig, CosineConfig, LinearConfig
 from hornbook.config.values import split_entry
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
-
-    family: str = option("gpt", help="kind of model")
-    num_layers: int = option(12, help="transformer blocks", minimum=1)
-    hidden_size: int = option(768, help="width of the residual stream", minimum=1)
-    num_heads: int = option(12, help="attention heads", minimum=1)
-    head_size: int | None = option(None, help="width of one head; none: hidden_size / num_heads", minimum=1)
-    feed_forward_size: int | None = option(
-        None, help="inner width of the feed-forward; none: 4 * hidden_size", minimum=1
-    )
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"] = option(
-        "gelu_tanh", help="activation of the feed-forward"
-    )
-    vocab_size: int | None = option(None, help="tokens in the vocabulary; none: that of the training store", minimum=1)
-    max_positions: int = option(1024, help="rows of the position table", minimum=1)
-    embedding_dropout: float = option(0.0, help="dropout after the embeddings", minimum=0, below=1)
-    residual_dropout: float = option(0.0, help="dropout before each residual addition", minimum=0, below=1)
-    attention_dropout: float = option(0.0, help="dropout of attention weights; takes a slower path", minimum=0, below=1)
-    layer_norm_epsilon: float = option(1e-5, help="added to the variance in layer norms", above=0)
-    initializer_std: float = option(0.02, help="standard deviation of initial weights", above=0)
-
-    @property
-    def effective_head_size(self) -> int:
-        """Width of one head, given or derived."""
-        return self.head_size or self.hidden_size // self.num_heads
-
-    @property
-    def effective_feed_forward_size(self) -> int:
-        """Inner width of the feed-forward, given or derived."""
-        return self.feed_forward_size or 4 * self.hidden_size
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        heads = self.num_heads * self.effective_head_size
-        attention = hidden * 3 * heads + 3 * heads + heads * hidden + hidden
-        feed_forward = hidden * inner + inner + inner * hidden + hidden
-        norms = 2 * hidden
-        rows = (vocab_size or self.vocab_size or 0) + self.max_positions
-        return rows * hidden + self.num_layers * (attention + feed_forward + 2 * norms) + norms
-
-    def problems(self) -> list[Problem]:
-        """List what does not fit together."""
-        if self.head_size is None and self.hidden_size % self.num_heads:
-            message = "hidden_size must be divisible by num_heads, or give head_size"
-            return [Problem(("hidden_size", "num_heads"), message)]
-        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,56 +64,6 @@ class TrainingConfig:
             message = "micro_batch_size must divide global_batch_size"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalLMConfig:
-    """Predict the next token at every position."""
-
-    name: str = option("causal_lm", help="what is learned")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamWConfig:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); defaults of GPT-3 (Brown et al. 2020, app. B)."""
-
-    name: str = option("adamw", help="update rule")
-    learning_rate: float = option(6e-4, help="peak learning rate", above=0)
-    beta1: float = option(0.9, help="decay of the first moment", minimum=0, below=1)
-    beta2: float = option(0.95, help="decay of the second moment", minimum=0, below=1)
-    epsilon: float = option(1e-8, help="added to the root of the second moment", above=0)
-    weight_decay: float = option(0.1, help="decoupled decay of matrices; vectors have none", minimum=0)
-    clip_norm: float | None = option(1.0, help="largest global gradient norm; none: no clipping", above=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstantConfig:
-    """Warm-up, then the peak to the end."""
-
-    name: str = option("constant", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearConfig:
-    """Warm-up, then a straight line down."""
-
-    name: str = option("linear", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
-    final_fraction: float = option(
-        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosineConfig:
-    """Warm-up, then half a period of a cosine down (Loshchilov & Hutter 2017)."""
-
-    name: str = option("cosine", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
-    final_fraction: float = option(
-        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +115,6 @@ class TrackingConfig:
     log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
     sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
     sample_tokens: int = option(64, help="tokens of a text sample", minimum=1)
-
-
-register("model", "gpt", GPTConfig)
-register("objective", "causal_lm", CausalLMConfig)
-register("optimizer", "adamw", AdamWConfig)
-register("schedule", "constant", ConstantConfig)
-register("schedule", "linear", LinearConfig)
-register("schedule", "cosine", CosineConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

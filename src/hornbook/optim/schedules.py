@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial, singledispatch
 from typing import TypeAlias
 
-from hornbook.config.recipe import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.config import ConstantConfig, CosineConfig, LinearConfig
 from hornbook.errors import UserError
 
 Schedule: TypeAlias = Callable[[int], float]
