@@ -43,7 +43,9 @@ def _mutate(data: bytearray, rng: random.Random, words: list[bytes]) -> None:
             del data[place:]
 
 
-def survive(read: Callable[[Path], Iterable[object]], path: Path, contents: Iterable[bytes]) -> tuple[int, int]:
+def survive(
+    read: Callable[[Path], Iterable[object]], path: Path, contents: Iterable[bytes], error_type: type = DataError
+) -> tuple[int, int]:
     """Read each content to its end; return how many were refused, in one line each, and how many were read."""
     refused = accepted = 0
     for content in contents:
@@ -53,7 +55,7 @@ def survive(read: Callable[[Path], Iterable[object]], path: Path, contents: Iter
             for _ in read(path):
                 pass
             accepted += 1
-        except DataError as error:
+        except error_type as error:
             assert one_line(error, str(path.parent)), error
             refused += 1
         assert time.monotonic() - started < 5, "a damaged file must not hang its reader"

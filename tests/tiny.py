@@ -6,8 +6,8 @@ from dataclasses import asdict
 import torch
 
 from hornbook.config import AdamWConfig, GPTConfig
+from hornbook.data.batches import Batch
 from hornbook.data.examples import NOT_SCORED
-from hornbook.data.loader import Batch
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import Trainer
 from hornbook.model import LanguageModel, build_model, initialize

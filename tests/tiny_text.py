@@ -1,10 +1,11 @@
 """A tokenizer of 300 tokens, some texts and corpora of them, for tests that need any."""
 
 import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from hornbook.data.build import BuildOptions, BuildReport, build_corpus
+from hornbook.data.build import BuildOptions, BuildReport, Progress, build_corpus
 from hornbook.text.documents import ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 
@@ -33,10 +34,17 @@ def write_texts(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def build_tiny(output: Path, **options: object) -> BuildReport:
+def build_tiny(
+    output: Path,
+    *,
+    inputs: Sequence[str | Path] = (),
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_notice: Callable[[str], None] = lambda line: None,
+    **options: object,
+) -> BuildReport:
     """Build a corpus of the texts, which are put beside it; a quarter is validation unless said otherwise."""
     texts = output.parent / "texts"
     if not texts.exists():
         write_texts(texts)
     chosen = BuildOptions(**({"validation": 0.25, "reading": ReadOptions()} | options))  # type: ignore[arg-type]
-    return build_corpus([texts], tiny_tokenizer(), output, chosen)
+    return build_corpus(inputs or [texts], tiny_tokenizer(), output, chosen, on_progress, on_notice)

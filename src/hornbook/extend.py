@@ -17,8 +17,9 @@ that registers them, never by the bare ``hornbook``.
 
 from hornbook.__main__ import main
 from hornbook.config import Problem, option, register
+from hornbook.data.batches import Batch, HeldOutWindows
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
-from hornbook.data.loader import Batch, evaluation_batches
+from hornbook.data.loader import evaluation_batches
 from hornbook.data.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.model import LanguageModel, build_model
@@ -32,7 +33,8 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm, Linear
 from hornbook.objective import Objective, build_objective
 from hornbook.optim.schedules import Schedule, build_schedule
-from hornbook.optim.updates import Slot, Update, build_update
+from hornbook.optim.slots import Slot
+from hornbook.optim.updates import Update, build_update
 
 __all__ = [
     "NOT_SCORED",
@@ -43,6 +45,7 @@ __all__ = [
     "Dropout",
     "EvaluationWindows",
     "FeedForward",
+    "HeldOutWindows",
     "IncrementalBlock",
     "LanguageModel",
     "LayerNorm",

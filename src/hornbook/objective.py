@@ -4,19 +4,19 @@
 
 A count comes from the data alone, so it is known for the whole global batch, and reduced over ranks, before the first
 backward pass. Then the loss does not depend on micro-batches, accumulation, ranks or padding, and terms with different
-denominators (masked tokens, sentence pairs) sit side by side.
+denominators (masked tokens, sentence pairs) sit side by side. A term of weight 0 is only looked at: an accuracy is the
+sum of what was right, divided by the count.
 """
 
 from collections.abc import Mapping
 from functools import singledispatch
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from hornbook.config import CausalLMConfig
+from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
+from hornbook.data.batches import Batch
 from hornbook.data.examples import NOT_SCORED
-from hornbook.data.loader import Batch
-from hornbook.model.head import TiedHead
 
 
 class Objective(Protocol):
@@ -28,8 +28,8 @@ class Objective(Protocol):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of scored items of each term, from the data alone."""
 
-    def sums(self, head: TiedHead, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the sum of each term over its scored items: fp32 scalars with a gradient.
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the sum of each term over its scored items: fp32 scalars, with a gradient where there is a weight.
 
         Args:
             head: the model's head.
@@ -45,11 +45,75 @@ class CausalLM:
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets that are scored."""
-        return {"causal_lm": int((batch["targets"] != NOT_SCORED).sum())}
+        return {"causal_lm": _num_scored(batch["targets"])}
 
-    def sums(self, head: TiedHead, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens."""
         return {"causal_lm": head(x_BTD, batch["targets"])}
+
+
+class MaskedLM:
+    """Predict the tokens under the masks (Devlin et al. 2019): ``mlm`` in nats, and the share that is right."""
+
+    weights: Mapping[str, float] = {"mlm": 1.0, "mlm_accuracy": 0.0}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the masked tokens."""
+        return dict.fromkeys(("mlm", "mlm_accuracy"), _num_scored(batch["targets"]))
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the masked tokens and how many are predicted right."""
+        loss, num_correct = head.predict(x_BTD, batch["predictions"], batch["targets"])
+        return {"mlm": loss, "mlm_accuracy": num_correct}
+
+
+class Pretraining(MaskedLM):
+    """BERT's two tasks: masked tokens, and whether the second text follows the first (``nsp``), each with its mean."""
+
+    weights: Mapping[str, float] = {"mlm": 1.0, "nsp": 1.0, "mlm_accuracy": 0.0, "nsp_accuracy": 0.0}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the masked tokens, and the pairs."""
+        pairs = dict.fromkeys(("nsp", "nsp_accuracy"), _num_scored(batch["pair_labels"]))
+        return super().counts(batch) | pairs
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the sums of both tasks, and how many predictions of each are right."""
+        loss, num_correct = head.relate(x_BTD, batch["firsts"], batch["pair_labels"])
+        return super().sums(head, x_BTD, batch) | {"nsp": loss, "nsp_accuracy": num_correct}
+
+
+class Classification:
+    """Tell the classes of sequences: ``classification`` in nats, and the share that is right."""
+
+    weights: Mapping[str, float] = {"classification": 1.0, "accuracy": 0.0}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the sequences that have a label."""
+        return dict.fromkeys(self.weights, _num_scored(batch["labels"]))
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy and how many classes are right."""
+        loss, num_correct = head.classify(x_BTD, batch)
+        return {"classification": loss, "accuracy": num_correct}
+
+
+class SpanPrediction:
+    """Find spans of tokens: ``span`` in nats, the mean over beginning and end, and the share of which both are right.
+
+    It counts windows; whole questions are counted by the task ``span`` of `hornbook.evaluate`.
+    """
+
+    weights: Mapping[str, float] = {"span": 1.0, "accuracy": 0.0}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the windows that have a label."""
+        return dict.fromkeys(self.weights, _num_scored(batch["labels"][:, 0]))
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy and how many spans are right."""
+        loss, num_correct = head.locate(x_BTD, batch)
+        return {"span": loss, "accuracy": num_correct}
 
 
 @singledispatch
@@ -63,7 +127,31 @@ def _(config: CausalLMConfig) -> CausalLM:
     return CausalLM()
 
 
+@build_objective.register
+def _(config: MaskedLMConfig) -> MaskedLM:
+    return MaskedLM()
+
+
+@build_objective.register
+def _(config: PretrainingConfig) -> Pretraining:
+    return Pretraining()
+
+
+@build_objective.register
+def _(config: ClassificationConfig) -> Classification:
+    return Classification()
+
+
+@build_objective.register
+def _(config: SpanConfig) -> SpanPrediction:
+    return SpanPrediction()
+
+
 def weighted_loss(sums: Mapping[str, Tensor], counts: Mapping[str, int], weights: Mapping[str, float]) -> Tensor:
     """Return ``Σ weight · sum / count``; a term that scores nothing anywhere contributes zero."""
     first, *others = (sums[name] * (weights[name] / max(counts[name], 1)) for name in weights)
     return sum(others, start=first)
+
+
+def _num_scored(targets: Tensor) -> int:
+    return int((targets != NOT_SCORED).sum())

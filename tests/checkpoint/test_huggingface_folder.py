@@ -99,8 +99,8 @@ def prefix_space(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
 
 
-def word_piece(folder):
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
+def unigram(folder):
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}}))
 
 
 def malformed(folder):
@@ -128,7 +128,7 @@ def smaller_model(folder):
     ("change", "told"),
     [
         (prefix_space, "add_prefix_space"),
-        (word_piece, "'WordPiece'"),
+        (unigram, "'Unigram'"),
         (malformed, "not valid JSON"),
         (surrogate, "half a surrogate pair"),
         (smaller_model, "the tokenizer has 300 tokens, its model 290 rows"),

@@ -172,7 +172,7 @@ def test_options_and_their_defaults():
         ("quantization_config", {"bits": 4}, "quantization_config is"),
         ("activation_function", "mish", "activation_function is 'mish', expected one of gelu_new, "),
         ("activation_function", ["gelu"], "activation_function is ['gelu']"),
-        ("model_type", "bert", "is of a model of the type 'bert'; hornbook reads 'gpt2' alone"),
+        ("model_type", "mpnet", "is of a model of the type 'mpnet'; hornbook reads gpt2, bert, roberta"),
         ("model_type", None, "is of a model of the type None"),
         ("n_layer", "two", 'n_layer = "two" (config.json): expected an integer'),
         ("n_embd", 0, "n_embd = 0 (config.json)"),

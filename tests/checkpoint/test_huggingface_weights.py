@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.huggingface import read_folder
-from hornbook.checkpoint.huggingface.weights import inside
 from hornbook.errors import CheckpointError
 from tiny_huggingface import INDEX, WEIGHTS, refusal, same, shard, tiny_contents, tiny_folder, to_pickle, write_index
 

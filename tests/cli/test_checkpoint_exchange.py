@@ -175,7 +175,11 @@ def test_strangers_models(folder, capsys, name, parameters):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")
 def test_a_strangers_bert(folder, capsys):
-    message = refused(
-        capsys, "import", SHARED / "checkpoints" / "hf_tiny_bert_cls", "--output", "mine", "--allow-pickle"
+    """A classifier stays one: trunk, pooler and its own layer of classes, and nothing is drawn."""
+    source = SHARED / "checkpoints" / "hf_tiny_bert_cls"
+    assert "hf_tiny_bert_cls holds its weights in pytorch_model.bin alone" in refused(
+        capsys, "import", source, "--output", "mine"
     )
-    assert "is of a model of the type 'bert'; hornbook reads 'gpt2' alone" in message
+    code, result, _ = ask(capsys, "import", source, "--output", "mine", "--allow-pickle")
+    assert (code, result["parameters"]) == (0, 87_995)
+    assert not result["warnings"]

@@ -113,7 +113,7 @@ def test_print_recipe_as_json(capsys):
         (
             ["gpt2-small"],
             [
-                "data.train = none (default): nothing to train on; "
+                "data.train = [] (default): nothing to train on; "
                 "give a token store, --data.train PATH, or --data.synthetic"
             ],
         ),

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.__main__ import main
-from hornbook.data.parts import falls_to_validation
+from hornbook.data.pipeline import falls_to_validation
 from hornbook.text.tokenizer import Tokenizer
 from tiny_text import TEXTS, tiny_tokenizer, write_texts
 
@@ -42,6 +42,13 @@ def test_train(place, capsys):
     assert "300 tokens, from 60 documents" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [("--kind", "roberta"), ("--kind", "wordpiece"), ("--kind", "wordpiece", "--cased")])
+def test_train_other_kinds(place, capsys, words):
+    assert main(["tokenizer", "train", "texts", "--vocab-size", "300", *words, "--output", "other", "--json"]) == 0
+    expected = Tokenizer.train(TEXTS, 300, kind=words[1], lowercase="--cased" not in words)
+    assert json.loads(capsys.readouterr().out)["digest"] == expected.digest == Tokenizer.load("other").digest
+
+
 def test_train_leaves_out_what_a_corpus_holds_out(place, capsys):
     words = ["tokenizer", "train", "texts", "--vocab-size", "300", "--json"]
     assert main([*words, "--validation", "0.5", "--output", "half"]) == 0
@@ -71,6 +78,10 @@ def test_train_takes_the_options_of_inputs(place, capsys):
         (["empty.txt", "--output", "x"], "no text to train"),
         (["texts", "--vocab-size", "290", "--output", "tok"], "exists already and is another tokenizer"),
         (["texts", "--vocab-size", "many", "--output", "x"], "--vocab-size"),
+        (["texts", "--kind", "wordpiece", "--vocab-size", "99", "--output", "x"], "99 is out of range: expected 100"),
+        (["texts", "--kind", "wordpiece", "--vocab-size", "300", "--output", "tok"], "exists already and is another"),
+        (["texts", "--kind", "sentencepiece", "--output", "x"], "--kind"),
+        (["texts", "--cased", "--output", "x"], "--cased is for --kind wordpiece"),
     ],
 )
 def test_mistakes_in_training(place, capsys, words, part):
@@ -134,3 +145,15 @@ def test_a_line_that_is_too_long(pipe, monkeypatch):
 def test_a_tokenizer_that_is_not_there(place, capsys):
     assert main(["tokenizer", "encode", "--tokenizer", "texts"]) == 2
     assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def test_word_pieces_line_by_line(pipe, place):
+    tokenizer = Tokenizer.train(TEXTS, 100, kind="wordpiece")
+    (place / "bert").mkdir()
+    (place / "bert" / "vocab.txt").write_text("".join(f"{token}\n" for token in tokenizer.rules.vocab))
+    lines = ["the Cat [MASK]", "", "story 7: sat"]
+    code, output, _ = pipe("encode", "\n".join(lines).encode(), "--tokenizer", "bert")
+    assert code == 0 and 4 not in map(int, output.split())
+    assert output.decode().split("\n") == [" ".join(map(str, tokenizer.encode(line))) for line in lines]
+    code, output, _ = pipe("decode", output, "--tokenizer", "bert/vocab.txt")
+    assert code == 0 and output.decode().split("\n")[1:] == ["", "story 7 : sat"]

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -85,7 +86,7 @@ def test_every_value_has_a_source(recipe):
 
 def test_relative_paths(recipe, tmp_path):
     data = load_recipe(recipe, ["--data.validation", "corpus/validation"]).recipe.data
-    assert data.train == str(tmp_path / "recipes" / "corpus" / "train")
+    assert data.train == (str(tmp_path / "recipes" / "corpus" / "train"),)
     assert data.validation == str(tmp_path / "corpus" / "validation")
 
 
@@ -115,7 +116,7 @@ def test_a_tag_can_be_switched_where_the_keys_fit(recipe):
 def test_a_tag_that_does_not_fit_names_the_keys_in_the_way(recipe, tmp_path):
     assert problems(recipe, "--schedule.name", "constant") == [
         'schedule.final_fraction (recipes/mine.toml:15): no option of schedule.name = "constant", '
-        'only of "linear" or "cosine"; remove it or change schedule.name'
+        'only of "linear" or "cosine" or "polynomial"; remove it or change schedule.name'
     ]
     bare = write(tmp_path, RECIPE.replace("final_fraction = 0.1", "warmup_steps = 3"))
     assert load_recipe(bare, ["--schedule.name", "constant"]).recipe.schedule == ConstantConfig(warmup_steps=3)
@@ -144,7 +145,7 @@ def test_two_lengths_on_the_command_line(recipe):
         ),
         ("--optimiser.beta1=0", 'optimiser.beta1 (command line): unknown key; did you mean "optimizer.beta1"?'),
         ("--a.b.c=3", "a.b.c (command line): unknown key"),
-        ("--model.=3", 'model. (command line): unknown key; did you mean "model.family"?'),
+        ("--model.=3", 'model. (command line): unknown key; did you mean "model.head"?'),
         ("--model.num-layers=x", "model.num_layers = x (command line): expected an integer, got a string"),
         ("--model.num-layers", "model.num_layers (command line): expected an integer after the option"),
         ("--model.num-layers=0", "model.num_layers = 0 (command line): must be at least 1"),
@@ -152,8 +153,8 @@ def test_two_lengths_on_the_command_line(recipe):
         ("--data.document-mask=1", "data.document_mask = 1 (command line): expected true or false, got a string"),
         (
             "--schedule.name=cosin",
-            'schedule.name = cosin (command line): no such choice, expected one of "constant", "linear", "cosine"; '
-            'did you mean "cosine"?',
+            'schedule.name = cosin (command line): no such choice, expected one of "constant", "linear", "cosine", '
+            '"polynomial", "natural_exponential", "by_step"; did you mean "cosine"?',
         ),
         (
             "--model.activation=tanh",
@@ -182,7 +183,7 @@ def test_two_lengths_on_the_command_line(recipe):
         ),
         (
             "--data.train=none",
-            "data.train = none (command line): nothing to train on; "
+            "data.train = [] (command line): nothing to train on; "
             "give a token store, --data.train PATH, or --data.synthetic",
         ),
         (
@@ -237,11 +238,11 @@ def test_all_mistakes_at_once(tmp_path):
         'optimizer.lerning_rate (bad.toml:9): unknown key; did you mean "optimizer.learning_rate"?',
         "optimizer.beta1 = 2 (bad.toml:10): must be at least 0 and below 1",
         'optimizer.learning_rate = "3e-4" (bad.toml:11): expected a number, got a string',
-        'schedule.final_fraction (bad.toml:14): no option of schedule.name = "constant", only of "linear" or "cosine"; '
-        "remove it or change schedule.name",
+        'schedule.final_fraction (bad.toml:14): no option of schedule.name = "constant", only of "linear" or "cosine" '
+        'or "polynomial"; remove it or change schedule.name',
         "schedule.warmup_steps = true (bad.toml:15): expected an integer, got a boolean",
         "name = 3 (bad.toml:2): expected a string, got an integer",
-        f"data.train = {show(f'{tmp_path}/x')} (bad.toml:6), data.synthetic = true (bad.toml:7): "
+        f"data.train = {show((f'{tmp_path}/x',))} (bad.toml:6), data.synthetic = true (bad.toml:7): "
         "give one of them, not both",
         "training.steps = 1 (bad.toml:20), training.epochs = 2.0 (bad.toml:21): "
         "the run has more than one length; give exactly one of steps, epochs, tokens",
@@ -309,11 +310,11 @@ def test_foreign_dictionaries(document, problem):
 
 def test_changed_keys():
     old = Recipe(training=TrainingConfig(steps=5), schedule=LinearConfig(final_fraction=0.5))
-    new = replace(old, model=GPTConfig(num_layers=3), schedule=ConstantConfig(), data=DataConfig(train="x"))
+    new = replace(old, model=GPTConfig(num_layers=3), schedule=ConstantConfig(), data=DataConfig(train=("x",)))
     assert changed_keys(old, old) == []
     assert changed_keys(old, new) == [
         Change("model.num_layers", 12, 3),
-        Change("data.train", None, "x"),
+        Change("data.train", (), ("x",)),
         Change("schedule.name", "linear", "constant"),
         Change("schedule.final_fraction", 0.5, None),
     ]
@@ -321,10 +322,32 @@ def test_changed_keys():
 
 
 def test_recipes_made_in_python_can_be_checked():
-    assert problems_of(Recipe(training=TrainingConfig(steps=1), data=DataConfig(train="x"))) == []
+    assert problems_of(Recipe(training=TrainingConfig(steps=1), data=DataConfig(train=("x",)))) == []
     found = problems_of(Recipe(training=TrainingConfig(steps=1), model=GPTConfig(num_layers=0, num_heads=7)))
     assert len(found) == 2
     assert found[0] == "model.num_layers = 0 (recipe): must be at least 1"
+
+
+def test_stores_and_their_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    text = RECIPE.replace('train = "corpus/train"', 'train = ["a", "lang=b"]\nweights = [0.7, 3]')
+    path = write(tmp_path / "sub", text)
+    data = load_recipe(path).recipe.data
+    assert data.train == (f"{tmp_path}/sub/a", f"{tmp_path}/sub/lang=b")
+    assert data.weights == (0.7, 3.0)
+    data = load_recipe(path, ["--data.train=c,../d", "--data.weights", "1,2"]).recipe.data
+    assert (data.train, data.weights) == ((f"{tmp_path}/c", f"{tmp_path.parent}/d"), (1.0, 2.0))
+    (problem,) = problems(path, "--data.train=c")
+    assert problem.endswith("sub/bad.toml:9): give one weight for each store, or none")
+    assert load_recipe(path, ["--data.train=c", "--data.weights=none"]).recipe.data.weights == ()
+
+
+@pytest.mark.parametrize(("written", "read"), [("/corpus", ("/corpus",)), (None, ()), (["/a", "/b"], ("/a", "/b"))])
+def test_recipes_of_earlier_checkpoints(recipe, written, read):
+    document = recipe_to_dict(load_recipe(recipe).recipe)
+    document["data"] = {"sequence_length": None, "train": written, "validation": None, "synthetic": False}
+    assert recipe_from_dict(json.loads(json.dumps(document))).data.train == read
 
 
 def test_lists_of_names_and_their_paths(tmp_path, monkeypatch):
@@ -344,7 +367,7 @@ def test_lists_of_names_and_their_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ('[evaluation]\ntasks = "lambada"', "expected an array of strings, got a string"),
+        ("[evaluation]\ntasks = 3", "expected an array of strings, got an integer"),
         ('[evaluation]\ntasks = ["lambada", 3]', "expected an array of strings, got one with an integer in it"),
         ('[evaluation]\ntask_data = ["lambada=x"]', "data for lambada, not among the tasks; add it there"),
         ('[checkpoint]\nbest_by = "loss"', 'expected "validation" or TASK/METRIC'),

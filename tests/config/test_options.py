@@ -16,15 +16,17 @@ class Every:
     kind: Literal["a", "b"] = option("a", help="a kind")
     plain: str = "no help"
     names: tuple[str, ...] = option((), help="some names")
+    shares: tuple[float, ...] = option((), help="some numbers", above=0)
 
 
 def test_a_field_becomes_a_spec():
     described = describe(Every)
-    assert list(described) == ["count", "rate", "kind", "plain", "names"]
+    assert list(described) == ["count", "rate", "kind", "plain", "names", "shares"]
     assert (described["rate"].type, described["rate"].optional) == (float, True)
     assert described["kind"].choices == ("a", "b")
     assert described["plain"].help == ""
     assert (described["names"].type, described["names"].optional) == (tuple, False)
+    assert (described["names"].scalar, described["shares"].scalar, described["rate"].scalar) == (str, float, float)
     assert Every() == Every(count=1, rate=None, kind="a")
 
 
@@ -36,6 +38,7 @@ def test_a_field_becomes_a_spec():
         ("kind", 'one of "a", "b"'),
         ("plain", "a string"),
         ("names", "an array of strings"),
+        ("shares", "an array of numbers"),
     ],
 )
 def test_expected_in_words(name, expected):

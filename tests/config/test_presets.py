@@ -11,6 +11,20 @@ SIZES = {
     "gpt3-2.7b": (32, 2560, 32, 2048, 2_651_553_280),
 }
 """Layers, hidden size, heads, positions; parameters as transformers counts GPT-2's, the closed form for GPT-3."""
+ENCODERS = {
+    "bert-tiny": (2, 128, 2, 4_433_468),
+    "bert-mini": (4, 256, 4, 11_267_900),
+    "bert-small": (4, 512, 8, 29_058_876),
+    "bert-medium": (8, 512, 8, 41_668_412),
+    "bert-base-phase1": (12, 768, 12, 110_106_428),
+    "bert-base-phase2": (12, 768, 12, 110_106_428),
+    "bert-large-phase1": (24, 1024, 16, 336_226_108),
+    "bert-large-phase2": (24, 1024, 16, 336_226_108),
+    "groupbert-base-phase1": (12, 768, 12, 160_842_044),
+    "groupbert-base-phase2": (12, 768, 12, 160_842_044),
+}
+"""Layers, hidden size, heads; parameters with BERT's vocabulary, as transformers counts those of BertForPreTraining."""
+TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -25,6 +39,31 @@ def test_published_shapes(name):
     assert model.effective_feed_forward_size == 4 * model.hidden_size
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_shapes_of_encoders(name):
+    recipe = load_recipe(name, require_data=False).recipe
+    model = recipe.model
+    assert (model.num_layers, model.hidden_size, model.num_heads, model.num_parameters(30522)) == ENCODERS[name]
+    assert (model.max_positions, model.vocab_size, recipe.objective.name) == (512, None, "mlm_nsp")
+    assert recipe.sequence_length == (512 if name.endswith("phase2") else 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "steps", "rate", "warmup"),
+    [
+        ("bert-base-phase1", 65536, 10500, 0.006, 0.28),
+        ("bert-base-phase2", 16384, 2038, 0.002828, 0.128),
+        ("groupbert-base-phase1", 65600, 10500, 0.012, 0.14),
+        ("groupbert-base-phase2", 16384, 2038, 0.01, 0.13),
+    ],
+)
+def test_phases_are_as_published(name, batch, steps, rate, warmup):
+    recipe = load_recipe(name, require_data=False).recipe
+    assert (recipe.training.global_batch_size, recipe.training.steps) == (batch, steps)
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate) == ("lamb", rate)
+    assert (recipe.schedule.warmup_fraction, recipe.model.layer_norm_epsilon) == (warmup, 1e-3)
+
+
 def test_gpt3_sees_its_tokens():
     recipe = load_recipe("gpt3-2.7b", require_data=False).recipe
     tokens_per_step = recipe.training.global_batch_size * recipe.sequence_length
@@ -37,22 +76,23 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     recipe = load_recipe("demo", ["--data.train", "corpus"]).recipe
     assert recipe.model.vocab_size is None
     assert recipe.model.num_parameters(4096) - recipe.model.num_parameters() == 4096 * recipe.model.hidden_size
-    assert recipe.data.train == str(tmp_path / "corpus")
+    assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, "demo"])
+@pytest.mark.parametrize("name", [*SIZES, *ENCODERS, *TUNED, "demo"])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
     assert caught.value.problems == [
-        "data.train = none (default): nothing to train on; give a token store, --data.train PATH, or --data.synthetic"
+        "data.train = [] (default): nothing to train on; give a token store, --data.train PATH, or --data.synthetic"
     ]
-    assert load_recipe(name, ["--data.synthetic", "--model.vocab-size", "64"]).recipe.data.synthetic
+    random = ["--data.synthetic", "--model.vocab-size", "64", "--training.steps", "2"]
+    assert load_recipe(name, random).recipe.data.synthetic
 
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, "demo"}
+    assert set(bundled) == {*SIZES, *ENCODERS, *TUNED, "demo"}
     for recipe in bundled.values():
         assert len(recipe.description) > 20
         assert not recipe.description.startswith("#")

@@ -41,6 +41,8 @@ def values_of(spec):
         values = st.floats(low, high, allow_infinity=False, allow_nan=False, **exclude)
     elif spec.type is bool:
         values = st.booleans()
+    elif spec.scalar is float and spec.type is tuple:
+        values = st.lists(st.floats(1e-6, 1e6)).map(tuple)
     elif spec.type is tuple:
         values = st.lists(TEXT.map(lambda text: os.path.normpath(f"/{text}"))).map(tuple)
     else:
@@ -64,9 +66,22 @@ def mended(recipe, draw):
     nested = recipe_to_dict(recipe)
     heads, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
     nested["model"] |= {"num_heads": heads, "hidden_size": heads * draw(st.integers(1, 64))}
+    if nested["model"]["family"] == "groupbert":
+        kernel = 2 * draw(st.integers(0, 9)) + 1
+        nested["model"] |= {"convolution_kernel": kernel, "convolution_group_size": heads}
+        nested["model"] |= {"feed_forward_groups": heads, "feed_forward_size": None}
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
-    nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": None}]))
+    nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
+    num_stores = len(nested["data"]["train"])
+    nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1))]))
     nested["model"]["vocab_size"] = nested["model"]["vocab_size"] or 7
+    if "warmup_steps" in nested["schedule"]:
+        nested["schedule"] |= draw(st.sampled_from([{"warmup_steps": 0}, {"warmup_fraction": None}]))
+    if "factors" in nested["schedule"]:
+        nested["schedule"]["factors"] = ("0=1", "7=0.5")
+    nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))
+    if nested["precision"]["loss_scale_by_step"]:
+        nested["precision"]["loss_scale_by_step"] = ("0=128", "7=64")
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
     length = draw(st.sampled_from([{"steps": 3}, {"tokens": 5}, {"epochs": 0.5}]))
     if "epochs" in length:
@@ -74,7 +89,33 @@ def mended(recipe, draw):
     nested["training"] |= {"steps": None, "tokens": None, "epochs": None} | length
     nested["checkpoint"] |= draw(st.sampled_from([{"best_by": "validation"}, {"best_by": "mine/accuracy"}]))
     nested["evaluation"]["tasks"] += ("mine",)
+    nested |= fitting_kind(nested)
     return recipe_from_dict(nested)
+
+
+def fitting_kind(nested):
+    """Sections that suit the family of the model."""
+    if nested["model"]["family"] == "gpt":
+        objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
+        return {"objective": objective, "data": nested["data"] | {"layout": "auto", "tokenizer": None}}
+    learned = nested["objective"]["name"]
+    head = learned if learned in ("classification", "span") else "pretraining"
+    counted = {} if head == "classification" else {"num_labels": None}
+    model = nested["model"] | {"head": head} | counted
+    if head != "pretraining":
+        nested["data"] |= {"synthetic": False, "weights": ()}
+        return fitting_encoder(nested, model, nested["objective"])
+    if nested["data"]["synthetic"]:
+        nested["data"] |= {"tokenizer": None}
+    pairs = nested["objective"]["name"] == "mlm_nsp" and nested["model"]["family"] != "roberta"
+    objective = nested["objective"] if pairs or nested["objective"]["name"] == "mlm" else {"name": "mlm"}
+    return fitting_encoder(nested, model, objective)
+
+
+def fitting_encoder(nested, model, objective):
+    tracking = nested["tracking"] | {"sample_every_steps": None}
+    data = nested["data"] | {"document_mask": False}
+    return {"model": model, "objective": objective, "data": data, "tracking": tracking}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

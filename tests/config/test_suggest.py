@@ -1,4 +1,9 @@
-from hornbook.config.suggest import did_you_mean, nearest
+import pytest
+
+from hornbook.config import load_recipe
+from hornbook.config.build import SECTIONS, specs
+from hornbook.config.suggest import _USUAL, did_you_mean, nearest
+from hornbook.errors import RecipeError
 
 
 def test_nearest():
@@ -6,3 +11,51 @@ def test_nearest():
     assert nearest("zzz", ["learning_rate", "beta1"]) is None
     assert did_you_mean("bta1", ["learning_rate", "beta1"]) == '; did you mean "beta1"?'
     assert did_you_mean("zzz", []) == ""
+
+
+def test_what_others_call_it_comes_before_what_looks_alike():
+    assert nearest("lr", ["clip_norm", "learning_rate"]) == "learning_rate"
+    assert nearest("n_layer", ["num_layers", "n_layers_of_cake"]) == "num_layers"
+    assert nearest("model.lr", ["schedule.lr_x", "optimizer.learning_rate"]) == "optimizer.learning_rate"
+    assert nearest("evaluation.eval_every", ["checkpoint.every_steps", "evaluation.every_steps"]).startswith("eval")
+
+
+def test_usual_names_stand_for_options_and_are_none():
+    known = {name for section in SECTIONS for name in specs(section)}
+    assert set(_USUAL) <= known
+    assert [word for words in _USUAL.values() for word in words.split() if word in _USUAL] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("optimizer.wd", "optimizer.weight_decay"),
+        ("optimizer.eps", "optimizer.epsilon"),
+        ("optimizer.betas", "optimizer.beta1"),
+        ("optimizer.grad_clip", "optimizer.clip_norm"),
+        ("training.lr", "optimizer.learning_rate"),
+        ("training.batch_size", "training.global_batch_size"),
+        ("optimizer.batch_size", "training.global_batch_size"),
+        ("training.max_steps", "training.steps"),
+        ("schedule.warmup", "schedule.warmup_steps"),
+        ("training.warmup", "schedule.warmup_steps"),
+        ("schedule.warmup_ratio", "schedule.warmup_fraction"),
+        ("model.n_layer", "model.num_layers"),
+        ("model.n_head", "model.num_heads"),
+        ("model.n_embd", "model.hidden_size"),
+        ("model.d_model", "model.hidden_size"),
+        ("model.hidden_dim", "model.hidden_size"),
+        ("data.ctx_len", "data.sequence_length"),
+        ("data.seq_len", "data.sequence_length"),
+        ("data.block_size", "data.sequence_length"),
+        ("model.block_size", "model.max_positions"),
+        ("optimizer.lerning_rate", "optimizer.learning_rate"),
+        ("training.dtype", "precision.compute"),
+    ],
+)
+def test_a_recipe_suggests_what_was_meant(written, meant):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("demo", ["--data.synthetic", "--model.vocab-size=99", f"--{written}=1"])
+    (problem,) = caught.value.problems
+    assert problem.endswith(f': unknown key; did you mean "{meant}"?')

@@ -8,7 +8,7 @@ from hornbook.config.options import Bounds, Spec
 from hornbook.config.values import Mistake, absolute, absolute_entry, convert, parse_text, show, split_entry
 
 
-def spec(kind, *, optional=False, choices=(), path=False, **bounds):
+def spec(kind, *, optional=False, choices=(), path=False, entry=str, **bounds):
     return Spec(
         name="x",
         type=kind,
@@ -18,7 +18,11 @@ def spec(kind, *, optional=False, choices=(), path=False, **bounds):
         help="",
         bounds=Bounds(**bounds),
         path=path,
+        entry=entry,
     )
+
+
+NUMBERS = spec(tuple, entry=float, above=0)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +105,46 @@ def test_values_of_a_file(value, kind, expected):
         (3, str),
         ([], str),
         ({}, int),
-        ("a,b", tuple),
+        (3, tuple),
         (["a", 1], tuple),
     ],
 )
 def test_a_file_is_not_guessed_at(value, kind):
     with pytest.raises(Mistake, match=r"expected .*, got "):
         convert(value, spec(kind))
+
+
+@pytest.mark.parametrize(
+    ("value", "entries"), [(["a", "b"], ("a", "b")), ("a,b", ("a,b",)), ([], ()), ("none", ()), (None, ())]
+)
+def test_a_list_of_one_may_stand_without_brackets(value, entries):
+    assert convert(value, spec(tuple)) == entries
+
+
+@pytest.mark.parametrize(
+    ("value", "entries"), [([0.7, 3], (0.7, 3.0)), (1, (1.0,)), ("0.7,3e-1", (0.7, 0.3)), ("2", (2.0,)), ("none", ())]
+)
+def test_a_list_of_numbers(value, entries):
+    converted = convert(parse_text(value, NUMBERS) if isinstance(value, str) else value, NUMBERS)
+    assert converted == entries
+    assert all(type(entry) is float for entry in converted)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([0.7, "a"], "expected an array of numbers, got one with a string in it"),
+        ([0.7, True], "expected an array of numbers, got one with a boolean in it"),
+        ([[0.7]], "expected an array of numbers, got one with an array in it"),
+        ("a", "expected an array of numbers, got a string"),
+        ([0.7, 0], "must be above 0"),
+        ([math.inf], "expected a finite number"),
+    ],
+)
+def test_a_list_of_numbers_that_is_wrong(value, message):
+    with pytest.raises(Mistake) as caught:
+        convert(value, NUMBERS)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("value", [pytest.param(10**5000, id="10**5000"), -(2**63) - 1])

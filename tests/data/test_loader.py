@@ -7,8 +7,9 @@ import pytest
 import torch
 from in_memory import InMemoryTokens, numbered
 
+from hornbook.data.batches import HeldOutWindows, WindowBatches, token_keys
 from hornbook.data.examples import EvaluationWindows, Windows
-from hornbook.data.loader import Loader, evaluation_batches, micro_batch_samples, token_keys
+from hornbook.data.loader import Loader, evaluation_batches, micro_batch_samples
 from hornbook.errors import DataError, StorageError, UserError
 
 WORLD_SIZES = (1, 2, 3, 4, 6, 8)
@@ -24,10 +25,9 @@ def make_loader(windows=WINDOWS, **options):
         "rank": 0,
         "world_size": 1,
         "start_sample": 0,
-        "seed": SEED,
-        "document_mask": False,
     }
-    return Loader(windows, **(defaults | options))
+    maker = WindowBatches(windows, seed=SEED, document_mask=options.pop("document_mask", False))
+    return Loader(maker, **(defaults | options))
 
 
 def samples_of(steps, world_size, start_sample, prefetch):
@@ -217,8 +217,9 @@ def test_the_source_is_read_while_the_consumer_works():
 
 
 def evaluation(**options):
-    defaults = {"micro_batch_size": 2, "rank": 0, "world_size": 1, "document_mask": False}
-    return list(evaluation_batches(EVALUATION, **(defaults | options)))
+    defaults = {"micro_batch_size": 2, "rank": 0, "world_size": 1}
+    held_out = HeldOutWindows(EVALUATION, document_mask=options.pop("document_mask", False))
+    return list(evaluation_batches(held_out, **(defaults | options)))
 
 
 EVALUATION = EvaluationWindows(numbered(num_documents=6, mean=20), 7, score_end_of_text=True)
@@ -272,7 +273,7 @@ def test_pinning_is_asked_of_torch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     with make_loader(pin_memory=True, prefetch=0) as loader:
         next(loader)
-    assert len(pinned) == 4  # tokens, targets, positions and keys of the whole step
+    assert len(pinned) == 4 * GLOBAL_BATCH_SIZE  # tokens, targets, positions and keys of each micro-batch
     with make_loader(prefetch=0) as loader:
         next(loader)
-    assert len(pinned) == 4
+    assert len(pinned) == 4 * GLOBAL_BATCH_SIZE

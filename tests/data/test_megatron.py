@@ -132,7 +132,7 @@ def test_smallest_dtype():
 
 def test_joining(tmp_path):
     documents = [[[[1, 2]], [[3], [4, 5]]], [], [[[6]], []], [[[7, 8, 9]]]]
-    parts = [IndexedFile.open(write(tmp_path / f"part{n}", part)) for n, part in enumerate(documents)]
+    parts = [write(tmp_path / f"part{n}", part) for n, part in enumerate(documents)]
     written = join_indexed(parts, tmp_path / "joined")
     write(tmp_path / "whole", [document for part in documents for document in part])
     for joined, whole, file in zip(

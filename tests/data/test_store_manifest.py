@@ -29,6 +29,17 @@ def test_round_trip(tmp_path):
     assert Manifest.read(tmp_path) == FACTS
 
 
+def test_a_manifest_from_before_there_were_sentences_has_documents(tmp_path):
+    (tmp_path / MANIFEST).write_text(json.dumps(without("sequences")))
+    assert Manifest.read(tmp_path) == FACTS
+
+
+def test_a_store_for_bert_has_sentences_and_no_end_of_text(tmp_path):
+    facts = replace(FACTS, end_of_text="absent", end_of_text_id=None, sequences="sentences")
+    (tmp_path / MANIFEST).write_bytes(facts.to_bytes())
+    assert Manifest.read(tmp_path) == facts
+
+
 def without(name):
     values = json.loads(FACTS.to_bytes())
     del values[name]
@@ -48,12 +59,15 @@ FILES = json.loads(FACTS.to_bytes())["files"]
         ([], "version 1"),
         (changed(format="another"), "version 1"),
         (changed(format_version=2), "version 1"),
-        *((without(name), name) for name in json.loads(FACTS.to_bytes()) if not name.startswith("format")),
+        *((without(name), name) for name in json.loads(FACTS.to_bytes()) if not name.startswith(("format", "sequ"))),
         (changed(num_tokens=-1), "num_tokens"),
         (changed(num_tokens=True), "num_tokens"),
         (changed(num_tokens=1.5), "num_tokens"),
         (changed(dtype=None), "dtype"),
-        (changed(end_of_text="absent"), "end_of_text"),
+        (changed(end_of_text="absent"), "null if absent"),
+        (changed(end_of_text="missing"), "stored, inserted or absent"),
+        (changed(end_of_text_id=None), "end_of_text_id"),
+        (changed(sequences="words"), "documents or sentences"),
         (changed(sources=["a", 1]), "a source"),
         (changed(sources={}), "sources"),
         (changed(files={}), "tokens.bin"),

@@ -16,7 +16,9 @@ from tiny_mirror import serve
 from tiny_wiki import tiny_dump
 
 README = ROOT / "README.md"
-GUIDES = [ROOT / "docs" / f"{name}.md" for name in ("corpora", "runs-and-checkpoints", "evaluation", "recipes")]
+GUIDES = [
+    ROOT / "docs" / f"{name}.md" for name in ("corpora", "encoders", "runs-and-checkpoints", "evaluation", "recipes")
+]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
@@ -66,6 +68,15 @@ def test_the_guides(shell: Shell, page: Path) -> None:
             f"hornbook train demo --data.train corpora/mine --training.steps 2 --schedule.warmup-steps 1 "
             f"--output runs/{name}"
         )
+    shell.run("hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 300 --output tokenizers/bert")
+    shell.run(
+        "hornbook corpus build my-texts/ --tokenizer tokenizers/bert --sequences lines --validation 0.1 "
+        "--output corpora/bert"
+    )
+    shell.run(
+        "hornbook train bert-tiny --data.train corpora/bert --objective.name mlm --training.steps 1 "
+        "--training.global-batch-size 8 --training.micro-batch-size 8 --output runs/bert"
+    )
     for command in commands_of(page):
         run(shell, command)
 

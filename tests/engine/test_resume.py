@@ -13,6 +13,7 @@ import tiny_runs
 from hornbook import checkpoint
 from hornbook.errors import CheckpointError, DivergedError, StoppedBySignal, StorageError, UserError
 from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
+from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
 
 VARIANTS = {
     "fp32": (),
@@ -22,9 +23,17 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+ENCODERS = {f"{family}, {layout}": (family, layout) for family, layout in zip(FAMILIES, LAYOUTS, strict=True)}
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS, *ENCODERS], ids=str)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
-    folder, overrides = tmp_path_factory.mktemp("whole"), VARIANTS[request.param]
+    folder, name = tmp_path_factory.mktemp("whole"), request.param
+    if name in VARIANTS:
+        overrides = VARIANTS[name]
+    else:
+        family, layout = ENCODERS[name]
+        overrides = (*encoder(family), *on_corpus(build_sentences(folder / "corpus")), f"--data.layout={layout}")
     tiny_runs.run_tiny(folder, *overrides)
     return folder, overrides
 

@@ -36,6 +36,24 @@ def test_vectors_are_not_decayed_and_what_has_no_gradient_has_no_slot():
         assert decayed[parameter.data_ptr()] is (not name.endswith("bias") and "norm" not in name), name
 
 
+def test_slots_know_roles_and_stacked_parts():
+    state = tiny_state()
+    for _, parameter in state.model.own_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    names = {parameter.data_ptr(): name for name, parameter in state.model.own_parameters()}
+    slots = {names[slot.parameter.data_ptr()]: slot for slot in state.slots()}
+    attention = "blocks.0.attention"
+    found = {name: (slots[name].role, slots[name].num_parts) for name in slots if name.startswith(attention)}
+    assert found == {
+        f"{attention}.qkv_weight": ("matrix", 3),
+        f"{attention}.qkv_bias": ("bias", 3),
+        f"{attention}.out.weight": ("matrix", 1),
+        f"{attention}.out.bias": ("bias", 1),
+        f"{attention}_norm.weight": ("norm", 1),
+        f"{attention}_norm.bias": ("bias", 1),
+    }
+
+
 def test_tensors_have_logical_shapes_and_no_second_table():
     files = tiny_state().to_tensors()
     assert set(files) == {"model", "optimizer"}

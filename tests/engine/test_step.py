@@ -172,13 +172,26 @@ def test_clipping_is_by_the_norm_of_the_recipe(clip_norm):
     assert norm == pytest.approx(0.01 if clip_norm == 0.01 else result.gradient_norm, rel=1e-4)
 
 
+def test_clipping_can_be_of_each_tensor():
+    state, _ = run(1, trainer=tiny_trainer(clip_norm=0.01, clip_scope="per_tensor"))
+    norms = [float((moments["exp_avg"] / 0.1).norm()) for moments in state.moments.values()]
+    assert max(norms) == pytest.approx(0.01, rel=1e-4)
+    assert sum(norm == pytest.approx(0.01, rel=1e-4) for norm in norms) > 5
+
+
 def test_a_batch_that_scores_nothing_changes_weights_by_decay_alone():
     state = tiny_state()
     batch = random_batch(2, 8, unscored=1.0)
     before = snapshot(state)
     result = train_step(state, [batch], tiny_trainer(learning_rate=0.01))
     assert result == StepResult(
-        loss=0.0, terms={"causal_lm": 0.0}, gradient_norm=0.0, learning_rate=0.01, num_tokens=0, skipped=False
+        loss=0.0,
+        terms={"causal_lm": 0.0},
+        gradient_norm=0.0,
+        learning_rate=0.01,
+        num_tokens=0,
+        padding=0.0,
+        skipped=False,
     )
     for name, parameter in state.model.own_parameters():
         factor = 1 - 0.01 * 0.1 if parameter.dim() > 1 else 1.0
@@ -229,4 +242,4 @@ def test_step_reports_every_term_and_their_weighted_sum():
         "second": pytest.approx(float(x_BTD.square().sum()), rel=1e-4),
     }
     assert result.loss == pytest.approx(result.terms["first"] + 0.25 * result.terms["second"])
-    assert result.num_tokens == 6
+    assert result.num_tokens == 16

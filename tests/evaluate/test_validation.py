@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from hornbook.data.batches import HeldOutWindows
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
 from hornbook.data.synthetic import SyntheticTokens
 from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
+from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
 from tiny import randomize, tiny_model
 
@@ -36,6 +38,10 @@ def make_windows(score_end_of_text: bool = False) -> EvaluationWindows:
     return EvaluationWindows(SOURCE, 8, score_end_of_text=score_end_of_text)
 
 
+def measure(model, windows, *, document_mask: bool = False, **options):
+    return validate(model, HeldOutWindows(windows, document_mask=document_mask), CausalLM(), **options)
+
+
 def naive(model, windows, indices, *, document_mask: bool = False) -> tuple[float, int]:
     """Sum in nats and number of the scored targets, a window at a time, all logits at once."""
     model.eval()
@@ -60,7 +66,7 @@ def naive(model, windows, indices, *, document_mask: bool = False) -> tuple[floa
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 64])
 def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text, document_mask):
     windows = make_windows(score_end_of_text)
-    result = validate(
+    result = measure(
         model,
         windows,
         world=World(),
@@ -76,7 +82,7 @@ def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text
 
 def test_document_mask_matters(model):
     plain, masked = (
-        validate(model, make_windows(), world=World(), micro_batch_size=4, document_mask=mask) for mask in (False, True)
+        measure(model, make_windows(), world=World(), micro_batch_size=4, document_mask=mask) for mask in (False, True)
     )
     assert plain.tokens == masked.tokens
     assert plain.loss != masked.loss
@@ -85,15 +91,15 @@ def test_document_mask_matters(model):
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_share_the_windows(model, size):
     windows = make_windows()
-    whole = validate(model, windows, world=World(), micro_batch_size=2)
-    parts = [validate(model, windows, world=Share(rank, size), micro_batch_size=2) for rank in range(size)]
+    whole = measure(model, windows, world=World(), micro_batch_size=2)
+    parts = [measure(model, windows, world=Share(rank, size), micro_batch_size=2) for rank in range(size)]
     assert sum(part.tokens for part in parts) == whole.tokens
     assert sum(part.loss * part.tokens for part in parts) == pytest.approx(whole.loss * whole.tokens, rel=1e-6)
 
 
 def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
     windows = make_windows()
-    result = validate(model, windows, world=World(), micro_batch_size=2, max_windows=3, num_bytes=123)
+    result = measure(model, windows, world=World(), micro_batch_size=2, max_windows=3, num_bytes=123)
     nats, count = naive(model, windows, [index * windows.num_windows // 3 for index in range(3)])
     assert (result.tokens, result.bits_per_byte) == (count, None)
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
@@ -101,24 +107,24 @@ def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
 
 def test_more_windows_than_there_are_is_all_of_them(model):
     windows = make_windows()
-    whole = validate(model, windows, world=World(), micro_batch_size=2, num_bytes=123)
-    assert validate(model, windows, world=World(), micro_batch_size=2, max_windows=999, num_bytes=123) == whole
+    whole = measure(model, windows, world=World(), micro_batch_size=2, num_bytes=123)
+    assert measure(model, windows, world=World(), micro_batch_size=2, max_windows=999, num_bytes=123) == whole
 
 
 def test_bits_need_bytes(model):
-    assert validate(model, make_windows(), world=World(), micro_batch_size=2).bits_per_byte is None
+    assert measure(model, make_windows(), world=World(), micro_batch_size=2).bits_per_byte is None
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_model_keeps_its_mode_and_gets_no_gradients(model, training):
     model.train(training)
-    first = validate(model, make_windows(), world=World(), micro_batch_size=2)
+    first = measure(model, make_windows(), world=World(), micro_batch_size=2)
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert validate(model, make_windows(), world=World(), micro_batch_size=2) == first
+    assert measure(model, make_windows(), world=World(), micro_batch_size=2) == first
 
 
 def test_a_token_that_the_model_lacks_is_refused_in_one_line() -> None:
     windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
     with pytest.raises(DataError, match=r"the data hold token \d+, but model\.vocab_size is 70"):
-        validate(tiny_model(), windows, world=World(), micro_batch_size=1)
+        measure(tiny_model(), windows, world=World(), micro_batch_size=1)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from hornbook.data.examples import NOT_SCORED
 from hornbook.model import linear_cross_entropy as module
-from hornbook.model.linear_cross_entropy import linear_cross_entropy, token_losses
+from hornbook.model.linear_cross_entropy import counted_cross_entropy, linear_cross_entropy, token_losses
 
 
 def example(num_tokens=20, hidden=8, vocab_size=13, rows=16, unscored=0.3, seed=0, dtype=torch.float32):
@@ -156,3 +156,40 @@ def test_non_finite_states_reach_the_loss(bad):
     loss.backward()
     assert not torch.isfinite(loss)
     assert not torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("chunk", [3, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
+    monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+    x, weight, targets = example(dtype=dtype)
+    bias = torch.randn(13, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    double = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    scores = (double[0] @ double[1].t())[:, :13] + double[2]
+    expected = functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
+    expected.backward()
+    total, num_correct = counted_cross_entropy(x, weight, targets, 13, bias)
+    total.backward()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    assert_near(total.detach(), expected.detach(), tolerance)
+    for tensor, reference_ in zip((x, weight, bias), double, strict=True):
+        assert_near(tensor.grad, reference_.grad, tolerance)
+    assert (weight.grad[13:] == 0).all()
+    if dtype == torch.float32:
+        assert num_correct == (scores.argmax(1) == targets).sum()
+    assert not num_correct.requires_grad
+    with torch.no_grad():
+        again, num_again = counted_cross_entropy(x, weight, targets, 13, bias)
+    torch.testing.assert_close(again, total.detach())
+    assert num_again == num_correct
+    assert_near(token_losses(x, weight, targets, 13, bias).sum(), expected.detach(), tolerance)
+
+
+def test_nothing_to_predict():
+    x, weight, targets = example()
+    total, num_correct = counted_cross_entropy(x[:0], weight, targets[:0], 13)
+    total.backward()
+    assert (float(total.detach()), float(num_correct)) == (0.0, 0.0)
+    assert not weight.grad.any()
+    unscored = torch.full_like(targets, NOT_SCORED)
+    assert [float(value.detach()) for value in counted_cross_entropy(x, weight, unscored, 13)] == [0.0, 0.0]

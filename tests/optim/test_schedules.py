@@ -6,9 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.config import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.config import (
+    ByStepConfig,
+    ConstantConfig,
+    CosineConfig,
+    LinearConfig,
+    NaturalExponentialConfig,
+    PolynomialConfig,
+)
 from hornbook.errors import UserError
-from hornbook.optim.schedules import build_schedule, constant, cosine, linear
+from hornbook.optim.schedules import (
+    build_schedule,
+    constant,
+    cosine,
+    linear,
+    natural_exponential,
+    polynomial,
+    warmup_steps_of,
+)
 
 # 4 steps of warm-up and 8 of decay: the last point is the first update that is not made.
 DECAY = {"num_steps": 12, "warmup_steps": 4, "final_fraction": 0.1}
@@ -40,6 +55,90 @@ def test_linear(step, factor):
 )
 def test_cosine(step, factor):
     assert cosine(step, **DECAY) == pytest.approx(factor, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [
+        (0, math.sqrt(1 / 4)),
+        (1, math.sqrt(2 / 4)),
+        (3, 1.0),
+        (4, 1.0),
+        (6, 0.1 + 0.9 * (6 / 8) ** 2),
+        (8, 0.1 + 0.9 * (4 / 8) ** 2),
+        (11, 0.1 + 0.9 * (1 / 8) ** 2),
+        (12, 0.1),
+    ],
+)
+def test_polynomial(step, factor):
+    powers = {"warmup_power": 0.5, "decay_power": 2.0, "decay_steps": None}
+    assert polynomial(step, **DECAY, **powers) == pytest.approx(factor, abs=1e-15)
+
+
+@given(step=st.integers(0, 20))
+def test_polynomial_of_power_one_is_linear(step):
+    powers = {"warmup_power": 1.0, "decay_power": 1.0, "decay_steps": None}
+    assert polynomial(step, **DECAY, **powers) == pytest.approx(linear(step, **DECAY), abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0.5), (1, 1.0), (2, 1.0), (6, 1.0), (7, math.exp(-0.3)), (11, math.exp(-0.3)), (22, math.exp(-1.2))],
+)
+def test_natural_exponential(step, factor):
+    assert natural_exponential(step, warmup_steps=2, stair_steps=5, stair_decay=0.3) == factor
+
+
+@pytest.mark.parametrize(("step", "factor"), [(0, 0.5), (9, 0.5), (10, 1.0), (99, 1.0), (100, 0.25), (10**9, 0.25)])
+def test_by_step(step, factor):
+    schedule = build_schedule(ByStepConfig(factors=("100=0.25", "0=0.5", "10=1")), num_steps=7)
+    assert schedule(step) == factor
+
+
+def rates(config, num_steps: int, peak: float, *steps: int) -> list[float]:
+    schedule = build_schedule(config, num_steps)
+    return [peak * schedule(step) for step in steps]
+
+
+def test_the_schedules_that_the_old_systems_shipped():
+    """Where these began with a rate of 0, ours is one update earlier on the way up."""
+    bert_large = LinearConfig(warmup_steps=2000)  # system E, phase 1, a table of every 16th step
+    assert rates(bert_large, 7038, 0.006, 1998, 1999, 7008) == pytest.approx([5.997e-3, 6e-3, 3.57e-5], rel=1e-3)
+    table = ByStepConfig(factors=("0=1e-7", "2000=.005997", "7008=3.57e-5"))
+    assert rates(table, 7264, 1.0, 1999, 2000, 7007, 7008, 7263) == [1e-7, 0.005997, 0.005997, 3.57e-5, 3.57e-5]
+    tiny = NaturalExponentialConfig(warmup_steps=128, stair_steps=512, stair_decay=0.051)  # system E
+    expected = [2e-4, 4e-4, 4e-4, 4e-4 * math.exp(-0.051), 4e-4 * math.exp(-0.102)]
+    assert rates(tiny, 10**4, 4e-4, 63, 127, 639, 640, 1152) == pytest.approx(expected, rel=1e-12)
+
+
+def test_groupberts_square_root_warmup():
+    """System C, phase 1: 1470 of 10500 steps up to .012, then straight down to 1e-7."""
+    config = PolynomialConfig(warmup_fraction=0.14, warmup_power=0.5, final_fraction=1e-7 / 0.012)
+    halfway = (0.012 + 1e-7) / 2
+    expected = [0.012 * math.sqrt(1 / 1470), 0.006, 0.012, halfway, 1e-7]
+    found = rates(config, 10500, 0.012, 0, 1470 // 4 - 1, 1469, (1470 + 10500) // 2, 10500)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_square_root_decay_to_a_minimum():
+    """System A: min + (peak - min) · (1 - progress) ** 0.5 over the cool-down, then the minimum."""
+    config = PolynomialConfig(warmup_steps=1000, decay_power=0.5, decay_steps=10_000, final_fraction=0.04)
+    expected = [2e-4, 8e-6 + 1.92e-4 * math.sqrt(0.75), 8e-6 + 1.92e-4 * math.sqrt(0.25), 8e-6, 8e-6]
+    assert rates(config, 10**6, 2e-4, 1000, 3500, 8500, 11_000, 900_000) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "num_steps", "warmup_steps"),
+    [(0.28, 10500, 2940), (0.14, 10500, 1470), (0.13, 2038, 265), (0.128, 2038, 261), (0.0, 9, 0), (1.0, 9, 9)],
+)
+def test_a_warmup_given_as_a_fraction(fraction, num_steps, warmup_steps):
+    """Of the decimal number, rounded up: 0.28 * 10500 is more than 2940 in floats."""
+    for kind in (ConstantConfig, LinearConfig, CosineConfig, PolynomialConfig, NaturalExponentialConfig):
+        config = kind(warmup_fraction=fraction)
+        assert warmup_steps_of(config, num_steps) == warmup_steps
+        schedule = build_schedule(config, num_steps)
+        same = build_schedule(kind(warmup_steps=warmup_steps), num_steps)
+        assert [schedule(step) for step in range(0, num_steps, 7)] == [same(step) for step in range(0, num_steps, 7)]
 
 
 def test_the_example_of_the_module():

@@ -1,123 +1,161 @@
-"""AdamW and clipping against their equations in float64."""
-
-import math
+"""Every optimizer against its formula in float64, and against torch's own where torch has it."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_updates import SHAPES, Plain, give_gradients, make_slots
 
-from hornbook.config import AdamWConfig
-from hornbook.optim.updates import Slot, adamw, build_update, clip_by_global_norm
+from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
+from hornbook.optim.adam import adamw
+from hornbook.optim.slots import Slot
+from hornbook.optim.updates import build_update
 
-SHAPES = [(3, 5), (7,), (1,), (2, 3, 4), (33, 17)]
+CONFIGS = [
+    AdamWConfig(),
+    AdamWConfig(weight_decay=0.0),
+    AdamWConfig(beta1=0.0, beta2=0.999, epsilon=1e-3),
+    AdamWConfig(beta1=0.95, beta2=0.5, weight_decay=1.0),
+    AdamWConfig(bias_correction=False, epsilon=1e-6),
+    AdamConfig(),
+    AdamConfig(weight_decay=0.3),
+    AdamConfig(weight_decay=0.3, bias_correction=False, epsilon=1e-2),
+    SGDConfig(),
+    SGDConfig(weight_decay=0.3),
+    MomentumConfig(momentum=0.984375),
+    MomentumConfig(weight_decay=0.3, nesterov=True),
+    LambConfig(),
+    LambConfig(bias_correction=False),
+    LambConfig(split_qkv=False),
+    LambConfig(weight_norm_cap=2.0),
+    LambConfig(exempt_vectors=False, weight_decay=0.3, epsilon=1e-4),
+    LambConfig(weight_decay=0.0),
+]
+one_of_each = pytest.mark.parametrize(
+    "config", [AdamWConfig(), AdamConfig(), SGDConfig(), MomentumConfig(), LambConfig()], ids=lambda config: config.name
+)
 
 
-def make_slots(seed: int = 0, decay: bool | None = None) -> list[Slot]:
-    """Fresh slots of several shapes; matrices are decayed unless ``decay`` says otherwise for all."""
-    draws = torch.Generator().manual_seed(seed)
-    return [
-        Slot(
-            parameter=torch.randn(shape, generator=draws),
-            gradient=torch.randn(shape, generator=draws),
-            state={"exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)},
-            decay=len(shape) > 1 if decay is None else decay,
-        )
-        for shape in SHAPES
-    ]
+def train(config, slots: list[Slot], num_steps: int = 7, rate: float = 0.1) -> None:
+    update = build_update(config)
+    for count in range(1, num_steps + 1):
+        give_gradients(slots, count)
+        update.apply(slots, rate / count, count)
 
 
-def gradients_of(step: int) -> list[torch.Tensor]:
-    draws = torch.Generator().manual_seed(1000 + step)
-    return [torch.randn(shape, generator=draws) * 10.0 ** (step % 3 - 1) for shape in SHAPES]
-
-
-class Reference:
-    """The equations of the docstring, in float64."""
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self.w, self.m, self.v = parameter.double(), 0.0, 0.0
-
-    def update(self, gradient: torch.Tensor, config: AdamWConfig, rate: float, count: int, decay: float) -> None:
-        g = gradient.double()
-        self.w = self.w - rate * decay * self.w
-        self.m = config.beta1 * self.m + (1 - config.beta1) * g
-        self.v = config.beta2 * self.v + (1 - config.beta2) * g**2
-        m, v = self.m / (1 - config.beta1**count), self.v / (1 - config.beta2**count)
-        self.w = self.w - rate * m / (v.sqrt() + config.epsilon)
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_several_steps_equal_the_formula(config):
+    update = build_update(config)
+    slots = make_slots(update.state_names)
+    plain = [Plain(slot) for slot in slots]
+    for count in range(1, 8):
+        give_gradients(slots, count)
+        for reference in plain:
+            reference.update(config, 0.1 / count, count)
+        update.apply(slots, 0.1 / count, count)
+        for slot, reference in zip(slots, plain, strict=True):
+            torch.testing.assert_close(slot.parameter.double(), reference.w, rtol=2e-5, atol=2e-6)
+            states = {"exp_avg": reference.m, "exp_avg_sq": reference.v, "momentum": reference.b}
+            for name, tensor in slot.state.items():
+                torch.testing.assert_close(tensor.double(), states[name], rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "make"),
     [
-        AdamWConfig(),
-        AdamWConfig(weight_decay=0.0),
-        AdamWConfig(beta1=0.0, beta2=0.999, epsilon=1e-3),
-        AdamWConfig(beta1=0.95, beta2=0.5, weight_decay=1.0),
+        (AdamWConfig(), lambda groups: torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)),
+        (AdamConfig(weight_decay=0.1), lambda groups: torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8)),
+        (SGDConfig(weight_decay=0.1), torch.optim.SGD),
+        (MomentumConfig(weight_decay=0.1), lambda groups: torch.optim.SGD(groups, momentum=0.9)),
+        (
+            MomentumConfig(weight_decay=0.1, nesterov=True),
+            lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
+        ),
     ],
+    ids=lambda config: getattr(config, "name", ""),
 )
-def test_several_steps_equal_the_equations(config):
-    slots = make_slots()
-    references = [Reference(slot.parameter) for slot in slots]
+def test_torchs_own_optimizers_do_the_same(config, make):
+    slots, twins = make_slots(build_update(config).state_names), make_slots(())
+    groups = [
+        {"params": [slot.parameter for slot in twins if slot.decay is decay], "weight_decay": 0.1 * decay, "lr": 0.1}
+        for decay in (True, False)
+    ]
+    optimizer = make(groups)
+    train(config, slots)
     for count in range(1, 8):
-        rate = 0.1 / count
-        for slot, gradient, reference in zip(slots, gradients_of(count), references, strict=True):
-            slot.gradient.copy_(gradient)
-            reference.update(gradient, config, rate, count, config.weight_decay if slot.decay else 0.0)
-        adamw(slots, config, learning_rate=rate, count=count)
-        for slot, reference in zip(slots, references, strict=True):
-            torch.testing.assert_close(slot.parameter.double(), reference.w, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(slot.state["exp_avg"].double(), reference.m, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(slot.state["exp_avg_sq"].double(), reference.v, rtol=1e-5, atol=1e-6)
+        give_gradients(twins, count)
+        for twin in twins:
+            twin.parameter.grad = twin.gradient.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / count
+        optimizer.step()
+    for slot, twin in zip(slots, twins, strict=True):
+        torch.testing.assert_close(slot.parameter, twin.parameter, rtol=1e-5, atol=1e-6)
 
 
-def test_first_update_has_the_size_of_the_rate():
+@pytest.mark.parametrize("config", [AdamWConfig(epsilon=1e-12), AdamConfig(epsilon=1e-12)])
+def test_first_update_has_the_size_of_the_rate(config):
     """Bias correction: whatever the gradient's size, the first step is rate · sign(gradient)."""
     for size in (1e-4, 1.0, 1e4):
-        slot = make_slots(decay=False)[0]
+        slot = make_slots()[2]
         before = slot.parameter.clone()
         slot.gradient.mul_(size)
-        adamw([slot], AdamWConfig(epsilon=1e-12), learning_rate=0.01, count=1)
+        build_update(config).apply([slot], 0.01, 1)
         torch.testing.assert_close(before - slot.parameter, 0.01 * slot.gradient.sign(), rtol=1e-3, atol=1e-7)
 
 
-def test_decay_is_decoupled_and_for_marked_slots_only():
-    """With zero gradients nothing moves but what decays."""
-    config = AdamWConfig(weight_decay=0.5)
-    for decay, factor in ((True, 0.95), (False, 1.0)):
-        slots = make_slots(decay=decay)
-        before = [slot.parameter.clone() for slot in slots]
-        for slot in slots:
-            slot.gradient.zero_()
-        adamw(slots, config, learning_rate=0.1, count=1)
-        for slot, old in zip(slots, before, strict=True):
-            torch.testing.assert_close(slot.parameter, old * factor)
+@pytest.mark.parametrize("count", [1, 100])
+def test_without_bias_correction_the_number_of_the_update_is_nothing(count):
+    slot = make_slots()[2]
+    before = slot.parameter.clone()
+    build_update(AdamWConfig(bias_correction=False, beta2=0.99, epsilon=1e-12)).apply([slot], 0.01, count)
+    torch.testing.assert_close(before - slot.parameter, 0.01 * slot.gradient.sign(), rtol=1e-3, atol=1e-7)
 
 
-@settings(max_examples=20, deadline=None)
+@one_of_each
+def test_with_zero_gradients_nothing_moves_but_what_decays(config):
+    slots = make_slots(build_update(config).state_names)
+    before = [slot.parameter.clone() for slot in slots]
+    for slot in slots:
+        slot.gradient.zero_()
+    build_update(config).apply(slots, 0.1, 1)
+    for slot, old in zip(slots, before, strict=True):
+        factor = {"adamw": 1 - 0.1 * 0.1, "lamb": 1 - 0.1}.get(config.name, 1.0) if slot.role == "matrix" else 1.0
+        torch.testing.assert_close(slot.parameter, old * factor)
+
+
+@one_of_each
+def test_all_zero_stays_zero(config):
+    slots = make_slots(build_update(config).state_names)
+    for slot in slots:
+        slot.parameter.zero_()
+        slot.gradient.zero_()
+    build_update(config).apply(slots, 0.1, 1)
+    assert all(not slot.parameter.any() for slot in slots)
+
+
+@settings(max_examples=10, deadline=None)
 @given(cut=st.integers(0, len(SHAPES)), order=st.permutations(range(len(SHAPES))))
-def test_block_by_block_equals_all_at_once_bit_for_bit(cut, order):
-    config = AdamWConfig()
-    whole, parts = make_slots(), make_slots()
+@one_of_each
+def test_block_by_block_equals_all_at_once_bit_for_bit(config, cut, order):
+    update = build_update(config)
+    whole, parts = make_slots(update.state_names), make_slots(update.state_names)
     for count in (1, 2, 3):
         for slots in (whole, parts):
-            for slot, gradient in zip(slots, gradients_of(count), strict=True):
-                slot.gradient.copy_(gradient)
-        adamw(whole, config, learning_rate=0.01, count=count)
+            give_gradients(slots, count)
+        update.apply(whole, 0.01, count)
         for chosen in (order[:cut], order[cut:]):
-            adamw([parts[index] for index in chosen], config, learning_rate=0.01, count=count)
+            update.apply([parts[index] for index in chosen], 0.01, count)
     for first, second in zip(whole, parts, strict=True):
         assert torch.equal(first.parameter, second.parameter)
         for name, tensor in first.state.items():
             assert torch.equal(tensor, second.state[name])
 
 
-def test_built_update_names_its_states_and_applies_the_config():
+def test_built_update_applies_the_config():
     config = AdamWConfig(beta1=0.5, beta2=0.6, weight_decay=0.3)
-    update = build_update(config)
     built, called = make_slots(), make_slots()
-    assert set(update.state_names) == set(built[0].state)
-    update.apply(built, 0.02, 4)
+    build_update(config).apply(built, 0.02, 4)
     adamw(called, config, learning_rate=0.02, count=4)
     for first, second in zip(built, called, strict=True):
         assert torch.equal(first.parameter, second.parameter)
@@ -126,14 +164,3 @@ def test_built_update_names_its_states_and_applies_the_config():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(TypeError, match="no optimizer is registered for int"):
         build_update(3)
-
-
-@pytest.mark.parametrize(("limit", "clipped"), [(0.5, True), (4.9, True), (5.0, False), (5.1, False)])
-def test_clipping_keeps_the_direction_and_the_limit(limit, clipped):
-    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    clip_by_global_norm(gradients, 5.0, limit)
-    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
-    assert norm == pytest.approx(limit if clipped else 5.0)
-    assert float(gradients[0][0] / gradients[1][0, 0]) == pytest.approx(0.75)
-    if not clipped:
-        assert gradients[0].tolist() == [3.0, 0.0], "untouched, to the bit"

@@ -14,9 +14,16 @@ from safetensors.torch import load_file
 
 from hornbook.parallel import world as module
 from hornbook.parallel.world import World
+from hornbook.track.metrics import read
 from tiny import distance
+from tiny_encoder_runs import assert_same_rows, build_sentences
 
 TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return build_sentences(tmp_path_factory.mktemp("sentences") / "corpus")
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +33,23 @@ def alone():
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory):
-    """Weights and numbers of each of 2 and of 4 processes."""
+def ranks_folder(request, corpus, tmp_path_factory):
+    """What 2 and 4 processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(TESTS / "parallel" / "train_ranks.py"), str(folder)]
+    command += [str(TESTS / "parallel" / "train_ranks.py"), str(folder), str(corpus)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return [
-        (load_file(folder / f"{rank}.safetensors"), json.loads((folder / f"{rank}.json").read_text()))
-        for rank in range(request.param)
-    ]
+    return folder
+
+
+@pytest.fixture
+def ranks(ranks_folder):
+    """Weights and numbers of each process."""
+    files = sorted(ranks_folder.glob("*.json"))
+    return [(load_file(file.with_suffix(".safetensors")), json.loads(file.read_text())) for file in files]
 
 
 def test_losses_and_weights_equal_those_of_one_process(alone, ranks):
@@ -69,6 +80,15 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(alone, ranks):
         assert math.isnan(numbers["steps"][train_ranks.BAD_STEP][0])
         progress = numbers["progress"]
         assert (progress["num_updates"], progress["skipped_steps"], progress["samples"]) == (5, 1, 48)
+
+
+def test_encoders_learn_the_same_on_ranks(ranks_folder, corpus, tmp_path):
+    """Losses, accuracies, the share of padding, and what is held out; ranks have other numbers of masked tokens."""
+    train_ranks.make_runs(World(), corpus, tmp_path)
+    for family in train_ranks.ENCODERS:
+        rows, others = (read(folder / family / "metrics.jsonl") for folder in (tmp_path, ranks_folder))
+        assert {row["kind"] for row in rows} == {"train", "validation"}
+        assert_same_rows(rows, others, 1e-6, but=["seconds", "tokens_per_second"])
 
 
 def test_sums_over_ranks(ranks):

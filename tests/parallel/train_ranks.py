@@ -1,7 +1,8 @@
 """Six steps of training as one rank of ``torchrun``; run by test_world.py, and imported by it for the single process.
 
 Each rank writes what it saw to ``<folder>/<rank>.safetensors`` and ``.json``. Step ``BAD_STEP`` holds a sample that
-makes one rank's loss NaN; the number of scored tokens differs from sample to sample, and so from rank to rank.
+makes one rank's loss NaN; the number of scored tokens differs from sample to sample, and so from rank to rank. Then all
+of them make the runs ``<folder>/<family>`` of encoders.
 """
 
 import json
@@ -11,13 +12,29 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from hornbook.config import load_recipe
 from hornbook.data.examples import NOT_SCORED
+from hornbook.engine.launch import open_run
+from hornbook.engine.loop import train_until_done
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
 from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_trainer
+from tiny_encoder_runs import encoder, on_corpus
 
 NUM_STEPS, GLOBAL_BATCH_SIZE, BAD_STEP = 6, 8, 2
+ENCODERS = {"bert": "padded", "groupbert": "unpadded"}
+ENCODER_SIZES = (
+    "--model.num-layers=1",
+    "--model.hidden-size=32",
+    "--data.sequence-length=32",
+    "--training.steps=5",
+    "--precision.compute=fp32",
+    "--training.global-batch-size=8",
+    "--training.micro-batch-size=1",
+    "--tracking.log-every-steps=1",
+    "--evaluation.every-steps=5",
+)
 _POISON = 69
 
 
@@ -67,14 +84,23 @@ def sums(world: World) -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> None:
+def make_runs(world: World, corpus: Path, folder: Path) -> None:
+    """Whole runs of encoders, each in ``folder / family``: their rows of metrics are the same on any ranks."""
+    for family, layout in ENCODERS.items():
+        options = (*encoder(family), *on_corpus(corpus), *ENCODER_SIZES, f"--data.layout={layout}")
+        with open_run(load_recipe("bert-tiny", options).recipe, folder / family, world) as run:
+            train_until_done(run)
+
+
+def main(folder: Path, corpus: Path) -> None:
     torch.set_num_threads(1)
     world = World.join(torch.device("cpu"))
     tensors, numbers = train(world)
+    make_runs(world, corpus, folder)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"{world.rank}.safetensors")
     (folder / f"{world.rank}.json").write_text(json.dumps({**numbers, "size": world.size}), encoding="utf-8")
     world.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

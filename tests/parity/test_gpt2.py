@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hornbook.data.loader import Batch
+from hornbook.data.batches import Batch
 from hornbook.model import LanguageModel, build_model, initialize
 from tiny import random_batch, randomize, tiny_config
 

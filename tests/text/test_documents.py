@@ -91,7 +91,7 @@ def test_standard_input(monkeypatch):
 
 
 LINE_FAULTS = [
-    (b'{"text": "x"', "not valid JSON (", "--format text"),
+    (b'{"text": "x"', "not valid JSON (", "--from text"),
     (b"[1]", "expected an object", "list"),
     (b'{"body": "x", "id": 1}', "no field 'text' (fields: 'body', 'id')", "--field"),
     (b"{}", "fields: none", "--field"),

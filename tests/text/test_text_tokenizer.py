@@ -1,7 +1,5 @@
 import json
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,10 +8,11 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.errors import DataError, StorageError, UserError
+from hornbook.errors import StorageError, UserError
 from hornbook.storage.faults import count_operations, inject
 from hornbook.text.byte_pairs import PATTERNS, byte_symbols
-from hornbook.text.tokenizer import Tokenizer, cuts
+from hornbook.text.special_tokens import MaskingTokens
+from hornbook.text.tokenizer import Tokenizer
 from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 GPT2 = SHARED / "tokenizers" / "gpt2"
@@ -108,24 +107,6 @@ def test_gpt2_itself(gpt2):
     assert Tokenizer.from_json(gpt2.to_json()).digest == gpt2.digest
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=texts, size=st.integers(1, 12))
-def test_cuts_change_no_token(text, size):
-    tokenizer = tiny_tokenizer()
-    pieces = list(cuts(text, size))
-    assert "".join(pieces) == text
-    whole = tokenizer._library.encode(text, add_special_tokens=False).ids
-    assert [number for piece in pieces for number in tokenizer.encode(piece)] == whole
-
-
-def test_cuts_have_the_size_asked_for():
-    text = "some words of a text, " * 10_000
-    lengths = [len(piece) for piece in cuts(text, 100)]
-    assert max(lengths) < 110 and min(lengths[:-1]) >= 100
-    assert list(cuts("", 5)) == [""]
-    assert list(cuts("x" * 50, 5)) == ["x" * 50]
-
-
 def test_a_batch_is_each_text_by_itself():
     tokenizer = tiny_tokenizer()
     batch = ["", *TEXTS[:3], "word " * 20_000, "", "end"]
@@ -163,43 +144,6 @@ def test_text_and_ids_that_are_none():
     assert tokenizer.decode([tokenizer.byte_pairs.vocab[byte_symbols()[0xFF]]]) == "\ufffd"
 
 
-def test_training_is_deterministic_and_knows_all_bytes():
-    first, second = tiny_tokenizer(), Tokenizer.train(reversed(TEXTS), 300)
-    assert first.digest == second.digest
-    assert set(byte_symbols()) < set(first.byte_pairs.vocab)
-    program = f"from hornbook.text.tokenizer import Tokenizer; print(Tokenizer.train({TEXTS!r}, 300).digest)"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == first.digest
-
-
-def test_training_finds_the_most_frequent_pairs():
-    tokenizer = Tokenizer.train(["aaab aaab aaab xy"], 259)
-    assert tokenizer.byte_pairs.merges[0] == ("a", "a")
-    assert tokenizer.vocab_size == 259
-
-
-def test_few_texts_give_fewer_tokens():
-    assert Tokenizer.train(["ab ab"], 5000).vocab_size < 300
-
-
-@pytest.mark.parametrize("size", [0, 256, (1 << 20) + 1])
-def test_vocabulary_sizes_out_of_range(size):
-    with pytest.raises(UserError) as caught:
-        Tokenizer.train(TEXTS, size)
-    assert one_line(caught.value, str(size), "257")
-
-
-def test_training_passes_errors_on():
-    def broken():
-        yield "text"
-        raise DataError("line 2 is broken")
-
-    with pytest.raises(DataError, match="line 2 is broken"):
-        Tokenizer.train(broken(), 300)
-    with pytest.raises(UserError, match="no text"):
-        Tokenizer.train([], 300)
-
-
 def test_save_and_load(tmp_path):
     tokenizer = tiny_tokenizer()
     path = tokenizer.save(tmp_path / "new" / "folder")
@@ -227,3 +171,41 @@ def test_a_save_that_fails_leaves_nothing(tmp_path):
         if target.exists():  # the very last step, after the rename, failed
             assert Tokenizer.load(target).digest == tokenizer.digest
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+
+
+def test_roles_of_special_tokens():
+    tokenizer = Tokenizer.train(TEXTS, 300, kind="roberta")
+    assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unknown_id, tokenizer.mask_id) == (
+        *(0, 1, 2, 3),
+        299,
+    )
+    assert tokenizer.end_of_text_id == tokenizer.require_end_of_text() == 2
+    assert tokenizer.special_ids == {0, 1, 2, 3, 299}
+    expected = MaskingTokens(cls=0, sep=2, mask=299, pad=1, vocab_size=300, special_ids=tokenizer.special_ids)
+    assert tokenizer.require_masking() == expected
+    plain = tiny_tokenizer()
+    roles = {plain.cls_id, plain.sep_id, plain.mask_id, plain.pad_id, plain.unknown_id}
+    assert roles == {None} and plain.special_ids == {299}
+
+
+def test_a_tokenizer_without_the_tokens_for_masking():
+    with pytest.raises(UserError) as caught:
+        tiny_tokenizer().require_masking()
+    assert one_line(caught.value, "[CLS] or <s>", "[MASK] or <mask>", "[PAD] or <pad>")
+    value = json.loads(Tokenizer.train(TEXTS, 300, kind="wordpiece").to_json())
+    value["model"]["vocab"]["[HIDE]"] = value["model"]["vocab"].pop("[MASK]")
+    value["added_tokens"] = []
+    with pytest.raises(UserError) as caught:
+        Tokenizer.from_json(json.dumps(value)).require_masking()
+    assert one_line(caught.value, "no token [MASK] or <mask>, which masking needs") and "CLS" not in str(caught.value)
+
+
+def test_gaps_in_a_text():
+    tokenizer = Tokenizer.train(TEXTS, 300, kind="roberta")
+    assert tokenizer.encode_with_mask("the cat") == tokenizer.encode("the cat")
+    ids = tokenizer.encode_with_mask("the  <mask> sat<mask>")
+    assert ids == [*tokenizer.encode("the"), 299, *tokenizer.encode(" sat"), 299]
+    assert 299 not in tokenizer.encode("<mask>") and tokenizer.decode(tokenizer.encode("<mask>")) == "<mask>"
+    with pytest.raises(UserError) as caught:
+        tiny_tokenizer().encode_with_mask("the <mask>")
+    assert one_line(caught.value, "no token [MASK] or <mask>")

@@ -232,3 +232,29 @@ def test_hostile_task_rows_stay_text(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", rows=rows))
     assert "script" not in page.names
     assert "<script>alert(1)</script>" in page.text
+
+
+def encoder_rows(*, with_pairs: bool) -> list[dict[str, object]]:
+    """Ten steps of an encoder, one validation."""
+    masked = {"mlm": 7.0, "mlm_accuracy": 0.0213}
+    terms = masked | ({"nsp": 0.5, "nsp_accuracy": 0.75} if with_pairs else {})
+    train = [train_row(step, **terms, padding=0.1 * (not with_pairs)) for step in range(1, 11)]
+    return [*train, {"kind": "validation", "step": 10, "loss": 7.5, "tokens": 9, "bits_per_byte": None, **terms}]
+
+
+@pytest.mark.parametrize("with_pairs", [True, False])
+def test_an_encoder_has_its_terms_and_no_bits_per_byte(tmp_path: Path, with_pairs: bool) -> None:
+    run = make_run(tmp_path / "run", rows=encoder_rows(with_pairs=with_pairs))
+    (run / "evaluation.json").unlink()
+    text = page_of(run).text
+    for title in ("NSP loss", "NSP accuracy", "MLM loss"):
+        assert (title in text) == with_pairs, "one loss is enough where there is one term"
+    assert "MLM accuracy" in text and "held out" in text
+    assert ("Padding" in text) is not with_pairs, "none is no curve"
+    assert "Bits per byte" not in text and "nats per token" not in text
+    assert re.search(r"Masked tokens right\n+2\.1%\n+held out" + (", pairs right 75.0%" if with_pairs else "\n"), text)
+
+
+def test_shares_of_a_run_without_validation_are_of_the_training(tmp_path: Path) -> None:
+    rows = [row for row in encoder_rows(with_pairs=True) if row["kind"] == "train"]
+    assert "in training, pairs right 75.0%" in page_of(make_run(tmp_path / "run", rows=rows)).text

@@ -3,6 +3,7 @@
 ::
 
     runs/demo | runs/demo/checkpoints/step-00001200 | gpt2/ (Hugging Face) | openai-community/gpt2 (their hub)
+    | uncased_L-2_H-128_A-2/bert_model.ckpt (TensorFlow)
       -> read_source -> path and Contents
       -> load_model  -> a model in evaluation mode, its recipe and its tokenizer
 """
@@ -60,8 +61,8 @@ def read_source(
     """Return what a user may name as a source of weights, and the folder in which that was found.
 
     Args:
-        source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder; or
-            ``owner/name`` of the Hugging Face hub, where no such path exists.
+        source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder;
+            a TensorFlow checkpoint of a BERT; or ``owner/name`` of the Hugging Face hub, where no such path exists.
         only: groups of tensors to read, as ``{"model"}``; None for all.
         warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
 
@@ -83,7 +84,7 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     """Return the model of a checkpoint, in evaluation mode on ``device``.
 
     Args:
-        path: whatever ``read_source`` takes: a run, a checkpoint, a Hugging Face folder.
+        path: whatever ``read_source`` takes.
         device: where the model goes.
         compute: dtype of the activations: auto, fp32 or bf16.
 

@@ -9,6 +9,7 @@ Numbers are read by the recipe's own validator, so that ``1e5``, ``100_000`` and
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hornbook.cli.parser import CommandParser
@@ -76,7 +77,8 @@ def _document(group: "argparse._ArgumentGroup", section: str) -> None:
         only = [tag for tag, _ in owners] if len(owners) < len(choices(section) if section in TAGS else owners) else []
         owner = f"; only for {', '.join(only)}" if only else ""
         default = getattr(SECTIONS[section](), name, spec.default)
-        help_text = f"{spec.help} (default: {_plain(default)}{owner})".replace("%", "%%")
+        others = [] if is_tag else [f"; {tag}: {_plain(own.default)}" for tag, own in owners if own.default != default]
+        help_text = f"{spec.help} (default: {_plain(default)}{''.join(others)}{owner})".replace("%", "%%")
         flag = f"--{section}.{name.replace('_', '-')}"
         group.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help_text)
 
@@ -87,8 +89,10 @@ def _metavar(spec: Spec) -> str:
     if spec.type is bool:
         return "[true|false]"
     if spec.type is tuple:
-        return "NAME=PATH,..." if spec.path else "NAME,..."
-    return "PATH" if spec.path else {int: "INTEGER", float: "NUMBER", str: "TEXT"}[spec.type]
+        return f"{_metavar(replace(spec, type=spec.entry))},..."
+    if spec.path:
+        return "NAME=PATH" if spec.named else "PATH"
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT"}[spec.type]
 
 
 def _plain(value: object) -> str:

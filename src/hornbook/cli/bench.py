@@ -1,13 +1,16 @@
-"""Measure speed on this machine: ``step`` times whole training steps, ``generate`` the tokens of texts.
+"""Measure speed on this machine: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens.
 
 hornbook bench step demo --peer transformers
 hornbook bench generate demo --peer transformers --batch-size 1 8
+hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
 """
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer
+from hornbook.errors import UserError
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -43,6 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device_arguments(generate)
     generate.set_defaults(handler=generate_command)
+    corpus = commands.add_parser(
+        "corpus", help="time the building of a corpus", description="Time the building of a corpus from JSONL."
+    )
+    _add_corpus_arguments(corpus)
+
+
+def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
+    corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL, of which a corpus is built")
+    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
+    corpus.add_argument("--field", default="text", metavar="NAME", help="where JSONL has the text (default: text)")
+    corpus.add_argument("--peer", choices=("datasets",), help="time this peer's too, in turn, and give the ratio")
+    corpus.add_argument("--rounds", type=positive_integer, default=3, metavar="N", help="of each; the best counts (3)")
+    corpus.add_argument(
+        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of the peer (1)"
+    )
+    corpus.set_defaults(handler=corpus_command)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
@@ -67,7 +86,7 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     contenders = {"hornbook": hornbook_step(recipe, world)}
     for precision in _PEERS.get(arguments.peer, ()):
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
-    speeds = measure_steps(contenders, recipe, world, rounds=arguments.rounds)
+    speeds = measure_steps(contenders, world, rounds=arguments.rounds)
     result: dict[str, Any] = {"recipe": recipe.name, "contenders": {name: asdict(s) for name, s in speeds.items()}}
     for name, speed in speeds.items():
         print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms a step")
@@ -108,6 +127,37 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
         rows += found
     ratios = _ratios(rows, arguments.peer) if arguments.peer else []
     return {"recipe": recipe.name, "prompt_length": arguments.prompt_length, "rows": rows, "ratios": ratios}
+
+
+def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time hornbook's building of a corpus, with and without tiktoken, and the peer's."""
+    from dataclasses import asdict
+
+    from hornbook.measure.corpus import (
+        Contender,
+        CorpusJob,
+        build_with_hornbook,
+        build_with_tokenizers,
+        map_with_datasets,
+        measure_corpus,
+    )
+
+    if not arguments.source.is_file():
+        raise UserError(f"{arguments.source}: no such file; expected a JSONL file")
+    contenders: dict[str, Contender] = {"hornbook": build_with_hornbook, "hornbook (tokenizers)": build_with_tokenizers}
+    if arguments.peer:
+        contenders[arguments.peer] = map_with_datasets
+    job = CorpusJob(
+        source=arguments.source, field=arguments.field, tokenizer=arguments.tokenizer, threads=arguments.threads
+    )
+    speeds = measure_corpus(contenders, job, arguments.rounds)
+    result: dict[str, Any] = {"contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    for name, speed in speeds.items():
+        print(f"{name:<24}{speed.megabytes_per_second:>9,.1f} MB/s{speed.tokens_per_second:>14,.0f} tokens/s")
+    if arguments.peer:
+        result["ratio"] = speeds[arguments.peer].seconds / speeds["hornbook"].seconds
+        print(f"{result['ratio']:.2f} times as fast as {arguments.peer}")
+    return result
 
 
 def _print_generation(rows: list[dict[str, Any]]) -> None:

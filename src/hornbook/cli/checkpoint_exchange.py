@@ -1,6 +1,7 @@
-"""Models in and out: ``hornbook checkpoint import`` and ``export`` exchange GPT-2s with Hugging Face's transformers.
+"""Models in and out: ``hornbook checkpoint import`` and ``export`` exchange models with Hugging Face's transformers.
 
 hornbook checkpoint import openai-community/gpt2 --output runs/gpt2
+hornbook checkpoint import uncased_L-12_H-768_A-12/bert_model.ckpt --output runs/bert
 hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16
 """
 
@@ -13,9 +14,14 @@ from typing import Any
 def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     """Declare ``import`` and ``export``."""
     taken = commands.add_parser(
-        "import", help="take a Hugging Face model", description="Make a checkpoint of a Hugging Face GPT-2."
+        "import", help="take a model of others", description="Make a checkpoint of a GPT-2, BERT or RoBERTa."
     )
-    taken.add_argument("source", metavar="SOURCE", help="a folder, or owner/name on the hub (extra hornbook[hub])")
+    taken.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a Hugging Face folder, owner/name on their hub (extra hornbook[hub]), or a folder or the prefix of a "
+        "TensorFlow checkpoint of a BERT",
+    )
     taken.add_argument(
         "--output",
         type=Path,
@@ -31,7 +37,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     taken.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub (default: main)")
     taken.set_defaults(handler=import_command)
     given = commands.add_parser(
-        "export", help="write a Hugging Face model", description="Write a GPT as a folder that transformers loads."
+        "export", help="write a Hugging Face model", description="Write a model as a folder that transformers loads."
     )
     given.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or an HF folder")
     given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
@@ -40,7 +46,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Save a Hugging Face model as the checkpoint of step 0 of a new folder.
+    """Save a model of Hugging Face's or TensorFlow's as the checkpoint of step 0 of a new folder.
 
     Raises:
         UserError: the folder holds a run or checkpoints already, or there is no such model.
@@ -95,16 +101,19 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _find(arguments: argparse.Namespace) -> Path:
-    """Return the Hugging Face folder that is meant, fetched from the hub if it is a name there."""
-    from hornbook.checkpoint.huggingface import fetch, repository_of
+    """Return the folder or the prefix that is meant, fetched from the hub if it is a name there."""
+    from hornbook.checkpoint.huggingface import fetch, is_folder, repository_of
     from hornbook.checkpoint.listing import is_checkpoint
     from hornbook.errors import UserError
 
     path = Path(arguments.source)
-    if not path.exists():
+    if not path.exists() and not is_folder(path):
         name = repository_of(arguments.source)
         if name is None:
-            raise UserError(f"{path}: no such folder; expected a Hugging Face folder, or owner/name on their hub")
+            raise UserError(
+                f"{path}: no such folder or prefix; expected a Hugging Face folder, owner/name on their hub, or a "
+                "TensorFlow checkpoint"
+            )
         return fetch(name, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:
         raise UserError(f"--revision is for models of the hub, and {path} is a folder; leave it out")

@@ -11,7 +11,9 @@ written; at the prompt it ends the conversation, as Ctrl-D does.
 
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count, islice
 
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
@@ -26,14 +28,25 @@ def converse(writer: TextWriter, output: Output, *, num_samples: int = 1) -> Non
     Each text is another sample of its prompt, so that a prompt that is typed again brings another text; the same lines
     bring the same texts.
     """
+    screen, samples = Screen(), count()
+
+    def answer(line: str) -> None:
+        for sample in islice(samples, num_samples):
+            _continue(line, sample, writer, output, screen)
+
+    answer_lines(answer, screen)
+
+
+def answer_lines(answer: Callable[[str], None], screen: Screen) -> None:
+    """Hand each line that is typed to ``answer``, until Ctrl-C or Ctrl-D; a line that it refuses ends nothing."""
     with suppress(ImportError):  # a Python without it has no line editing, and that is all
         importlib.import_module("readline")
-    screen, num_texts = Screen(), 0
     with suppress(KeyboardInterrupt):
         while (line := _ask(screen)) is not None:
-            for sample in range(num_texts, num_texts + num_samples):
-                _answer(line, sample, writer, output, screen)
-            num_texts += num_samples
+            try:
+                answer(line)
+            except UserError as error:
+                print(error, file=sys.stderr)
         return
     screen.end_line()
 
@@ -53,12 +66,8 @@ def _ask(screen: Screen) -> str | None:
             print("this is not UTF-8; type it again", file=sys.stderr)
 
 
-def _answer(line: str, sample: int, writer: TextWriter, output: Output, screen: Screen) -> None:
-    try:
-        request = writer.request(line, sample=sample)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return
+def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen: Screen) -> None:
+    request = writer.request(line, sample=sample)
     screen.write_prompt(line)
     (text,) = writer.write([request], on_text=lambda _, piece: screen.write(piece), interruptible=True)
     screen.end_line()

@@ -1,11 +1,16 @@
 """Measure a trained model: ``hornbook evaluate runs/demo`` scores the run's validation store, byte by byte.
 
 hornbook evaluate gpt2/ --tasks wikitext103 lambada --data wikitext103=wiki.test.tokens lambada=lambada_test.jsonl
+hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an encoder guesses hidden tokens
 """
 
 import argparse
+from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
+
+if TYPE_CHECKING:
+    from hornbook.checkpoint.restore import LoadedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or a Hugging Face folder"
     )
     parser.add_argument(
-        "--tasks", nargs="+", default=["bits_per_byte"], metavar="TASK", help="default: bits_per_byte, a run's own data"
+        "--tasks",
+        nargs="+",
+        metavar="TASK",
+        help="default: bits_per_byte, or masked_lm of an encoder, a run's own data",
     )
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH", help="what to score: PATH for all tasks, or TASK=PATH for one"
@@ -24,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--overlap", type=natural_number, metavar="N", help="tokens that windows share (default: as the task needs)"
+    )
+    parser.add_argument(
+        "--max-sequences",
+        type=positive_integer,
+        metavar="N",
+        help="of an encoder: score so many, spread evenly (default: all; of pseudo_perplexity 64)",
     )
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
     parser.add_argument("--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows at a time")
@@ -37,30 +51,44 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
     from hornbook.evaluate import TaskInput, run_tasks
-    from hornbook.evaluate.tasks import assign_data, find_task
+    from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.parallel.world import World
     from hornbook.storage.files import dump_json, replace_file
 
-    for name in arguments.tasks:
+    for name in arguments.tasks or ():
         find_task(name)
-    data = assign_data(arguments.data, arguments.tasks)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     path = Path(arguments.checkpoint)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
+    _refuse_other_options(arguments, loaded)
+    tasks = arguments.tasks or [default_task(loaded)]
+    data = assign_data(arguments.data, tasks)
     given = TaskInput(
-        loaded=load_model(arguments.checkpoint, device, compute=arguments.compute),
+        loaded=loaded,
         world=World(device=device),
         micro_batch_size=arguments.micro_batch_size,
         window=arguments.window,
         overlap=arguments.overlap,
+        max_sequences=arguments.max_sequences,
     )
-    result = run_tasks(arguments.tasks, given, data)
+    result = run_tasks(tasks, given, data)
     if (path / "run.json").exists():
         replace_file(path / "evaluation.json", dump_json(result))
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}")
         _print_rows(task["rows"])
     return result
+
+
+def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel") -> None:
+    """Raise UserError for an option that means nothing to this kind of model."""
+    from hornbook.errors import UserError
+
+    if loaded.model.is_causal and arguments.max_sequences is not None:
+        raise UserError(f"--max-sequences is for encoders: of {loaded.path}, a decoder, all windows are scored")
+    if not loaded.model.is_causal and arguments.overlap is not None:
+        raise UserError(f"--overlap is for decoders: sequences of {loaded.path}, an encoder, share no tokens")
 
 
 def _print_rows(rows: "list[dict[str, object]]") -> None:

@@ -3,6 +3,7 @@
 hornbook generate runs/demo                                              a conversation, on a terminal
 hornbook generate runs/demo --prompt "def main(" --num-samples 3
 hornbook generate runs/demo --prompt-file prompts.jsonl --json-lines > texts.jsonl
+hornbook generate runs/bert-mini --prompt "The cat sat on the [MASK]." --top-k 5      an encoder fills gaps
 """
 
 import argparse
@@ -20,10 +21,26 @@ from hornbook.cli.arguments import (
 )
 
 if TYPE_CHECKING:
+    from hornbook.checkpoint.restore import LoadedModel
     from hornbook.cli.texts import Output
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
     from hornbook.text.tokenizer import Tokenizer
+
+
+_FOR_DECODERS: dict[str, Any] = {
+    "num_samples": 1,
+    "input_length": None,
+    "output_length": 128,
+    "temperature": 0.8,
+    "top_p": None,
+    "repetition_penalty": 1.0,
+    "stop": [],
+    "stop_token": None,
+    "seed": 0,
+}
+"""Options that an encoder has no use for, and what they are if nothing is said."""
+_DEFAULT_TOP_K, _DEFAULT_GUESSES = 50, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,20 +74,24 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         default="auto",
         help="of file and standard input; auto: jsonl for .jsonl, .ndjson and .json (auto)",
     )
-    group.add_argument("--num-samples", type=positive_integer, default=1, metavar="N", help="texts of each prompt (1)")
+    group.add_argument("--num-samples", type=positive_integer, metavar="N", help="texts of each prompt (1)")
     group.add_argument(
         "--input-length",
         type=positive_integer,
         metavar="N",
         help="cut longer prompts to their last N tokens (default: a prompt that does not fit is an error)",
     )
-    group.add_argument("--output-length", type=positive_integer, default=128, metavar="N", help="tokens at most (128)")
+    group.add_argument("--output-length", type=positive_integer, metavar="N", help="tokens at most (128)")
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--temperature", type=non_negative_number, default=0.8, help="0: the likeliest token (0.8)")
+    group.add_argument("--temperature", type=non_negative_number, help="0: the likeliest token (0.8)")
     group.add_argument(
-        "--top-k", type=_count_or_none, default=50, metavar="K", help="draw from the K likeliest; none: from all (50)"
+        "--top-k",
+        type=_count_or_none,
+        default=...,
+        metavar="K",
+        help="draw from the K likeliest; none: from all (50); of an encoder, show so many for each gap (5)",
     )
     group.add_argument(
         "--top-p", type=positive_fraction, metavar="P", help="draw from the fewest that make up P of the probability"
@@ -78,17 +99,14 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--repetition-penalty",
         type=positive_number,
-        default=1.0,
         metavar="X",
         help="divide the logits of tokens that the text has (1: off)",
     )
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="STRING", help="end before this string; repeatable"
-    )
+    group.add_argument("--stop", action="append", metavar="STRING", help="end before this string; repeatable")
     group.add_argument(
         "--stop-token", metavar="TOKEN", help="end at this token; none: at no token (default: the end-of-text token)"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
+    group.add_argument("--seed", type=int, metavar="N", help="of the draws (0)")
 
 
 def _count_or_none(text: str) -> int | None:
@@ -97,24 +115,64 @@ def _count_or_none(text: str) -> int | None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the texts, tell what it took, and return it."""
-    from hornbook.cli.conversation import converse
-    from hornbook.cli.texts import Output, timing_line
     from hornbook.errors import UserError
 
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
         raise UserError("there is no prompt for a script: give --prompt, --prompt-file or standard input")
     prompts = [] if is_conversation else _prompts(arguments)
-    writer, path = _writer(arguments)
+    loaded = _load(arguments)
+    if not loaded.model.is_causal:
+        return _fill(arguments, loaded, prompts)
+    arguments = argparse.Namespace(**vars(arguments) | _with_defaults(arguments))
+    path, writer = loaded.path, _writer(arguments, loaded)
+    del loaded  # the writer may hold the weights in another form
+    return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
+
+
+def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
+    """Let a decoder continue prompts; without any, those that are typed."""
+    from hornbook.cli.conversation import converse
+    from hornbook.cli.texts import Output, timing_line
+
     requests = _requests(writer, prompts, arguments.num_samples)
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
-        if is_conversation:
+        if requests:
+            _write_all(writer, requests, output, batch_size=arguments.batch_size)
+        else:
             print("type the beginning of a text; Ctrl-C ends a text, Ctrl-D the conversation", file=sys.stderr)
             converse(writer, output, num_samples=arguments.num_samples)
-        else:
-            _write_all(writer, requests, output, batch_size=arguments.batch_size)
     print(timing_line(writer.timing), file=sys.stderr)
-    return {"checkpoint": str(path), **writer.timing.summary(), "results": output.records}
+    return {**writer.timing.summary(), "results": output.records}
+
+
+def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[Prompt]") -> dict[str, Any]:
+    """Let an encoder fill the gaps of prompts; without any, of those that are typed.
+
+    Raises:
+        UserError: an option was given that only a decoder has a use for.
+    """
+    from hornbook.cli.fill import fill_all, fill_typed
+    from hornbook.cli.texts import Output
+    from hornbook.errors import UserError
+    from hornbook.generate.fill import GapFiller
+
+    for name in _FOR_DECODERS:
+        if getattr(arguments, name) is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} is for decoders: {loaded.path} holds an encoder, which fills gaps"
+            )
+    if arguments.top_k is None:
+        raise UserError("--top-k none is for decoders: an encoder shows so many tokens for each gap; give a number")
+    top_k = _DEFAULT_GUESSES if arguments.top_k is ... else arguments.top_k
+    filler = GapFiller(loaded.model, loaded.require_tokenizer(), top_k=top_k)
+    requests = [filler.request(prompt.text, place=prompt.place) for prompt in prompts]
+    with Output(as_json=arguments.json_lines, file=arguments.output) as output:
+        if requests:
+            fill_all(filler, requests, output, batch_size=arguments.batch_size)
+        else:
+            fill_typed(filler, output)
+    return {"checkpoint": str(loaded.path), "results": output.records}
 
 
 def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
@@ -128,10 +186,23 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format)
 
 
-def _writer(arguments: argparse.Namespace) -> "tuple[TextWriter, Path]":
-    """Return the writer and the checkpoint that it writes by; the model's weights are held by the writer alone."""
+def _load(arguments: argparse.Namespace) -> "LoadedModel":
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
+
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    return load_model(arguments.checkpoint, device, compute=arguments.compute)
+
+
+def _with_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return a decoder's options, with the default of each that was not given."""
+    given = {name: getattr(arguments, name) for name in _FOR_DECODERS}
+    chosen = {name: default if given[name] is None else given[name] for name, default in _FOR_DECODERS.items()}
+    return chosen | {"top_k": _DEFAULT_TOP_K if arguments.top_k is ... else arguments.top_k}
+
+
+def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
     from hornbook.generate import Sampling, TextOptions, TextWriter
 
     sampling = Sampling(
@@ -140,9 +211,6 @@ def _writer(arguments: argparse.Namespace) -> "tuple[TextWriter, Path]":
         top_p=arguments.top_p,
         repetition_penalty=arguments.repetition_penalty,
     )
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
     tokenizer = loaded.require_tokenizer()
     options = TextOptions(
         output_length=arguments.output_length,
@@ -152,7 +220,7 @@ def _writer(arguments: argparse.Namespace) -> "tuple[TextWriter, Path]":
         stop_id=_stop_id(arguments.stop_token, tokenizer),
         seed=arguments.seed,
     )
-    return TextWriter(loaded.model, tokenizer, options), loaded.path
+    return TextWriter(loaded.model, tokenizer, options)
 
 
 def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
@@ -161,8 +229,8 @@ def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
 
     if name is None or name == "none":
         return tokenizer.end_of_text_id if name is None else None
-    if name in tokenizer.byte_pairs.special:
-        return tokenizer.byte_pairs.vocab[name]
+    if name in tokenizer.rules.special:
+        return tokenizer.rules.vocab[name]
     ids = tokenizer.encode(name)
     if len(ids) != 1:
         raise UserError(

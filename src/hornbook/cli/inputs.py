@@ -2,6 +2,7 @@
 
 hornbook corpus build texts/ more.jsonl.gz --suffix .txt --exclude 'draft*' --on-error skip ...
 hornbook corpus build enwiki-20260101-pages-articles-multistream.xml.bz2 --from wikipedia --lists drop ...
+hornbook corpus build hf:HuggingFaceFW/fineweb --config sample-10BT --split train ...
 """
 
 import argparse
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """What of an article is kept or dropped, and the formats that can tell it apart."""
 
+_FORMATS = {
+    "auto": "by the ending: jsonl for .jsonl, .ndjson and .json, parquet, arrow, else text (default)",
+    "text": "a document a file",
+    "lines": "a line",
+    "blank-lines": "from a blank line to the next",
+    "wikitext": "WikiText's articles",
+    "jsonl": "a line",
+    "parquet": "a row",
+    "arrow": "a row; also folders that save_to_disk made",
+    "wikipedia": "the articles of a dump (.xml, .xml.bz2)",
+    "wikiextractor": "its <doc> blocks",
+}
+
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare INPUT... and the options that say how to read it."""
@@ -25,20 +39,29 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="a file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input",
+        help=(
+            "a file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
+            "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set of the Hugging Face hub"
+        ),
     )
     parser.add_argument(
         "--from",
         "--format",
         dest="format",
-        choices=("auto", "text", "jsonl", "wikipedia", "wikiextractor"),
+        choices=tuple(_FORMATS),
         default="auto",
-        help=(
-            "text: one document a file; jsonl: one a line; wikipedia: the articles of a dump (.xml, .xml.bz2); "
-            "wikiextractor: its <doc> blocks; auto: jsonl for .jsonl, .ndjson and .json, else text (default: auto)"
-        ),
+        help=f"what is a document; {'; '.join(f'{name}: {what}' for name, what in _FORMATS.items())}",
     )
-    parser.add_argument("--field", default="text", metavar="NAME", help="where JSONL has the text (default: text)")
+    parser.add_argument(
+        "--field",
+        default="text",
+        metavar="NAME",
+        help="where a line of JSONL or a row has the text; a.b for one inside another (default: text)",
+    )
+    parser.add_argument("--split", metavar="NAME", help="of a data set, as in train; where there are several")
+    parser.add_argument(
+        "--config", metavar="NAME", help="configuration of a data set of the hub, as in en; where there are several"
+    )
     parser.add_argument(
         "--suffix", action="append", default=[], metavar=".EXT", help="take only such files out of folders; repeatable"
     )
@@ -72,6 +95,8 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         field=arguments.field,
         suffixes=tuple(arguments.suffix),
         exclude=tuple(arguments.exclude),
+        split=arguments.split,
+        config=arguments.config,
         on_error=arguments.on_error,
         cleaning=_cleaning(arguments),
         processes=getattr(arguments, "threads", None) or _num_cores(),

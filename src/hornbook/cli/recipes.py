@@ -19,11 +19,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     bundled = bundled_recipes().values()
     models = {recipe.name: load_recipe(recipe.name, require_data=False).recipe.model for recipe in bundled}
     ordered = sorted(bundled, key=lambda recipe: models[recipe.name].num_parameters())
-    print(f"{'name':<14}{'parameters':>10}{'layers':>8}{'hidden':>8}")
+    width = max(len(recipe.name) for recipe in ordered)
+    print(f"{'name':<{width}} {'parameters':>11}{'layers':>8}{'hidden':>8}")
     for recipe in ordered:
         model = models[recipe.name]
         parameters = short(model.num_parameters()) + (" " if model.vocab_size else "*")
-        print(f"{recipe.name:<13}{parameters:>12}{model.num_layers:>7}{model.hidden_size:>8}  {recipe.description}")
+        print(
+            f"{recipe.name:<{width}}{parameters:>12}{model.num_layers:>7}{model.hidden_size:>8}  {recipe.description}"
+        )
     print("* and a token table, as large as the corpus's vocabulary")
     print("\n`hornbook train NAME --data.train STORE` trains one; `--print-recipe` shows it.")
     return {

@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from hornbook.generate import Text, Timing
+from hornbook.generate import Timing
 from hornbook.storage import Appender, replace_file
 from hornbook.track.console import visible
 
@@ -49,6 +49,13 @@ class Screen:
         print(text, end="", flush=True)
 
 
+class Record(Protocol):
+    """Something that was generated."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its fields."""
+
+
 class Output:
     """Finished texts, as JSON: on standard output if asked for, and in a file if one is named, begun anew.
 
@@ -65,7 +72,7 @@ class Output:
         self._file = file
         self._appender: Appender | None = None
 
-    def add(self, text: Text) -> None:
+    def add(self, text: Record) -> None:
         """Take a text.
 
         Raises:

@@ -1,6 +1,7 @@
 """Trains tokenizers and uses them: ``train`` on text, ``encode`` and ``decode`` from standard input, line by line.
 
 hornbook tokenizer train my-texts/ --vocab-size 4096 --output tokenizers/mine
+hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 30522 --output tokenizers/bert
 echo 'Hi there' | hornbook tokenizer encode --tokenizer tokenizers/gpt2      -> 17250 612
 echo '17250 612' | hornbook tokenizer decode --tokenizer tokenizers/gpt2     -> Hi there
 """
@@ -18,16 +19,27 @@ from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
 if TYPE_CHECKING:
     from hornbook.text.tokenizer import Tokenizer
 
+_KINDS = ("byte-bpe", "roberta", "wordpiece")
 _MAX_LINE_BYTES = 64 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    train = commands.add_parser("train", help="learn a byte-level BPE", description="Learn a byte-level BPE from text.")
+    train = commands.add_parser("train", help="learn a tokenizer", description="Learn a tokenizer from text.")
     add_input_arguments(train)
     train.add_argument(
         "--vocab-size", type=positive_integer, default=4096, metavar="N", help="number of tokens (default: 4096)"
+    )
+    train.add_argument(
+        "--kind",
+        choices=_KINDS,
+        default="byte-bpe",
+        help="byte-level BPE as GPT-2 has it; the same with RoBERTa's special tokens; or BERT's WordPiece "
+        "(default: byte-bpe)",
+    )
+    train.add_argument(
+        "--cased", action="store_true", help="keep case and accents, which wordpiece drops and the others keep anyway"
     )
     train.add_argument(
         "--validation",
@@ -48,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decode.set_defaults(handler=decode_command)
     for command in (encode, decode):
         command.add_argument(
-            "--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one"
+            "--tokenizer", required=True, metavar="PATH", help="a tokenizer.json or vocab.txt, or a folder with one"
         )
 
 
@@ -60,11 +72,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
-    from hornbook.data.parts import falls_to_validation
+    from hornbook.data.pipeline import falls_to_validation
     from hornbook.errors import UserError
     from hornbook.text.documents import Tally, read_documents
     from hornbook.text.tokenizer import Tokenizer
 
+    if arguments.cased and arguments.kind != "wordpiece":
+        raise UserError(f"--cased is for --kind wordpiece; {arguments.kind} always keeps case, so leave it out")
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally)
     held_out = 0
@@ -77,7 +91,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
             else:
                 yield document.text
 
-    tokenizer = Tokenizer.train(texts(), arguments.vocab_size)
+    tokenizer = Tokenizer.train(texts(), arguments.vocab_size, kind=arguments.kind, lowercase=not arguments.cased)
     path = arguments.output / "tokenizer.json"
     if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
         raise UserError(f"{path} exists already and is another tokenizer; choose another --output, or remove it")

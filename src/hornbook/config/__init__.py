@@ -16,9 +16,23 @@ from hornbook.config.load import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from hornbook.config.models import GPTConfig
-from hornbook.config.objectives import CausalLMConfig
-from hornbook.config.optimizers import AdamWConfig
+from hornbook.config.models import (
+    BertConfig,
+    EncoderConfig,
+    GPTConfig,
+    GroupBertConfig,
+    RobertaConfig,
+    TransformerConfig,
+)
+from hornbook.config.objectives import (
+    CausalLMConfig,
+    ClassificationConfig,
+    LabelledConfig,
+    MaskedLMConfig,
+    PretrainingConfig,
+    SpanConfig,
+)
+from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
 from hornbook.config.options import Problem, option
 from hornbook.config.presets import BundledRecipe, bundled_recipes, find_recipe
 from hornbook.config.recipe import (
@@ -31,26 +45,50 @@ from hornbook.config.recipe import (
     TrainingConfig,
 )
 from hornbook.config.registry import choices, register
-from hornbook.config.schedules import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.config.schedules import (
+    ByStepConfig,
+    ConstantConfig,
+    CosineConfig,
+    LinearConfig,
+    NaturalExponentialConfig,
+    PolynomialConfig,
+)
 
 __all__ = [
+    "AdamConfig",
     "AdamWConfig",
+    "BertConfig",
     "BundledRecipe",
+    "ByStepConfig",
     "CausalLMConfig",
     "Change",
     "CheckpointConfig",
+    "ClassificationConfig",
     "ConstantConfig",
     "CosineConfig",
     "DataConfig",
+    "EncoderConfig",
     "EvaluationConfig",
     "GPTConfig",
+    "GroupBertConfig",
+    "LabelledConfig",
+    "LambConfig",
     "LinearConfig",
+    "MaskedLMConfig",
+    "MomentumConfig",
+    "NaturalExponentialConfig",
+    "PolynomialConfig",
     "PrecisionConfig",
+    "PretrainingConfig",
     "Problem",
     "Recipe",
     "Resolved",
+    "RobertaConfig",
+    "SGDConfig",
+    "SpanConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "TransformerConfig",
     "bundled_recipes",
     "changed_keys",
     "choices",

@@ -18,7 +18,7 @@ from typing import Any
 from hornbook.config.options import Problem, Spec, describe
 from hornbook.config.recipe import Recipe
 from hornbook.config.registry import TAGS, choices
-from hornbook.config.suggest import did_you_mean, nearest
+from hornbook.config.suggest import did_you_mean, nearest, usual
 from hornbook.config.tree import Key, Leaf, Tree, dotted
 from hornbook.config.values import Mistake, absolute, absolute_entry, convert, kind_of, parse_text, show
 from hornbook.errors import RecipeError
@@ -161,8 +161,9 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
 
 def _convert(leaf: Leaf, spec: Spec) -> object:
     value = convert(parse_text(leaf.value, spec) if leaf.is_text else leaf.value, spec)
+    resolve = absolute_entry if spec.named else absolute
     if spec.path and isinstance(value, tuple):
-        return tuple(absolute_entry(entry, leaf.folder) for entry in value)
+        return tuple(resolve(entry, leaf.folder) for entry in value)
     return absolute(value, leaf.folder) if spec.path and isinstance(value, str) else value
 
 
@@ -191,10 +192,12 @@ def _unknown(key: Key, options: dict[str, Spec], tree: Tree) -> str:
 
 
 def _suggestion(key: Key, options: "dict[str, Spec] | tuple[()]") -> str:
-    """Suggest the nearest key: of the same section, else the same word or the nearest key of another section."""
+    """Suggest what others call so, else the nearest key of the section, else the same word or the nearest of all."""
+    everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
+    if meant := usual(dotted(key), everywhere):
+        return f'; did you mean "{meant}"?'
     if near := nearest(key[1], options):
         return f'; did you mean "{dotted((key[0], near))}"?'
-    everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
     same = [known for known in everywhere if known.endswith(f".{key[1]}")]
     return f'; did you mean "{same[0]}"?' if same else did_you_mean(dotted(key), everywhere)
 

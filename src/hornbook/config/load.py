@@ -117,7 +117,7 @@ def problems_of(recipe: Recipe) -> list[str]:
 def _lack_of_data(built: Built) -> list[str]:
     """Say that there is nothing to train on."""
     data = built.recipe.data
-    if data.train is not None or data.synthetic or any(problem.startswith("data.") for problem in built.problems):
+    if data.train or data.synthetic or any(problem.startswith("data.") for problem in built.problems):
         return []
     problem = Problem(
         ("data.train",), "nothing to train on; give a token store, --data.train PATH, or --data.synthetic"
@@ -140,7 +140,7 @@ def _block(values: object, prefix: str, sources: Mapping[str, str] | None) -> st
         else:
             line = f"{name} = {_toml(value)}"
         if line and sources is not None:
-            line = f"{line:<{COMMENT_COLUMN}}# {sources.get(prefix + name, 'default')}"
+            line = f"{line:<{COMMENT_COLUMN - 1}} # {sources.get(prefix + name, 'default')}"
         lines.append(f"{line}\n" if line else "")
     return "".join(lines)
 

@@ -7,21 +7,22 @@
 
 Everything else follows from this one line: the reading of files, the reading of the command line, ``--help``, the
 range checks and the printed recipe. The price is a small closed set of types: int, float, bool, str, ``Literal`` of
-strings, ``tuple[str, ...]`` (a list of names), and each of these ``| None``.
+strings, each of these ``| None``, and lists: ``tuple[str, ...]`` and ``tuple[float, ...]``, empty where unset.
 """
 
 import dataclasses
 import functools
 import types
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hornbook.errors import UserError
 
 T = TypeVar("T")
+Kind: TypeAlias = type[Any]
 
 _METADATA = "hornbook"
-_TYPES = {int: int, float: float, bool: bool, str: str, tuple[str, ...]: tuple}
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", tuple: "an array of strings"}
+_TYPES = {int: int, float: float, bool: bool, str: str, tuple[str, ...]: tuple, tuple[float, ...]: tuple}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 class Problem(NamedTuple):
@@ -67,11 +68,19 @@ class Spec:
     help: str
     bounds: Bounds
     path: bool
+    named: bool = False
+    entry: Kind = str
+    """Type of a list's entries."""
+
+    @property
+    def scalar(self) -> Kind:
+        """The type of the value, or of a list's entries."""
+        return self.entry if self.type is tuple else self.type
 
     @property
     def expected(self) -> str:
         """The type in words, for error messages: ``an integer``, ``one of "fp32", "bf16"``."""
-        words = _WORDS[self.type]
+        words = f"an array of {_WORDS[self.entry].split()[1]}s" if self.type is tuple else _WORDS[self.type]
         if self.choices:
             words = "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         return f'{words} or "none"' if self.optional else words
@@ -86,6 +95,7 @@ def option(
     below: float | None = None,
     maximum: float | None = None,
     path: bool = False,
+    named: bool = False,
 ) -> T:
     """Declare a recipe option: a dataclass field with help and bounds.
 
@@ -97,11 +107,14 @@ def option(
         below: the value must be less than this.
         maximum: the value must be at most this.
         path: the value is a path: relative to the recipe's folder in a file, to the working directory on the command
-            line, absolute once loaded. In a list each entry is ``PATH`` or ``NAME=PATH``.
+            line, absolute once loaded.
+        named: each entry of a list of paths is ``PATH`` or ``NAME=PATH``.
+
+    The bounds of a list are those of its entries.
     """
     bounds = Bounds(above=above, minimum=minimum, below=below, maximum=maximum)
     field: Any = dataclasses.field(
-        default=default, metadata={_METADATA: {"help": help, "bounds": bounds, "path": path}}
+        default=default, metadata={_METADATA: {"help": help, "bounds": bounds, "path": path, "named": named}}
     )
     return field  # type: ignore[no-any-return]  # a Field at run time, the value's type for the dataclass's reader
 
@@ -135,8 +148,17 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
     if len(bare) != 1 or kind is None or not all(isinstance(choice, str) for choice in choices):
         raise UserError(
             f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, "
-            "tuple[str, ...], or None"
+            "tuple[str, ...], tuple[float, ...], or None"
         )
     metadata = field.metadata.get(_METADATA, {"help": "", "bounds": Bounds(), "path": False})
     optional = len(members) > 1
-    return Spec(name=field.name, type=kind, optional=optional, choices=choices, default=field.default, **metadata)
+    entry = get_args(bare[0])[0] if kind is tuple else str
+    return Spec(
+        name=field.name,
+        type=kind,
+        optional=optional,
+        choices=choices,
+        default=field.default,
+        entry=entry,
+        **metadata,
+    )

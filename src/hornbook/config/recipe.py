@@ -13,12 +13,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hornbook.config.models import GPTConfig
-from hornbook.config.objectives import CausalLMConfig
-from hornbook.config.optimizers import AdamWConfig
+from hornbook.config import by_step
+from hornbook.config.models import EncoderConfig, GPTConfig, RobertaConfig, TransformerConfig
+from hornbook.config.objectives import CausalLMConfig, LabelledConfig, MaskedLMConfig, PretrainingConfig
+from hornbook.config.optimizers import AdamWConfig, OptimizerConfig
 from hornbook.config.options import Problem, option
-from hornbook.config.schedules import ConstantConfig, CosineConfig, LinearConfig
-from hornbook.config.values import split_entry
+from hornbook.config.schedules import ByStepConfig, CosineConfig, ScheduleConfig
+from hornbook.config.values import Mistake, split_entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +27,26 @@ class DataConfig:
     """What is read: token stores, and the length of a window."""
 
     sequence_length: int | None = option(None, help="tokens of a window; none: max_positions", minimum=1)
-    train: str | None = option(None, help="token store to train on", path=True)
+    train: tuple[str, ...] = option((), help="token stores to train on", path=True)
+    weights: tuple[float, ...] = option((), help="shares of the stores in the samples; []: by their sizes", above=0)
     validation: str | None = option(None, help="token store for the validation loss", path=True)
+    tokenizer: str | None = option(
+        None, help="tokenizer of instances or labelled texts: a file or folder; stores have their own", path=True
+    )
     synthetic: bool = option(False, help="train on random tokens instead of a store")
-    document_mask: bool = option(False, help="keep attention within a document")
+    document_mask: bool = option(False, help="keep a decoder's attention within a document")
+    layout: Literal["auto", "padded", "packed", "unpadded"] = option(
+        "auto", help="how an encoder's sequences lie in rows; auto: by their lengths"
+    )
 
     def problems(self) -> list[Problem]:
         """List what does not fit together."""
-        if self.train is not None and self.synthetic:
-            return [Problem(("train", "synthetic"), "give one of them, not both")]
-        return []
+        problems = []
+        if self.train and self.synthetic:
+            problems.append(Problem(("train", "synthetic"), "give one of them, not both"))
+        if self.weights and len(self.weights) != len(self.train):
+            problems.append(Problem(("train", "weights"), "give one weight for each store, or none"))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,22 @@ class PrecisionConfig:
     """In what numbers forward and backward are computed; master weights are fp32 always."""
 
     compute: Literal["auto", "fp32", "bf16"] = option("auto", help="auto: bf16 where the device is fast at it")
+    loss_scale: float = option(1.0, help="factor of the loss while gradients travel; fp32 and bf16 need none", above=0)
+    loss_scale_by_step: tuple[str, ...] = option(
+        (), help="STEP=SCALE, from that update (from 0) on; in place of loss_scale"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together, and the first mistake in the table."""
+        if not self.loss_scale_by_step:
+            return []
+        if self.loss_scale != 1.0:
+            return [Problem(("loss_scale", "loss_scale_by_step"), "give one of them, not both")]
+        try:
+            by_step.read(self.loss_scale_by_step)
+        except Mistake as mistake:
+            return [Problem(("loss_scale_by_step",), str(mistake))]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +123,7 @@ class EvaluationConfig:
     every_steps: int = option(500, help="steps between validation losses", minimum=1)
     max_windows: int | None = option(None, help="windows of a validation loss; none: all", minimum=1)
     tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run as well")
-    task_data: tuple[str, ...] = option((), help="their data, PATH for all or TASK=PATH for one", path=True)
+    task_data: tuple[str, ...] = option((), help="their data, PATH for all or TASK=PATH for one", path=True, named=True)
     tasks_every_steps: int | None = option(None, help="steps between tasks; none: every_steps", minimum=1)
 
     def problems(self) -> list[Problem]:
@@ -122,12 +149,14 @@ class Recipe:
     """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
 
     name: str = option("recipe", help="name of the run's folder; default: name of the recipe's file")
-    model: GPTConfig = field(default_factory=GPTConfig)
+    model: TransformerConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    objective: CausalLMConfig = field(default_factory=CausalLMConfig)
-    optimizer: AdamWConfig = field(default_factory=AdamWConfig)
-    schedule: ConstantConfig | LinearConfig | CosineConfig = field(default_factory=CosineConfig)
+    objective: CausalLMConfig | MaskedLMConfig | PretrainingConfig | LabelledConfig = field(
+        default_factory=CausalLMConfig
+    )
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
+    schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -157,4 +186,44 @@ class Recipe:
         if slash and task not in self.evaluation.tasks:
             message = f"the best is chosen by a task that is not run; add {task} to the tasks"
             problems.append(Problem(("checkpoint.best_by", "evaluation.tasks"), message))
-        return problems
+        return problems + self._problems_of_kind() + self._problems_of_labels()
+
+    def _problems_of_kind(self) -> list[Problem]:
+        """List what an encoder has no use for, or a decoder."""
+        is_encoder, learned = isinstance(self.model, EncoderConfig), self.objective.name
+        rules = [
+            (is_encoder and learned == "causal_lm", "objective.name", 'an encoder learns "mlm", "mlm_nsp" or labels'),
+            (not is_encoder and learned in ("mlm", "mlm_nsp"), "objective.name", "masked tokens are for encoders"),
+            (
+                isinstance(self.model, RobertaConfig) and learned == "mlm_nsp",
+                "objective.name",
+                'RoBERTa has no head for pairs; give "mlm"',
+            ),
+            (
+                self.data.tokenizer is not None
+                and (learned not in ("mlm", "mlm_nsp", "classification", "span") or self.data.synthetic),
+                "data.tokenizer",
+                "only instances and labelled texts go without one of their own; leave it out",
+            ),
+            (is_encoder and self.data.document_mask, "data.document_mask", "an encoder's sequences never see others"),
+            (not is_encoder and self.data.layout != "auto", "data.layout", "only an encoder's sequences are laid out"),
+            (
+                is_encoder and self.tracking.sample_every_steps is not None,
+                "tracking.sample_every_steps",
+                "an encoder writes no text",
+            ),
+        ]
+        return [Problem((key, "model.family"), message) for broken, key, message in rules if broken]
+
+    def _problems_of_labels(self) -> list[Problem]:
+        """List what does not fit a model that learns labels, or one that does not."""
+        is_labelled, learned = isinstance(self.objective, LabelledConfig), self.objective.name
+        encoder = self.model if isinstance(self.model, EncoderConfig) else EncoderConfig()
+        rules = [
+            (is_labelled and encoder is not self.model, "model.family", "labels are learned by encoders"),
+            (is_labelled and self.data.synthetic, "data.synthetic", "nobody labelled random tokens; give data.train"),
+            (is_labelled and bool(self.data.weights), "data.weights", "labelled files have no weights"),
+            (encoder.head not in ("pretraining", learned), "model.head", f'such a head learns "{encoder.head}"'),
+            (encoder.num_labels is not None and learned != "classification", "model.num_labels", "only classes do"),
+        ]
+        return [Problem((key, "objective.name"), message) for broken, key, message in rules if broken]

@@ -2,40 +2,99 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.options import option
+from hornbook.config import by_step
+from hornbook.config.options import Problem, option
 from hornbook.config.registry import register
+from hornbook.config.values import Mistake
+
+
+def _name(default: str) -> str:
+    return option(default, help="course of the learning rate")
+
+
+def _final_fraction() -> float:
+    return option(0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantConfig:
+class ScheduleConfig:
+    """What all schedules that warm up have."""
+
+    name: str = _name("")
+    warmup_steps: int = option(0, help="steps of warm-up from 0", minimum=0)
+    warmup_fraction: float | None = option(
+        None, help="warm-up as a fraction of the run, in place of steps", minimum=0, maximum=1
+    )
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        if self.warmup_steps and self.warmup_fraction is not None:
+            return [Problem(("warmup_steps", "warmup_fraction"), "give one of them, not both")]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantConfig(ScheduleConfig):
     """Warm-up, then the peak to the end."""
 
-    name: str = option("constant", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
+    name: str = _name("constant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearConfig:
+class LinearConfig(ScheduleConfig):
     """Warm-up, then a straight line down."""
 
-    name: str = option("linear", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
-    final_fraction: float = option(
-        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
-    )
+    name: str = _name("linear")
+    final_fraction: float = _final_fraction()
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineConfig:
+class CosineConfig(ScheduleConfig):
     """Warm-up, then half a period of a cosine down (Loshchilov & Hutter 2017)."""
 
-    name: str = option("cosine", help="course of the learning rate")
-    warmup_steps: int = option(0, help="steps of linear warm-up from 0", minimum=0)
-    final_fraction: float = option(
-        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
-    )
+    name: str = _name("cosine")
+    final_fraction: float = _final_fraction()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolynomialConfig(ScheduleConfig):
+    """Powers of progress up and down; GroupBERT's warm-up is the power 0.5."""
+
+    name: str = _name("polynomial")
+    warmup_power: float = option(1.0, help="power of the warm-up; 0.5: by the square root", above=0)
+    decay_power: float = option(1.0, help="power of what is left of the decay; 1: a straight line", above=0)
+    decay_steps: int | None = option(None, help="steps of the decay; none: the rest of the run", minimum=1)
+    final_fraction: float = _final_fraction()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalExponentialConfig(ScheduleConfig):
+    """Warm-up, then a staircase down by powers of e."""
+
+    name: str = _name("natural_exponential")
+    stair_steps: int = option(500, help="steps of a stair", minimum=1)
+    stair_decay: float = option(0.05, help="a stair divides by e to this power", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByStepConfig:
+    """A table of factors; with ``optimizer.learning_rate`` 1 they are learning rates."""
+
+    name: str = _name("by_step")
+    factors: tuple[str, ...] = option(("0=1",), help="STEP=FACTOR of the peak, from that update (from 0) on")
+
+    def problems(self) -> list[Problem]:
+        """List the first mistake in the table."""
+        try:
+            by_step.read(self.factors)
+        except Mistake as mistake:
+            return [Problem(("factors",), str(mistake))]
+        return []
 
 
 register("schedule", "constant", ConstantConfig)
 register("schedule", "linear", LinearConfig)
 register("schedule", "cosine", CosineConfig)
+register("schedule", "polynomial", PolynomialConfig)
+register("schedule", "natural_exponential", NaturalExponentialConfig)
+register("schedule", "by_step", ByStepConfig)

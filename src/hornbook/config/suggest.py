@@ -1,16 +1,68 @@
-"""The nearest known word to a misspelt one, for error messages.
+"""The known word that a strange one stands for: what other trainers call it, else the nearest.
 
 did_you_mean("lerning_rate", ["learning_rate", "beta1"]) -> '; did you mean "learning_rate"?'
+did_you_mean("optimizer.lr", ["optimizer.learning_rate"]) -> '; did you mean "optimizer.learning_rate"?'
 """
 
 from collections.abc import Iterable
 
+_USUAL = {
+    "learning_rate": "lr max_lr peak_lr peak_learning_rate base_learning_rate",
+    "weight_decay": "wd l2 weight_decay_rate",
+    "epsilon": "eps adam_eps adam_epsilon",
+    "beta1": "betas b1 adam_beta1 adam_betas",
+    "beta2": "b2 adam_beta2",
+    "clip_norm": "clip grad_clip gradient_clip gradient_clipping max_grad_norm grad_norm_clip clip_grad clip_grad_norm",
+    "warmup_steps": "warmup warmup_iters num_warmup_steps lr_warmup lr_warmup_steps warmup_updates",
+    "warmup_fraction": "warmup_ratio warmup_proportion",
+    "final_fraction": "min_lr min_lr_ratio final_lr end_lr min_learning_rate",
+    "steps": "max_steps num_steps train_steps max_iters num_train_steps iterations total_steps train_iters",
+    "epochs": "nepochs num_epochs max_epochs num_train_epochs n_epochs",
+    "tokens": "max_tokens num_tokens train_tokens",
+    "global_batch_size": "batch_size bs train_batch_size batch gbs",
+    "micro_batch_size": "mbs device_batch_size per_device_train_batch_size per_device_batch_size",
+    "seed": "random_seed",
+    "compute": "dtype precision fp16 bf16 mixed_precision amp",
+    "num_layers": "n_layer n_layers layers num_hidden_layers depth encoder_layers",
+    "num_heads": "n_head n_heads heads num_attention_heads attention_heads",
+    "hidden_size": "n_embd n_embed d_model hidden_dim hidden embed_dim model_dim dim width embedding_size",
+    "head_size": "d_head head_dim qkv_length",
+    "feed_forward_size": "d_ff ff_dim ffn_dim n_inner ffn_size intermediate_size mlp_dim ff_length",
+    "vocab_size": "n_vocab vocabulary_size source_vocab_length",
+    "max_positions": "n_positions max_position_embeddings n_ctx ctx_len block_size context_length max_seq_len",
+    "sequence_length": "seq_len seq_length ctx_len block_size context_length max_seq_len max_seq_length max_length",
+    "activation": "hidden_act act activation_function",
+    "residual_dropout": "dropout resid_pdrop hidden_dropout_prob",
+    "attention_dropout": "attn_pdrop attention_probs_dropout_prob attn_dropout",
+    "embedding_dropout": "embd_pdrop",
+    "initializer_std": "initializer_range init_std",
+    "layer_norm_epsilon": "layer_norm_eps ln_eps",
+    "every_steps": "eval_interval eval_every save_every save_steps eval_steps save_interval",
+    "keep_last": "save_total_limit max_to_keep",
+    "log_every_steps": "log_interval log_every logging_steps",
+}
+"""By our name, what others call it; ``block_size`` and its like are two things here."""
+
+
+def usual(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word for what other trainers call ``word``, or None.
+
+    Of ``section.key`` the key is what counts, and a known one of the same section comes before those of others.
+    """
+    section, _, key = word.lower().rpartition(".")
+    ours = [name for name, words in _USUAL.items() if key in words.split()]
+    meant = [name for name in known if name.rpartition(".")[2] in ours]
+    return min(meant, key=lambda name: not name.startswith(f"{section}."), default=None)
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word closest to ``word``, or None where nothing is near."""
+    """Return the known word that ``word`` usually stands for, else the closest, or None where nothing is near."""
+    known = list(known)
+    if meant := usual(word, known):
+        return meant
     from difflib import get_close_matches  # 4 ms that only a mistake has to pay
 
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    matches = get_close_matches(word, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

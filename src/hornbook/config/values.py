@@ -5,8 +5,9 @@
 
 Text from the command line is first read as its field would be written in TOML, then both take the same way. Integers
 may be written as whole floats (``1e5``), numbers as integers, and ``none`` unsets an optional value (TOML has no null,
-so ``"none"`` does it there). A list is an array in TOML; on the command line it is ``a,b``, and ``none`` an empty one.
-The price: a path cannot be the word ``none`` (``./none`` can), and no name in a list on the command line has a comma.
+so ``"none"`` does it there). A list is an array in TOML and ``a,b`` on the command line; one entry may stand alone, and
+``none`` is the empty list. The price: a path cannot be the word ``none`` (``./none`` can), and an entry of a list has
+no comma on the command line.
 """
 
 import json
@@ -42,12 +43,8 @@ def parse_text(text: object, spec: Spec) -> object:
     if spec.type is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if spec.type is tuple:
-        return [] if text.lower() == "none" else text.split(",")
-    if spec.type in (int, float):
-        for number in (spec.type, float):
-            with suppress(ValueError):
-                return number(text)
-    return text
+        return [] if text.lower() == "none" else [_parse_scalar(part, spec.entry) for part in text.split(",")]
+    return _parse_scalar(text, spec.type)
 
 
 def convert(value: object, spec: Spec) -> object:
@@ -58,15 +55,7 @@ def convert(value: object, spec: Spec) -> object:
     """
     if spec.optional and value in (None, "none"):
         return None
-    if spec.type in (int, float):
-        return _number(value, spec)
-    if spec.type is tuple:
-        return _strings(value, spec)
-    if not isinstance(value, spec.type):
-        raise _unexpected(value, spec)
-    if isinstance(value, str):
-        _check_string(value, spec)
-    return value
+    return _entries(value, spec) if spec.type is tuple else _scalar(value, spec)
 
 
 def absolute(value: str, folder: Path | None) -> str:
@@ -121,29 +110,46 @@ def _cut(line: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."
 
 
-def _strings(value: object, spec: Spec) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise _unexpected(value, spec)
-    for entry in value:
-        if not isinstance(entry, str):
-            raise Mistake(f"expected {spec.expected}, got one with {kind_of(entry)} in it")
-        _check_string(entry, spec)
-    return tuple(value)
+def _parse_scalar(text: str, kind: type) -> object:
+    if kind in (int, float):
+        for number in (kind, float):
+            with suppress(ValueError):
+                return number(text)
+    return text
 
 
-def _number(value: object, spec: Spec) -> int | float:
+def _entries(value: object, spec: Spec) -> tuple[object, ...]:
+    if value is None or value == "none":
+        return ()
+    if isinstance(value, list | tuple):
+        return tuple(_scalar(entry, spec, got="one with {} in it") for entry in value)
+    return (_scalar(value, spec),)
+
+
+def _scalar(value: object, spec: Spec, got: str = "{}") -> object:
+    """Check a value that is no list, or an entry of one."""
+    if spec.scalar in (int, float):
+        return _number(value, spec, got)
+    if not isinstance(value, spec.scalar):
+        raise _unexpected(value, spec, got)
+    if isinstance(value, str):
+        _check_string(value, spec)
+    return value
+
+
+def _number(value: object, spec: Spec, got: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _unexpected(value, spec)
+        raise _unexpected(value, spec, got)
     if isinstance(value, float) and not math.isfinite(value):
         raise Mistake("expected a finite number")
-    if abs(value) > LARGEST_INTEGER and int in (type(value), spec.type):
+    if abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
         raise Mistake("expected an integer of at most 64 bits")
-    if spec.type is int and value != int(value):
-        raise _unexpected(value, spec)
-    number = spec.type(value)
+    if spec.scalar is int and value != int(value):
+        raise _unexpected(value, spec, got)
+    number = spec.scalar(value)
     if spec.bounds.broken_by(number):
         raise Mistake(f"must be {spec.bounds}")
-    return number  # type: ignore[no-any-return]  # int or float, as the spec's type says
+    return number  # type: ignore[no-any-return]  # int or float, as the spec says
 
 
 def _check_string(value: str, spec: Spec) -> None:
@@ -162,6 +168,7 @@ def _encodes(value: str) -> bool:
     return False
 
 
-def _unexpected(value: object, spec: Spec) -> Mistake:
-    got = "" if spec.choices and isinstance(value, str) else f", got {kind_of(value)}"
-    return Mistake(f"expected {spec.expected}{got}")
+def _unexpected(value: object, spec: Spec, got: str = "{}") -> Mistake:
+    if spec.choices and isinstance(value, str):
+        return Mistake(f"expected {spec.expected}")
+    return Mistake(f"expected {spec.expected}, got {got.format(kind_of(value))}")

@@ -2,97 +2,84 @@
 
     build_corpus(["texts/"], tokenizer, Path("corpora/mine"), BuildOptions(validation=0.02))
 
-    corpora/.mine.building/lock, parts/..., corpus/...      while it works; nobody takes that for a corpus
-    corpora/mine/build.json, train/..., validation/...      after one rename
+    corpora/.mine.building/lock, request.json, parts/..., corpus/...      while it works; nobody takes that for a corpus
+    corpora/mine/build.json, train/..., validation/...                    after one rename
 
-A build that was killed leaves its working folder, which the next one to the same place clears. A corpus that is there
-is never overwritten: if it is of the same inputs (paths, sizes, times of change), tokenizer and options, the build is
-done already, else the user has to decide. The price: that comparison trusts the times, as make and rsync do.
+A build that was stopped, killed or met a full disk leaves the parts that it has finished (`hornbook.data.parts`). The
+next one to the same place goes on behind them if it is asked for the same, and clears them else; the bytes are those of
+a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs (paths, sizes,
+times of change), tokenizer and options, the build is done already, else the user has to decide. The price: what was
+tokenized since the last finished part, some tens of megabytes of text, is done again.
 """
 
-import hashlib
-import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from hornbook.data.manifest import MANIFEST, Manifest
-from hornbook.data.megatron import IndexedFile
-from hornbook.data.parts import PartPlan, Progress, join_parts, write_parts
-from hornbook.data.rows import read_rows
-from hornbook.data.store import open_store
+from hornbook import __version__
+from hornbook.data.built import BuildReport, facts_of, finish_store, recognize, write_record
+from hornbook.data.megatron import smallest_dtype
+from hornbook.data.parts import BATCHES_PER_PART, Parts, SplitCounts
+from hornbook.data.pipeline import (
+    BATCH_BYTES,
+    BATCH_DOCUMENTS,
+    Encode,
+    Reading,
+    TokenBatch,
+    TokenPlan,
+    ahead,
+    read_batches,
+    tokenized,
+)
+from hornbook.data.request import BuildJob, BuildOptions
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import (
-    Written,
     commit_directory,
-    dump_json,
     lock_folder,
     make_directory,
-    parse_json,
-    read_json,
     remove_tree,
-    write_file,
+    replace_file,
 )
-from hornbook.text.documents import ReadOptions, Tally, read_sources
-from hornbook.text.sources import STANDARD_INPUT, find_sources
+from hornbook.storage.decompress import InputMeter, measure_input
+from hornbook.text.accelerate import accelerated
+from hornbook.text.documents import Document, Position, ReadOptions, list_sources, read_sources
+from hornbook.text.quality.filter import Filter
+from hornbook.text.quality.pipeline import build_filters
+from hornbook.text.quality.suspicion import Totals, find_suspicions, refuse
+from hornbook.text.sentences import sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
 
-BUILD: Final = "build.json"
-_READ: Final = {"sources", "empty", "faults", "messages", "skipped"}
-_FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
+__all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
+
+_REQUEST: Final = "request.json"
+_LARGE_INPUT: Final = 32 << 20
+_READ_ONCE: Final = "an input is a stream, which can be read only once"
+_LAYOUT: Final = {
+    "format": "parts of a hornbook corpus",
+    "hornbook": __version__,
+    "sizes": [BATCH_BYTES, BATCH_DOCUMENTS, BATCHES_PER_PART],
+}
+"""What parts have in common that can be joined."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """What to make of the documents.
+class Progress:
+    """What a build has done so far.
 
     Attributes:
-        validation: share of the documents, by a hash of their text, that goes to a validation split; 0 for none.
-        end_of_text: ``"stored"``: each document ends with the end-of-text token in the store, as Megatron's
-            ``--append-eod`` does; ``"inserted"``: readers put it in.
-        reading: how to read the documents.
+        documents, num_bytes, tokens: what is in finished parts and the one under way; of text in UTF-8.
+        read: bytes of the inputs that were read, packed as they are.
+        total: bytes of all inputs; None where that is not known.
     """
-
-    validation: float = 0.0
-    end_of_text: Literal["stored", "inserted"] = "stored"
-    reading: ReadOptions = field(default_factory=ReadOptions)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitCounts:
-    """What a split holds: documents, tokens (stored end-of-text tokens included), bytes of text in UTF-8."""
 
     documents: int
-    tokens: int
     num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildReport:
-    """What a build did.
-
-    Attributes:
-        output: the corpus.
-        already_built: it was there, of the same request, and is left as it was.
-        splits: what each split holds.
-        sources: number of files read.
-        empty: documents without a character, left out.
-        faults: documents left out because they could not be read.
-        messages: what was wrong with the first ten of them.
-        skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
-    """
-
-    output: Path
-    already_built: bool
-    splits: dict[str, SplitCounts]
-    sources: int
-    empty: int
-    faults: int
-    messages: list[str]
-    skipped: dict[str, int]
+    tokens: int
+    read: int
+    total: int | None
 
 
 def build_corpus(
@@ -101,185 +88,217 @@ def build_corpus(
     output: Path,
     options: BuildOptions | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_notice: Callable[[str], None] = lambda line: None,
 ) -> BuildReport:
-    """Tokenize documents into a new corpus.
+    """Tokenize documents into a new corpus, or go on where the same build was interrupted.
 
     Args:
-        inputs: files, folders, globs, ``"-"``; see `hornbook.text.sources.find_sources`.
+        inputs: files, folders, globs, ``"-"``; see `hornbook.text.documents.list_sources`.
         tokenizer: makes the tokens.
         output: the corpus' folder, which must not be there yet.
-        options: splits, end-of-text tokens, how to read.
-        on_progress: called after each batch of some 4 MB of text.
+        options: splits, sequences, end-of-text tokens, how to read, which documents stay.
+        on_progress: called at the beginning, and after each batch of some 4 MB of text.
+        on_notice: told, in a line each, what becomes of an interrupted build.
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
-        DataError: a document cannot be read, there is none, an input changed meanwhile, or a split would be empty.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
+        DataError: a document cannot be read, there is none, an input changed meanwhile, a split would be empty, or the
+            outcome is suspicious.
+        StorageError: the disk is full, read-only or failing; finished parts stay.
     """
     options = options or BuildOptions()
-    if not 0 <= options.validation < 1:
-        raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
-    output = output.resolve()
-    if not output.name:
-        raise UserError(f"the output {output} is no name for a new folder; choose another --output")
-    sources = find_sources(inputs, suffixes=options.reading.suffixes, exclude=options.reading.exclude)
-    job = _Job(sources=sources, tokenizer=tokenizer, output=output, options=options)
+    job = BuildJob(
+        sources=list_sources(inputs, options.reading), tokenizer=tokenizer, output=output.resolve(), options=options
+    )
     with lock_folder(job.work):
+        if lexists(job.output):
+            _remove(job.work)
+            return recognize(job)
+        return _Build(job, on_progress, on_notice).run()
+
+
+class _Build:
+    """A build under way in its locked working folder."""
+
+    def __init__(
+        self, job: BuildJob, on_progress: Callable[[Progress], None], on_notice: Callable[[str], None]
+    ) -> None:
+        self._job, self._on_progress, self._on_notice = job, on_progress, on_notice
+        self._parts: Parts | None = None
+        self._is_suspicious = False
+
+    def run(self) -> BuildReport:
+        """Build the corpus and commit it; what stays after an error is said."""
         try:
-            return _recognize(job) if os.path.lexists(job.output) else _build(job, on_progress)
-        finally:
-            with suppress(StorageError):
-                remove_tree(job.work)
+            report = self._run()
+        except BaseException as error:
+            self._leave(error)
+            raise
+        _remove(self._job.work)
+        return report
 
+    def _run(self) -> BuildReport:
+        job = self._job
+        request = job.request  # of the inputs as they are before the first is read
+        parts = self._parts = self._take_up()
+        if parts.end is None:
+            parts.finish(self._write_parts(parts))
+        assert parts.end is not None, "it was read to its end"
+        self._look_at(parts, parts.end)
+        read = facts_of(job, parts.end)
+        corpus = self._write_corpus(parts, read)
+        if job.describe_inputs() != request["inputs"]:
+            raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
+        commit_directory(corpus, job.output)
+        return BuildReport(output=job.output, already_built=False, splits=parts.counts(), **read)
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What ``build_corpus`` was asked for."""
+    def _take_up(self) -> Parts:
+        """The parts that the same build has left, or none: whatever else there is goes."""
+        job, folder = self._job, self._job.work / "parts"
+        if not job.is_recorded_in(job.work / _REQUEST, _LAYOUT):
+            if _has_parts(job):
+                why = _READ_ONCE if job.has_streams else "it was of other inputs, options or tokenizer"
+                self._on_notice(f"cleared what an interrupted build left in {job.work}: {why}")
+            for entry in (_REQUEST, "parts", "corpus"):
+                remove_tree(job.work / entry)
+            make_directory(folder)
+            replace_file(job.work / _REQUEST, job.record(_LAYOUT))
+        parts = Parts(folder, job.splits, smallest_dtype(job.tokenizer.vocab_size))
+        if parts.finished:
+            done = sum(counts.documents for counts in parts.counts().values())
+            self._on_notice(f"going on behind {_several(parts)} of an interrupted build, which has {done:,} documents")
+        return parts
 
-    sources: list[str]
-    tokenizer: Tokenizer
-    output: Path
-    options: BuildOptions
+    def _write_parts(self, parts: Parts) -> Reading:
+        """Read what was not read yet, and write it into parts; return how far that came."""
+        job, reading = self._job, parts.reading
+        filters = build_filters(job.options.quality)
+        parts.remind(filters)
+        before = sum((job.sizes or [])[: reading.tally.position.source])
+        with measure_input() as meter, closing(self._batches(reading, filters)) as batches:
 
-    @property
-    def work(self) -> Path:
-        """The working folder, on the file system of the output."""
-        return self.output.with_name(f".{self.output.name}.building")
+            def tell(counts: dict[str, SplitCounts]) -> None:
+                self._on_progress(_progress(job, counts, reading, before, meter))
 
-    @cached_property
-    def request(self) -> dict[str, Any]:
-        """What two builds have in common if they make the same corpus; ``inputs`` is None where nobody can tell."""
-        return {
-            "inputs": _describe_files(self.sources),
-            "tokenizer": self.tokenizer.digest,
-            "options": _describe_options(self.options),
-        }
+            tell(parts.counts())
+            parts.write(batches, tell)
+        if not parts.finished:
+            raise DataError(f"there is no document to build a corpus of ({_left_out(job, reading)}); check the inputs")
+        return reading
 
-
-def _build(job: _Job, on_progress: Callable[[Progress], None]) -> BuildReport:
-    """Build the corpus in the working folder and commit it."""
-    request = job.request  # of the inputs as they are before the first is read
-    parts, corpus = job.work / "parts", job.work / "corpus"
-    for folder in (parts, corpus):
-        if folder.exists():  # left by a build that was killed
-            remove_tree(folder)
-        make_directory(folder)
-    tally = Tally()
-    plan = PartPlan(
-        tokenizer=job.tokenizer,
-        source_numbers={source: number for number, source in enumerate(job.sources)},
-        validation=job.options.validation,
-        store_end_of_text=job.options.end_of_text == "stored",
-    )
-    num_parts = write_parts(read_sources(job.sources, job.options.reading, tally), parts, plan, on_progress)
-    if not num_parts:
-        found = f"{len(job.sources)} files, {tally.empty} documents empty, {tally.faults} unreadable"
-        raise DataError(f"there is no document to build a corpus of ({found}); check the inputs")
-    splits = {}
-    for split in plan.splits:
-        make_directory(corpus / split)
-        files = join_parts(parts, num_parts, split, corpus / split)
-        splits[split] = _finish_store(job, corpus / split, files, tally)
-    read: dict[str, Any] = {
-        "sources": len(job.sources),
-        "empty": tally.empty,
-        "faults": tally.faults,
-        "messages": tally.messages,
-        "skipped": dict(tally.skipped),
-    }
-    write_file(corpus / BUILD, dump_json(_FORMAT | {"request": request, "read": read}))
-    if _describe_files(job.sources) != request["inputs"]:
-        raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
-    commit_directory(corpus, job.output)
-    return BuildReport(output=job.output, already_built=False, splits=splits, **read)
-
-
-def _finish_store(job: _Job, folder: Path, files: dict[str, Written], tally: Tally) -> SplitCounts:
-    """Add tokenizer and manifest to a store whose tokens are there.
-
-    Raises:
-        DataError: the store is empty.
-        StorageError: a file cannot be written.
-    """
-    indexed = IndexedFile.open(folder / "tokens")
-    if not indexed.num_documents:
-        raise DataError(
-            f"the {folder.name} split would be empty: none of {tally.documents} documents fell to it with "
-            f"--validation {job.options.validation:g}; give more documents, or another share"
+    def _look_at(self, parts: Parts, reading: Reading) -> None:
+        """Refuse an outcome that is probably not what the user wanted; the same with ``--allow`` goes on from here."""
+        whole = sum(parts.counts().values(), SplitCounts())
+        totals = Totals(
+            documents=reading.tally.documents,
+            dropped=reading.dropped,
+            tokens=whole.tokens,
+            num_bytes=whole.num_bytes,
         )
-    rows = read_rows(folder / "documents.npy", indexed.num_documents)
-    counts = SplitCounts(
-        documents=indexed.num_documents, tokens=indexed.num_tokens, num_bytes=int(rows["num_bytes"].sum())
-    )
-    tokenizer = write_file(folder / "tokenizer.json", job.tokenizer.to_json().encode())
-    manifest = Manifest(
-        num_documents=counts.documents,
-        num_tokens=counts.tokens,
-        num_bytes=counts.num_bytes,
-        dtype=indexed.dtype.name,
-        end_of_text=job.options.end_of_text,
-        end_of_text_id=job.tokenizer.end_of_text_id,
-        tokenizer=job.tokenizer.digest,
-        vocab_size=job.tokenizer.vocab_size,
-        split=folder.name,
-        options=job.request["options"],
-        sources=tuple(map(_absolute, job.sources)),
-        files=files | {"tokenizer.json": tokenizer},
-    )
-    write_file(folder / MANIFEST, manifest.to_bytes())
-    return counts
+        tolerance = self._job.options.tolerance
+        self._is_suspicious = True
+        refuse(find_suspicions(parts.source_counts(self._job.sources), totals, tolerance), tolerance)
+        self._is_suspicious = False
 
-
-def _recognize(job: _Job) -> BuildReport:
-    """Report on the corpus that is there already, if it is what this build would make.
-
-    Raises:
-        UserError: it is not.
-        DataError: it is damaged.
-    """
-    remedy = "choose another --output, or remove it"
-    if not (job.output / BUILD).is_file():
-        raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
-    record = read_json(job.output / BUILD, "the record of the build")
-    if not isinstance(record, dict) or {name: record.get(name) for name in _FORMAT} != _FORMAT:
-        raise DataError(f"{job.output / BUILD}: expected the record of a build, version 1; {remedy}")
-    old, read = record.get("request"), record.get("read")
-    if not isinstance(old, dict) or not isinstance(read, dict) or set(read) != _READ:
-        raise DataError(f"{job.output / BUILD}: the record of the build is damaged; {remedy}")
-    if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
-        raise UserError(f"{job.output} exists already and was built from other {' and '.join(changed)}; {remedy}")
-    splits = {}
-    for split in ("train", "validation") if job.options.validation else ("train",):
-        store = open_store(job.output, split)
-        splits[split] = SplitCounts(
-            documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
+    def _batches(self, reading: Reading, filters: list[Filter]) -> Generator[TokenBatch, None, None]:
+        job, options = self._job, self._job.options
+        numbers = {source: number for number, source in enumerate(job.sources)}
+        plan = TokenPlan(
+            encode=self._encoder(),
+            dtype=smallest_dtype(job.tokenizer.vocab_size),
+            source_numbers=numbers,
+            validation=options.validation,
+            end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
+            split_text=_splitter(options),
         )
-    return BuildReport(output=job.output, already_built=True, splits=splits, **read)
+        batches = read_batches(_documents(job, reading), filters, reading, numbers)
+        if job.has_streams:  # a thread that waits for its input could not be stopped
+            return tokenized(batches, plan)
+        return ahead(tokenized(ahead(batches), plan))
+
+    def _encoder(self) -> Encode:
+        """What makes the tokens: the same ones, slower or faster."""
+        job, options = self._job, self._job.options
+        is_large = job.sizes is None or sum(job.sizes) >= _LARGE_INPUT
+        faster = accelerated(job.tokenizer, options.threads) if is_large and options.encoder == "auto" else None
+        return faster or job.tokenizer.encode_batch
+
+    def _write_corpus(self, parts: Parts, read: dict[str, Any]) -> Path:
+        """Write the whole corpus into the working folder; what an interrupted build has of it is written again."""
+        job, corpus = self._job, self._job.work / "corpus"
+        remove_tree(corpus)
+        for split, counts in parts.counts().items():
+            if not counts.documents:
+                total = sum(counts.documents for counts in parts.counts().values())
+                raise DataError(
+                    f"the {split} split would be empty: none of {total} documents fell to it with "
+                    f"--validation {job.options.validation:g}; give more documents, or another share"
+                )
+            make_directory(corpus / split)
+            finish_store(job, corpus / split, parts.join(split, corpus / split), counts)
+        write_record(job, corpus, read)
+        return corpus
+
+    def _leave(self, error: BaseException) -> None:
+        """Keep finished parts if the same command can go on from them, and remove all else."""
+        job, parts = self._job, self._parts
+        is_read = parts is not None and parts.end is not None
+        is_hopeless = is_read and isinstance(error, UserError) and not self._is_suspicious
+        is_done = is_hopeless or lexists(job.output)  # an error after the commit takes nothing back
+        if not _has_parts(job) or is_done or job.has_streams:
+            if _has_parts(job) and not is_done:
+                self._on_notice(f"nothing is kept of the build: {_READ_ONCE}")
+            _remove(job.work)
+        elif parts is not None:
+            self._on_notice(
+                f"{_several(parts)} kept: the same command goes on from there; to discard all, remove {job.work}"
+            )
 
 
-def _describe_options(options: BuildOptions) -> dict[str, Any]:
-    """The options that make a difference to the corpus, as JSON would hand them back."""
-    values = asdict(options)
-    del values["reading"]["processes"]
-    described: dict[str, Any] = parse_json(dump_json(values), "the options")
-    return described
+def _documents(job: BuildJob, reading: Reading) -> Iterator[Document]:
+    """The documents behind the position that the tally is at, which in the end lies behind the last source."""
+    yield from read_sources(job.sources, job.options.reading, reading.tally, skip=reading.tally.position)
+    reading.tally.position = Position(len(job.sources), 0)
 
 
-def _describe_files(sources: list[str]) -> str | None:
-    """A hash of the paths, sizes and times of change of files; None with standard input among them."""
-    digest = hashlib.sha256()
-    for source in sources:
-        if source == STANDARD_INPUT:
-            return None
-        try:
-            status = Path(source).stat()
-        except OSError as error:
-            raise UserError(f"cannot read {source}: {error.strerror}; check the path") from error
-        digest.update(f"{_absolute(source)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+def _splitter(options: BuildOptions) -> Callable[[str], list[str]] | None:
+    if options.sequences == "documents":
+        return None
+    return split_lines if options.sequences == "lines" else sentence_splitter(options.language)
 
 
-def _absolute(source: str) -> str:
-    """The path for the manifest; bytes of a name that are no UTF-8 are written with a backslash."""
-    path = source if source == STANDARD_INPUT else str(Path(source).absolute())
-    return path.encode(errors="backslashreplace").decode()
+def _progress(
+    job: BuildJob, counts: dict[str, SplitCounts], reading: Reading, before: int, meter: InputMeter
+) -> Progress:
+    whole = sum(counts.values(), SplitCounts())
+    passed = sum((job.sizes or [])[: reading.tally.position.source])
+    total = None if job.sizes is None else sum(job.sizes)
+    read = max(before + meter.num_bytes, passed)
+    return Progress(
+        documents=whole.documents,
+        num_bytes=whole.num_bytes,
+        tokens=whole.tokens,
+        read=read if total is None else min(read, total),
+        total=total,
+    )
+
+
+def _left_out(job: BuildJob, reading: Reading) -> str:
+    tally, dropped = reading.tally, reading.dropped.total()
+    filtered = f", {dropped} dropped by filters" if dropped else ""
+    return f"{len(job.sources)} files, {tally.empty} documents empty, {tally.faults} unreadable{filtered}"
+
+
+def _has_parts(job: BuildJob) -> bool:
+    return (job.work / "parts" / "000000.json").exists()
+
+
+def _several(parts: Parts) -> str:
+    number = len(parts.finished)
+    return f"{number} finished part{'s' * (number > 1)}"
+
+
+def _remove(work: Path) -> None:
+    """Remove the working folder; a disk that refuses does not undo what was done."""
+    with suppress(StorageError):
+        remove_tree(work)

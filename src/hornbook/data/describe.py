@@ -25,11 +25,15 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The beginning of a document: its number, its text (its ids where no tokenizer is known), and where it is from."""
+    """The beginning of a document: its number, its text (its ids where no tokenizer is known), and where it is from.
+
+    ``unit`` is what the source's offset counts, ``"byte"`` or ``"row"``.
+    """
 
     document: int
     text: str
     source: tuple[str, int] | None
+    unit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,8 @@ def samples(store: TokenStore, count: int) -> list[Sample]:
     for number in numbers:
         tokens = store.read(number, 0, min(_SAMPLE_TOKENS, int(store.document_lengths[number])))
         text = tokenizer.decode(tokens) if tokenizer else " ".join(map(str, tokens.tolist()))
-        found.append(Sample(document=number, text=text, source=store.source(number)))
+        unit = store.offset_unit(number)
+        found.append(Sample(document=number, text=text, source=store.source(number), unit=unit))
     return found
 
 

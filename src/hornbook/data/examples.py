@@ -192,9 +192,13 @@ class Windows:
         """The windows of the samples B, stacked: int64[B, T+1]."""
         return self._stream.read(self._starts(samples), self.sequence_length + 1)
 
-    def provenance(self, sample: int) -> list[Piece]:
-        """Which tokens of which documents the sample reads, in its order; an inserted end-of-text belongs to none."""
-        return self._stream.pieces(int(self._starts(np.array([sample]))[0]), self.sequence_length + 1)
+    def provenance(self, sample: int, *, with_target: bool = True) -> list[Piece]:
+        """Which tokens of which documents the sample reads, in its order; an inserted end-of-text belongs to none.
+
+        ``with_target=False`` leaves out the last token, which is a target only.
+        """
+        start = int(self._starts(np.array([sample]))[0])
+        return self._stream.pieces(start, self.sequence_length + with_target)
 
     def _starts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in the stream each sample begins."""

@@ -35,6 +35,10 @@ class Purpose(IntEnum):
     KEYS = 3
     SYNTHETIC_TOKENS = 4
     SYNTHETIC_LENGTHS = 5
+    BLEND = 6
+    SOURCE_SEED = 7
+    PAIRS = 8
+    MASKING = 9
 
 
 def mix64(*values: int | IntegerArray) -> NDArray[np.uint64]:

@@ -22,7 +22,7 @@ STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.js
 FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
 
 _MAX_BYTES: Final = 1 << 30
-_NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "end_of_text_id", "vocab_size")
+_NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "vocab_size")
 _TEXTS: Final = ("dtype", "end_of_text", "tokenizer", "split")
 _KINDS: Final[dict[str, type]] = (
     dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
@@ -38,28 +38,32 @@ class Manifest:
         num_documents, num_tokens: as the index has them; stored end-of-text tokens count.
         num_bytes: of the documents' text in UTF-8.
         dtype: of a token, ``"uint16"`` or ``"int32"``.
-        end_of_text: ``"stored"``, each document ends with it, or ``"inserted"``, readers put it in.
-        end_of_text_id: its id.
+        end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, readers put it in; ``"absent"``, the
+            tokenizer has no such token, as that of BERT.
+        end_of_text_id: its id; None where it is absent.
         tokenizer: the digest of the tokenizer.
         vocab_size: its number of ids.
         split: ``"train"`` or ``"validation"``.
         options: what the build was asked for.
         sources: absolute paths of what was read; ``"-"`` is standard input.
         files: size and hash of every other file in the folder.
+        sequences: what a sequence of the index is, ``"documents"`` or ``"sentences"``; stores from before there were
+            sentences do not say, and have documents.
     """
 
     num_documents: int
     num_tokens: int
     num_bytes: int
     dtype: str
-    end_of_text: Literal["stored", "inserted"]
-    end_of_text_id: int
+    end_of_text: Literal["stored", "inserted", "absent"]
+    end_of_text_id: int | None
     tokenizer: str
     vocab_size: int
     split: str
     options: Mapping[str, Any]
     sources: tuple[str, ...]
     files: Mapping[str, Written]
+    sequences: Literal["documents", "sentences"] = "documents"
 
     def to_bytes(self) -> bytes:
         """The content of ``manifest.json``."""
@@ -82,13 +86,25 @@ class Manifest:
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
-        if values["end_of_text"] not in ("stored", "inserted"):
-            raise DataError(f"{path}: expected end_of_text to be stored or inserted; restore the file")
+        optional = _read_optional(values, path)
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
         files = _read_files(values["files"], path)
-        return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files})
+        return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
+
+
+def _read_optional(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of which not every store has something to say."""
+    end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
+    if end_of_text not in ("stored", "inserted", "absent"):
+        raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
+    if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
+        raise DataError(f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file")
+    sequences = values.get("sequences", "documents")
+    if sequences not in ("documents", "sentences"):
+        raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
+    return {"end_of_text_id": number, "sequences": sequences}
 
 
 def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:

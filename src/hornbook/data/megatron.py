@@ -13,7 +13,7 @@ index once, 20 bytes a document; the tokens are mapped into memory and read when
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hornbook.errors import DataError
-from hornbook.storage import FileWriter, Written, write_file
+from hornbook.storage import BytesLike, FileWriter, Written, write_file
 from hornbook.storage.system import translated
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
@@ -82,15 +82,9 @@ class IndexedWriter:
     def add_sequence(self, tokens: ArrayLike) -> None:
         """Add a sequence to the document that is under way."""
         values = np.asarray(tokens)
-        converted = np.ascontiguousarray(values, dtype=self.dtype)
         assert values.ndim == 1, "a sequence has one dimension"
-        assert values.dtype == self.dtype or np.array_equal(converted, values), f"a token does not fit {self.dtype}"
-        self._sizes.append(len(converted))
-        self._pending.append(converted)
-        self._num_pending += len(converted)
-        self.num_tokens += len(converted)
-        if self._num_pending >= _BUFFERED_TOKENS:
-            self._flush()
+        self._sizes.append(len(values))
+        self._append(values)
 
     def end_document(self) -> None:
         """Let the next sequence begin a document."""
@@ -100,6 +94,29 @@ class IndexedWriter:
         """Add a document of one sequence, as loaders for GPT expect it."""
         self.add_sequence(tokens)
         self.end_document()
+
+    def add_documents(self, tokens: IntegerArray, sizes: IntegerArray, sequences: IntegerArray) -> None:
+        """Add many documents at once.
+
+        Args:
+            tokens: of all their sequences, one after the other, [num_tokens].
+            sizes: tokens of each sequence, [num_sequences].
+            sequences: number of sequences of each document, [num_documents].
+        """
+        assert int(sizes.sum()) == len(tokens) and int(sequences.sum()) == len(sizes), "the parts make the whole"
+        before = len(self._sizes)
+        self._sizes.frombytes(sizes.astype(np.intc).tobytes())
+        self._document_index.frombytes((before + np.cumsum(sequences, dtype=np.int64)).tobytes())
+        self._append(tokens)
+
+    def _append(self, values: IntegerArray) -> None:
+        converted = np.ascontiguousarray(values, dtype=self.dtype)
+        assert values.dtype == self.dtype or np.array_equal(converted, values), f"a token does not fit {self.dtype}"
+        self._pending.append(converted)
+        self._num_pending += len(converted)
+        self.num_tokens += len(converted)
+        if self._num_pending >= _BUFFERED_TOKENS:
+            self._flush()
 
     def _flush(self) -> None:
         if self._pending:
@@ -133,38 +150,59 @@ def write_index(
     Raises:
         StorageError: it cannot be written.
     """
-    header = np.zeros(1, dtype=HEADER)
-    codes = {kind: code for code, kind in DTYPES.items()}
-    header[0] = (MAGIC, VERSION, codes[dtype], len(sizes), len(document_index))
+    header = _header(dtype, len(sizes), len(document_index))
     pointers = np.zeros(len(sizes), dtype="<i8")
     np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
     pointers *= dtype.itemsize
-    return write_file(
-        path, (header.tobytes(), sizes.astype("<i4").data, pointers.data, document_index.astype("<i8").data)
-    )
+    return write_file(path, (header, sizes.astype("<i4").data, pointers.data, document_index.astype("<i8").data))
 
 
-def join_indexed(parts: Sequence["IndexedFile"], prefix: Path) -> tuple[Written, Written]:
-    """Write one indexed data set of the documents of several, in their order, without holding tokens in memory.
+def _header(dtype: np.dtype[Any], num_sequences: int, num_entries: int) -> bytes:
+    codes = {kind: code for code, kind in DTYPES.items()}
+    header = np.zeros(1, dtype=HEADER)
+    header[0] = (MAGIC, VERSION, codes[dtype], num_sequences, num_entries)
+    return header.tobytes()
 
-    All parts are of one dtype, their sequences in the order of their bytes, as ``IndexedWriter`` leaves them.
+
+def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]:
+    """Write one indexed data set of the documents of several, in their order; memory holds the index of one of them.
+
+    Args:
+        parts: their prefixes; all of one dtype, their sequences in the order of their bytes, as ``IndexedWriter``
+            leaves them.
+        prefix: of the new one.
 
     Returns:
         Size and hash of the ``.bin`` and of the ``.idx``.
 
     Raises:
+        DataError: a part is damaged.
         StorageError: a file cannot be read or written.
     """
     bin_path, idx_path = index_paths(prefix)
-    dtypes = {part.dtype for part in parts}
-    assert len(dtypes) == 1, "parts of one dtype"
-    assert all(part.is_contiguous for part in parts), "parts of sequences in the order of their bytes"
-    written = write_file(bin_path, (chunk for part in parts for chunk in _chunks(part.paths[0])))
-    ends = np.cumsum([0, *(part.num_sequences for part in parts)])
-    index = [part.document_index[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
-    sizes = np.concatenate([part.sizes for part in parts])
-    entries = np.concatenate([np.zeros(1, dtype=np.int64), *index])
-    return written, write_index(idx_path, dtypes.pop(), sizes, entries)
+    written = write_file(bin_path, (chunk for part in parts for chunk in _chunks(index_paths(part)[0])))
+    return written, write_file(idx_path, _joined_index(parts))
+
+
+def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
+    """The content of the ``.idx`` of parts laid end to end, a part at a time."""
+    dtypes, starts, ends = set(), [0], [0]  # sequences and tokens before each part
+    num_documents = 0
+    for part in map(IndexedFile.open, parts):
+        assert part.is_contiguous, "parts of sequences in the order of their bytes"
+        dtypes.add(part.dtype)
+        starts.append(starts[-1] + part.num_sequences)
+        ends.append(ends[-1] + part.num_tokens)
+        num_documents += part.num_documents
+    [dtype] = dtypes
+    yield _header(dtype, starts[-1], num_documents + 1)
+    for part in map(IndexedFile.open, parts):
+        yield part.sizes.data
+    for end, part in zip(ends, map(IndexedFile.open, parts), strict=False):
+        yield (part.pointers + end * dtype.itemsize).data
+    yield bytes(8)
+    for start, part in zip(starts, map(IndexedFile.open, parts), strict=False):
+        yield (part.document_index[1:] + start).data
 
 
 def _chunks(path: Path) -> Iterable[bytes]:

@@ -1,150 +1,248 @@
-"""From documents to a store: parts that hold some tens of megabytes of text each, joined at the end.
+"""Parts of a corpus that is being built: some tens of megabytes of text each, finished one by one, joined at the end.
 
-    documents -> batches of 4 MB -> tokens -> parts/000000-train.bin .idx .npy, parts/000000-validation.bin ...
-                                              parts/000001-train.bin ...
-    parts of a split, in their order       -> train/tokens.bin .idx, train/documents.npy
+    parts/000000-train.bin .idx .npy, 000000-validation.bin ..., 000000-memory-0.npy      then 000000.json, its record
+    parts/000001-train.bin ...
+    parts/end.json                                                                        there are no more
 
-A part is finished, on the disk and by itself a Megatron data set before the next one begins; joining copies bytes and
-adds up indices. So memory holds a batch, whatever the size of the corpus. The price: the tokens are written twice.
+A part is by itself a Megatron data set; its record, written last, says how far the inputs were read, so that a build
+that was killed goes on behind the last record, and what the files' sizes are, so that a torn one is seen. Joining
+copies bytes and adds up indices. So memory holds some batches, whatever the size of the corpus. The price: the tokens
+are written twice.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import io
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import DTypeLike, NDArray
 
-from hornbook.data.megatron import IndexedFile, IndexedWriter, join_indexed, smallest_dtype
-from hornbook.data.rows import DOCUMENT_ROW, npy_bytes
-from hornbook.storage import Written, write_file
-from hornbook.text.documents import Document
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.data.megatron import IndexedWriter, join_indexed
+from hornbook.data.pipeline import Reading, TokenBatch, Tokens
+from hornbook.data.rows import npy_bytes, npy_header
+from hornbook.errors import DataError
+from hornbook.storage import (
+    BytesLike,
+    Written,
+    dump_json,
+    parse_json,
+    read_bytes,
+    remove_file,
+    replace_file,
+    write_file,
+)
+from hornbook.text.quality.filter import Filter
+from hornbook.text.quality.suspicion import SourceCounts
 
-_BATCH_BYTES: Final = 4 << 20
-_BATCHES_PER_PART: Final = 16
+BATCHES_PER_PART: Final = 16
+_END: Final = "end.json"
+_MAX_ARRAY_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a build has done so far: documents, bytes of their text in UTF-8, and tokens."""
+class SplitCounts:
+    """What a split holds: documents, tokens (stored end-of-text tokens included), bytes of text in UTF-8."""
 
     documents: int = 0
-    num_bytes: int = 0
     tokens: int = 0
+    num_bytes: int = 0
+
+    def __add__(self, other: "SplitCounts") -> "SplitCounts":
+        """Both together."""
+        return SplitCounts(
+            documents=self.documents + other.documents,
+            tokens=self.tokens + other.tokens,
+            num_bytes=self.num_bytes + other.num_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartPlan:
-    """How documents become tokens.
+class Part:
+    """The record of a finished part.
 
     Attributes:
-        tokenizer: makes the tokens.
-        source_numbers: the number that stands for a document's source in ``documents.npy``.
-        validation: share of the documents that the validation split gets.
-        store_end_of_text: whether each document ends with the end-of-text token in the store.
+        reading: how far the inputs were read after its last document; what was lost is that since the part before it.
+        splits: what it has of each split.
+        files: the size of each of its files.
     """
 
-    tokenizer: Tokenizer
-    source_numbers: dict[str, int]
-    validation: float
-    store_end_of_text: bool
+    reading: Reading
+    splits: dict[str, SplitCounts]
+    files: dict[str, int]
+
+
+class Parts:
+    """The parts in a folder that exists, those of an earlier process included.
+
+    Attributes:
+        finished: their records.
+        end: how far the inputs were read, once all of them were.
+    """
+
+    def __init__(self, folder: Path, splits: tuple[str, ...], dtype: DTypeLike) -> None:
+        """Take up the finished parts that are whole; records of others are removed.
+
+        Raises:
+            StorageError: the folder cannot be read or changed.
+        """
+        self._folder, self._splits, self._dtype = folder, splits, dtype
+        self.finished: list[Part] = []
+        for number in count():
+            part = _read_part(folder, number)
+            if part is None:
+                break
+            self.finished.append(part)
+        self.end = _read_end(folder / _END, number)
+        stale = [path for path in folder.glob("*.json") if path.stem.isdigit() and int(path.stem) >= number]
+        for path in (*[folder / _END] * (self.end is None), *stale):
+            remove_file(path)
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that there will be."""
-        return ("train", "validation") if self.validation else ("train",)
+    def reading(self) -> Reading:
+        """How far the inputs were read when the last part ended; a copy, of which nothing is lost yet."""
+        if not self.finished:
+            return Reading()
+        return replace(self.finished[-1].reading.copy(), lost=Counter(), lost_bytes=Counter())
 
+    def counts(self) -> dict[str, SplitCounts]:
+        """What all parts have of each split."""
+        return {split: sum((part.splits[split] for part in self.finished), SplitCounts()) for split in self._splits}
 
-def write_parts(
-    documents: Iterable[Document], folder: Path, plan: PartPlan, on_progress: Callable[[Progress], None]
-) -> int:
-    """Tokenize documents into parts in an existing folder; return how many parts there are.
+    def remind(self, filters: Sequence[Filter]) -> None:
+        """Give filters back what they learned while the parts were made.
 
-    Raises:
-        StorageError: a part cannot be written.
-    """
-    progress = Progress()
-    batches = batched_by_bytes(documents, _BATCH_BYTES)
-    for number in count():
-        some = islice(batches, _BATCHES_PER_PART)
-        first = next(some, None)
-        if first is None:
-            return number
+        Raises:
+            DataError: a part is damaged.
+            StorageError: it cannot be read.
+        """
+        for number, part in enumerate(self.finished):
+            for index, each in enumerate(filters):
+                name = _memory_name(number, index)
+                if name in part.files:
+                    each.remember(_read_npy(self._folder / name))
+
+    def write(
+        self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
+    ) -> None:
+        """Write batches into further parts; ``after_batch`` is told the counts of all parts after each.
+
+        Raises:
+            StorageError: a part cannot be written; the finished ones are none the worse.
+        """
+        while True:
+            some = islice(batches, BATCHES_PER_PART)
+            if (first := next(some, None)) is None:
+                return
+            self._write_part(chain((first,), some), after_batch)
+
+    def _write_part(self, batches: Iterator[TokenBatch], after_batch: Callable[[dict[str, SplitCounts]], None]) -> None:
+        number, counts = len(self.finished), self.counts()
+        memory: list[list[NDArray[np.uint64]]] = []
+        lost, lost_bytes = Counter[int](), Counter[int]()
         with ExitStack() as stack:
             writers = {
-                split: stack.enter_context(_SplitWriter(folder / f"{number:06d}-{split}", plan))
-                for split in plan.splits
+                split: stack.enter_context(_SplitWriter(self._prefix(number, split), self._dtype))
+                for split in self._splits
             }
-            for batch in chain((first,), some):
-                tokens = _write_batch(batch, writers, plan)
-                progress = replace(
-                    progress,
-                    documents=progress.documents + len(batch),
-                    num_bytes=progress.num_bytes + sum(document.num_bytes for document in batch),
-                    tokens=progress.tokens + tokens,
-                )
-                on_progress(progress)
-    raise AssertionError("counting has no end")
+            for batch in batches:
+                for split, writer in writers.items():
+                    writer.add(batch.splits[split])
+                memory.append(batch.memory)
+                lost += batch.reading.lost
+                lost_bytes += batch.reading.lost_bytes
+                after_batch({split: counts[split] + writer.counts for split, writer in writers.items()})
+        files = [file for writer in writers.values() for file in writer.files]
+        files += self._write_memory(number, memory)
+        part = Part(
+            reading=replace(batch.reading, lost=lost, lost_bytes=lost_bytes),
+            splits={split: writer.counts for split, writer in writers.items()},
+            files={path.name: path.stat().st_size for path in files},
+        )
+        record = asdict(part) | {"reading": part.reading.to_json()}
+        replace_file(self._folder / f"{number:06d}.json", dump_json(record))
+        self.finished.append(part)
 
+    def _write_memory(self, number: int, memory: list[list[NDArray[np.uint64]]]) -> Iterator[Path]:
+        for index, learned in enumerate(zip(*memory, strict=True)):
+            if sum(map(len, learned)):
+                path = self._folder / _memory_name(number, index)
+                write_file(path, npy_bytes(np.concatenate(learned)))
+                yield path
 
-def join_parts(folder: Path, num_parts: int, split: str, target: Path) -> dict[str, Written]:
-    """Make ``tokens.bin``, ``tokens.idx`` and ``documents.npy`` of a split's parts in an existing folder ``target``.
+    def finish(self, reading: Reading) -> None:
+        """Note that the inputs were read to their end.
 
-    Returns:
-        Size and hash of each of them.
+        Raises:
+            StorageError: it cannot be written.
+        """
+        record = {"parts": len(self.finished), "reading": reading.to_json()}
+        replace_file(self._folder / _END, dump_json(record))
+        self.end = reading
 
-    Raises:
-        StorageError: a file cannot be read or written.
-    """
-    prefixes = [folder / f"{number:06d}-{split}" for number in range(num_parts)]
-    tokens, index = join_indexed([IndexedFile.open(prefix) for prefix in prefixes], target / "tokens")
-    rows = [np.load(prefix.with_suffix(".npy"), allow_pickle=False) for prefix in prefixes]
-    documents = write_file(target / "documents.npy", npy_bytes(np.concatenate(rows)))
-    return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
+    def join(self, split: str, target: Path) -> dict[str, Written]:
+        """Make ``tokens.bin``, ``tokens.idx`` and ``documents.npy`` of a split's parts in an existing folder.
 
+        Returns:
+            Size and hash of each of them.
 
-def falls_to_validation(text: str, fraction: float) -> bool:
-    """Tell the split of a document: a pure function of its text.
+        Raises:
+            DataError: a part is damaged.
+            StorageError: a file cannot be read or written.
+        """
+        prefixes = [self._prefix(number, split) for number in range(len(self.finished))]
+        tokens, index = join_indexed(prefixes, target / "tokens")
+        documents = write_file(target / "documents.npy", self._joined_rows(split, prefixes))
+        return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
-    So a document stays on its side when others come, go or move, and when the fraction grows it may pass from training
-    to validation, never back; copies of one text fall on one side.
-    """
-    number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-    return number < fraction * 2**64
+    def _joined_rows(self, split: str, prefixes: list[Path]) -> Iterator[BytesLike]:
+        yield npy_header(self.counts()[split].documents)
+        for prefix in prefixes:
+            yield _read_npy(prefix.with_suffix(".npy")).tobytes()
 
+    def source_counts(self, sources: Sequence[str]) -> list[SourceCounts]:
+        """What became of each source; raises as ``join``."""
+        kept, num_bytes, lost, lost_bytes = (np.zeros(len(sources), dtype=np.int64) for _ in range(4))
+        for number in range(len(self.finished)):
+            for split in self._splits:
+                rows = _read_npy(self._prefix(number, split).with_suffix(".npy"))
+                np.add.at(kept, rows["source"], 1)
+                np.add.at(num_bytes, rows["source"], rows["num_bytes"])
+        readings = [part.reading for part in self.finished] + ([self.end] if self.end else [])
+        for reading in readings:
+            for total, some in ((lost, reading.lost), (lost_bytes, reading.lost_bytes)):
+                for number, amount in some.items():
+                    total[number] += amount
+        columns = (kept + lost).tolist(), kept.tolist(), (num_bytes + lost_bytes).tolist()
+        return [
+            SourceCounts(source=name, documents=documents, kept=stayed, num_bytes=size)
+            for name, documents, stayed, size in zip(sources, *columns, strict=True)
+        ]
 
-def batched_by_bytes(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """Lists of one document or more, each complete once it has ``size`` bytes of text."""
-    batch: list[Document] = []
-    num_bytes = 0
-    for document in documents:
-        batch.append(document)
-        num_bytes += document.num_bytes
-        if num_bytes >= size:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch
+    def _prefix(self, number: int, split: str) -> Path:
+        return self._folder / f"{number:06d}-{split}"
 
 
 class _SplitWriter:
     """One split of one part: ``prefix.bin``, ``prefix.idx``, and ``prefix.npy`` with a row a document."""
 
-    def __init__(self, prefix: Path, plan: PartPlan) -> None:
-        self._prefix = prefix
-        self._indexed = IndexedWriter(prefix, smallest_dtype(plan.tokenizer.vocab_size))
-        self._source_numbers = plan.source_numbers
-        self._rows: list[tuple[int, int, int]] = []
+    def __init__(self, prefix: Path, dtype: DTypeLike) -> None:
+        self.files = [prefix.with_suffix(suffix) for suffix in (".bin", ".idx", ".npy")]
+        self.counts = SplitCounts()
+        self._indexed = IndexedWriter(prefix, dtype)
+        self._rows: list[NDArray[np.void]] = []
 
-    def add(self, document: Document, tokens: ArrayLike) -> None:
-        self._indexed.add_document(tokens)
-        self._rows.append((self._source_numbers[document.source], document.offset, document.num_bytes))
+    def add(self, some: Tokens) -> None:
+        self._indexed.add_documents(some.tokens, some.sizes, some.sequences)
+        self._rows.append(some.rows)
+        self.counts += SplitCounts(
+            documents=len(some.rows), tokens=len(some.tokens), num_bytes=int(some.rows["num_bytes"].sum())
+        )
 
     def __enter__(self) -> Self:
         self._indexed.__enter__()
@@ -153,16 +251,59 @@ class _SplitWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._indexed.__exit__(kind, error, at)
         if error is None:
-            write_file(self._prefix.with_suffix(".npy"), npy_bytes(np.array(self._rows, dtype=DOCUMENT_ROW)))
+            write_file(self.files[-1], npy_bytes(np.concatenate(self._rows)))
 
 
-def _write_batch(batch: list[Document], writers: dict[str, _SplitWriter], plan: PartPlan) -> int:
-    """Tokenize documents and hand each to its split; return the number of tokens."""
-    end = [plan.tokenizer.end_of_text_id] if plan.store_end_of_text else []
-    num_tokens = 0
-    for document, ids in zip(batch, plan.tokenizer.encode_batch([document.text for document in batch]), strict=True):
-        split = "validation" if falls_to_validation(document.text, plan.validation) else "train"
-        tokens = np.concatenate((ids, np.array(end, dtype=ids.dtype)))
-        writers[split].add(document, tokens)
-        num_tokens += len(tokens)
-    return num_tokens
+def _memory_name(number: int, index: int) -> str:
+    return f"{number:06d}-memory-{index}.npy"
+
+
+def _read_record(path: Path) -> Any:
+    """What a record says; None where there is none, or none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        return parse_json(read_bytes(path, "the record of a part"), str(path))
+    except DataError:
+        return None
+
+
+def _read_part(folder: Path, number: int) -> Part | None:
+    """The record of a part whose files are all there; None where it was not finished, or was damaged since."""
+    record = _read_record(folder / f"{number:06d}.json")
+    try:
+        part = Part(
+            reading=Reading.from_json(record["reading"]),
+            splits={split: SplitCounts(**counts) for split, counts in record["splits"].items()},
+            files=dict(record["files"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    paths = {folder / name: size for name, size in part.files.items()}
+    return part if all(path.is_file() and path.stat().st_size == size for path, size in paths.items()) else None
+
+
+def _read_end(path: Path, num_parts: int) -> Reading | None:
+    """How far the inputs were read in the end; None where that is not known, or was with other parts."""
+    record = _read_record(path)
+    try:
+        return Reading.from_json(record["reading"]) if record["parts"] == num_parts else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    """An array that a part has.
+
+    Raises:
+        DataError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    data = read_bytes(path, "an array of a part", limit=_MAX_ARRAY_BYTES)
+    try:
+        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{path}: the array of a part is damaged; remove {path.parent.parent}, and build again"
+        ) from error
+    return array

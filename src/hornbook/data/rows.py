@@ -11,7 +11,7 @@ Anybody's ``np.load`` reads it. We read it with a parser of our own: numpy's tak
 import ast
 import io
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,18 @@ _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _MAX_HEADER_BYTES: Final = 1024
 
 
-def npy_bytes(rows: NDArray[np.void]) -> bytes:
+def npy_bytes(rows: NDArray[Any]) -> bytes:
     """The content of a ``.npy`` file."""
     file = io.BytesIO()
     np.lib.format.write_array(file, rows, allow_pickle=False)
+    return file.getvalue()
+
+
+def npy_header(num_documents: int) -> bytes:
+    """What the ``.npy`` of so many rows begins with."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=DOCUMENT_ROW))
+    np.lib.format.write_array_header_1_0(file, header | {"shape": (num_documents,)})
     return file.getvalue()
 
 

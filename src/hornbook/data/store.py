@@ -6,6 +6,7 @@
 
     open_store("corpora/wikipedia", split="validation").document(7)     array([318, 262, ...], dtype=uint16)
 
+A document is one sequence of the index or several, which are its sentences; a reader of documents sees them joined.
 Others' files are stores, too: a ``.bin`` and ``.idx`` that came without a manifest, named by their prefix or folder.
 Of those the end-of-text token is guessed from up to a thousand documents; bytes, sources and tokenizer are not known.
 Opening reads the index and the sizes of the files; hashes are for ``hornbook corpus verify``, since a terabyte takes an
@@ -26,6 +27,7 @@ from hornbook.data.megatron import IndexedFile, IntegerArray, index_paths
 from hornbook.data.rows import read_rows
 from hornbook.errors import DataError
 from hornbook.storage.system import translated
+from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
 
 SPLITS: Final = ("train", "validation")
@@ -73,6 +75,42 @@ class TokenStore:
     def vocab_size(self) -> int | None:
         """Number of ids of the tokenizer; None where it is not known."""
         return self.manifest.vocab_size if self.manifest else None
+
+    @property
+    def sequences(self) -> Literal["documents", "sentences"]:
+        """What a sequence is; without a manifest, sentences if some document has several."""
+        if self.manifest:
+            return self.manifest.sequences
+        return "documents" if self.num_sequences <= self.num_documents else "sentences"
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the documents have together: their sentences, or as many as there are documents."""
+        return self.indexed.num_sequences
+
+    @property
+    def num_sentences(self) -> int | None:
+        """How many sentences there are; None where a sequence is a document."""
+        return self.num_sequences if self.sequences == "sentences" else None
+
+    @property
+    def first_sequences(self) -> NDArray[np.int64]:
+        """int64[num_documents + 1]: the number of each document's first sequence; the last entry is num_sequences."""
+        return self.indexed.document_index
+
+    @property
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """int32[num_sequences]: tokens of each; a stored end-of-text token counts for its document's last one."""
+        return self.indexed.sizes
+
+    def lengths_of_sequences(self, document: int) -> NDArray[np.int64]:
+        """int64[sequences of the document]: tokens of each, as in ``sequence_lengths``."""
+        first, end = self.first_sequences[document : document + 2]
+        return self.sequence_lengths[first:end].astype(np.int64)
+
+    def sequence_starts(self, document: int) -> NDArray[np.int64]:
+        """int64[sequences of the document + 1]: where in the document each begins; the last entry is its length."""
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths_of_sequences(document))))
 
     @cached_property
     def document_lengths(self) -> NDArray[np.int64]:
@@ -128,11 +166,18 @@ class TokenStore:
         return self.indexed.read(document, start, count)
 
     def source(self, document: int) -> tuple[str, int] | None:
-        """The file that a document is from, and the bytes before it there (uncompressed); None if not known."""
+        """The file that a document is from, and what is before it there, see ``offset_unit``; None if not known."""
         if self.manifest is None or self.rows is None:
             return None
         row = self.rows[document]
         return self.manifest.sources[int(row["source"])], int(row["offset"])
+
+    def offset_unit(self, document: int) -> Literal["byte", "row"]:
+        """What the offset of a document's source counts: rows of a table, or bytes of the uncompressed file."""
+        source, options = self.source(document), self.manifest.options if self.manifest else {}
+        reading = options.get("reading")
+        given = reading.get("format") if isinstance(reading, dict) else None
+        return "byte" if source is None else offset_unit(source[0], given)
 
 
 def open_store(path: str | Path, split: str = "train") -> TokenStore:
@@ -199,6 +244,11 @@ def _open_own(folder: Path) -> TokenStore:
     counts = indexed.num_documents, indexed.num_tokens, indexed.dtype.name
     if counts != (manifest.num_documents, manifest.num_tokens, manifest.dtype):
         raise DataError(f"{folder}: manifest and index disagree on documents, tokens or dtype; build the store again")
+    if manifest.sequences == "documents" and indexed.num_sequences != indexed.num_documents:
+        raise DataError(
+            f"{folder}: its index has {indexed.num_sequences} sequences for {indexed.num_documents} documents; "
+            "expected one each by the manifest: build the store again"
+        )
     return TokenStore(
         path=folder,
         indexed=indexed,

@@ -29,12 +29,14 @@ class Verified:
         store: its folder, or prefix.
         files: files whose size and hash are those of the manifest; none in others' stores.
         documents, tokens: how many were checked.
+        sentences: how many the index has; None where a sequence is a document.
     """
 
     store: Path
     files: tuple[str, ...]
     documents: int
     tokens: int
+    sentences: int | None
 
 
 def verify_store(path: str | Path, split: str = "train") -> Verified:
@@ -50,7 +52,13 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
         files = _verify_hashes(place)
     store = open_store(place)
     _verify_tokens(store)
-    return Verified(store=store.path, files=files, documents=store.num_documents, tokens=store.num_tokens)
+    return Verified(
+        store=store.path,
+        files=files,
+        documents=store.num_documents,
+        tokens=store.num_tokens,
+        sentences=store.num_sentences,
+    )
 
 
 def _verify_hashes(folder: Path) -> tuple[str, ...]:

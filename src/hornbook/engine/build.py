@@ -1,6 +1,7 @@
 """From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
 
 from hornbook.config import Recipe
+from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import Trainer
 from hornbook.model import build_model, initialize
@@ -30,6 +31,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         update=update,
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
+        clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
+        loss_scale=build_loss_scale(recipe.precision),
         world=world,
     )
     return TrainState.fresh(model, update), trainer

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hornbook.data.loader import Batch
+from hornbook.data.batches import Batch
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
 

@@ -23,6 +23,7 @@ _MAY_CHANGE = (
     "name",
     "data.train",  # where the data lies; what it is, the fingerprints say
     "data.validation",
+    "data.tokenizer",  # as well
     "training.steps",
     "training.epochs",
     "training.tokens",

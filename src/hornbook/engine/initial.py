@@ -4,7 +4,10 @@
 
     --init-from runs/small --init-optimizer keep
       inspect(asked, recipe, tokenizer) -> Origin(source, path, keep_optimizer, digest)  -> run.json, before all else
-      load_origin(origin, state)        -> weights, perhaps moments; steps and samples count from 0
+      load_origin(origin, state, recipe) -> weights, perhaps moments; steps and samples count from 0
+
+A fine-tuning has a head of its own: what the source's head has no part for is drawn from the seed, what nobody has use
+for is left out, and both is told. For all other runs each weight has to be there, and no other.
 
 Once the run has a checkpoint of its own it needs the source no more. The source is read twice at the start: so a start
 that is refused leaves nothing behind, and every rank proves by the digest that it has the same weights. That is the
@@ -12,7 +15,7 @@ price, too.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +24,7 @@ import torch
 from hornbook.checkpoint import Contents
 from hornbook.checkpoint.restore import mismatches, read_source
 from hornbook.checkpoint.tensors import digest
-from hornbook.config import Recipe, changed_keys, recipe_from_dict
+from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
 from hornbook.engine.state import TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.model import build_model
@@ -64,9 +67,15 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
         tokenizer: of its training data, where it is known.
 
     Raises:
+        UserError: a fine-tuning is to keep the moments of a pre-training.
         CheckpointError: nothing sound is there, its model or tokenizer is not that of the run, or it has no moments to
             keep; all that disagrees in one line.
     """
+    if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
+        raise UserError(
+            "a fine-tuning has another head than its source, so no moments to go on with: leave "
+            "--init-optimizer keep out"
+        )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
     problems = _disagreements(contents, recipe) + _other_tokenizer(contents, tokenizer)
     if problems:
@@ -98,8 +107,11 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
     return recorded
 
 
-def load_origin(origin: Origin, state: TrainState) -> None:
+def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
     """Copy the weights of a run's origin into its fresh state, and its moments if they are kept.
+
+    Returns:
+        What of the head is new and what was left out, in a line; None where all is as it was.
 
     Raises:
         CheckpointError: the origin is gone, damaged, or not what it was.
@@ -107,10 +119,16 @@ def load_origin(origin: Origin, state: TrainState) -> None:
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
         raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
-    state.load_tensors({**state.to_tensors(), **contents.tensors})
+    own = state.to_tensors()
+    new, unused = _other_head(contents, recipe, own["model"])
+    weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+    state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
     if origin.keep_optimizer:
         progress = contents.documents["state"]
         state.progress.inherited_updates = progress["num_updates"] + progress.get("inherited_updates", 0)
+    if not new and not unused:
+        return None
+    return f"{path}: taken over but for {_modules(unused)}; drawn from the seed: {_modules(new)}"
 
 
 def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
@@ -129,10 +147,40 @@ def _disagreements(contents: Contents, recipe: Recipe) -> list[str]:
         for change in changed_keys(there, recipe)
         if change.key in _MUST_AGREE
     ]
+    old, new = build_update(there.optimizer), build_update(recipe.optimizer)
+    groups = set(contents.tensors)
+    if "optimizer" in groups and old.state_names != new.state_names:
+        names = (", ".join(update.state_names) or "nothing" for update in (old, new))
+        changes.append("the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*names))
+        groups.remove("optimizer")
     with torch.device("meta"):
-        model = build_model(recipe.model, torch.float32)
-        own = TrainState.fresh(model, build_update(recipe.optimizer)).to_tensors()
-    return changes + mismatches({group: own[group] for group in contents.tensors}, contents.tensors)
+        own = TrainState.fresh(build_model(recipe.model, torch.float32), new).to_tensors()
+    drawn, unused = _other_head(contents, recipe, own["model"])
+    wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
+    found = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+    fitting = {group: own[group] for group in groups} | {"model": wanted}
+    return changes + mismatches(fitting, {**contents.tensors, "model": found})
+
+
+def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the weights of a fine-tuning's head that its source does not have, and those that only the source has.
+
+    The layer of the classes counts as another one unless the classes are the same.
+    """
+    if not isinstance(recipe.objective, LabelledConfig):
+        return set(), set()
+    there = recipe_from_dict(contents.documents["recipe"]).objective
+    same_labels = getattr(there, "labels", ()) == getattr(recipe.objective, "labels", ())
+    common = {name for name in own if name in contents.tensors["model"]}
+    taken = {name for name in common if same_labels or not name.startswith("head.labels.")}
+    new = {name for name in own if name.startswith("head.") and name not in taken}
+    return new, {name for name in contents.tensors["model"] if name.startswith("head.") and name not in taken}
+
+
+def _modules(names: Collection[str]) -> str:
+    """Name the layers of a head: ``head.pooler`` for its weight and its bias."""
+    layers = {name if name.count(".") == 1 else name.rpartition(".")[0] for name in names}
+    return ", ".join(sorted(layers)) or "nothing"
 
 
 def _other_tokenizer(contents: Contents, tokenizer: Tokenizer | None) -> list[str]:

@@ -11,15 +11,17 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.checkpoint.restore import refuse_mismatch
-from hornbook.config import Recipe, Resolved
-from hornbook.data.examples import EvaluationWindows, Windows
+from hornbook.config import LabelledConfig, Recipe, Resolved
+from hornbook.engine import encoder_samples  # noqa: F401 - registers what encoders learn from
 from hornbook.engine.build import build_training
 from hornbook.engine.device import choose_device, prepare, synchronize
 from hornbook.engine.folder import RunFolder
 from hornbook.engine.initial import InitFrom, Origin, agree, inspect, load_origin
+from hornbook.engine.labelled import find_tokenizer, open_labelled
 from hornbook.engine.loop import train_until_done
 from hornbook.engine.run import Run
-from hornbook.engine.sources import Sources, complete, num_steps, open_sources
+from hornbook.engine.samples import build_samples, num_steps
+from hornbook.engine.sources import Sources, complete, open_sources
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.tasks import check_tasks
 from hornbook.parallel.world import World
@@ -64,19 +66,20 @@ def train(
 @contextmanager
 def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[Run]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
-    sources = open_sources(recipe)
-    recipe = complete(recipe, sources)
-    windows = Windows(sources.train, recipe.sequence_length, recipe.training.seed)
     folder = RunFolder(path=output)
+    recipe, sources = _open_data(recipe, folder, init_from)
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
+    samples = build_samples(recipe.objective, recipe, sources, on_cpu=world.device.type == "cpu")
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
         stack.enter_context(lock_folder(output) if first else nullcontext())
         if first:
             folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
-        steps = num_steps(recipe, windows)
+        steps = num_steps(recipe, samples)
         state, trainer = build_training(recipe, steps, world)
-        _restore(state, folder, world, console)
+        _restore(state, recipe, folder, world, console)
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
@@ -89,9 +92,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             world=world,
             state=state,
             trainer=trainer,
-            windows=windows,
-            validation=_validation_windows(recipe, sources),
-            num_validation_bytes=sources.num_validation_bytes,
+            data=samples,
             tokenizer=sources.tokenizer,
             console=console,
             metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
@@ -106,16 +107,28 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
 def facts(run: Run) -> dict[str, str]:
     """Return what a reader wants to know before the first step."""
     recipe, model, origin = run.recipe, run.state.model, run.folder.origin
-    batch = recipe.training.global_batch_size
+    batch, noun = recipe.training.global_batch_size, run.data.noun
+    tokens = batch * run.data.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
-        "data": f"{run.windows.num_windows:,} windows of {recipe.sequence_length} tokens",
-        "step": f"{batch} windows, {batch * recipe.sequence_length:,} tokens; {run.num_steps:,} steps",
+        "data": f"{run.data.num_samples:,} {noun} of {recipe.sequence_length} tokens",
+        "step": f"{batch} {noun}, {tokens:,.0f} tokens; {run.num_steps:,} steps",
+        **run.data.facts,
         "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
     }
+
+
+def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
+    """Open what the recipe names, and complete it with what only the data know."""
+    sources: Sources
+    if isinstance(recipe.objective, LabelledConfig):
+        recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
+    else:
+        sources = open_sources(recipe)
+    return complete(recipe, sources), sources
 
 
 def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
@@ -127,25 +140,19 @@ def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: 
     return inspect(asked, recipe, sources.tokenizer)
 
 
-def _restore(state: TrainState, folder: RunFolder, world: World, console: Console) -> None:
+def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
     """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all."""
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
     step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
     if step == 0:
-        if origin := folder.origin:
-            load_origin(origin, state)
+        if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
+            console.note(note)
         return
     contents = checkpoint.load(checkpoint.folder_of(folder.checkpoints, step))
     refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
     known = {item.name for item in fields(Progress)}
     state.progress = Progress(**{key: value for key, value in contents.documents["state"].items() if key in known})
-
-
-def _validation_windows(recipe: Recipe, sources: Sources) -> EvaluationWindows | None:
-    if sources.validation is None:
-        return None
-    return EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
 
 
 def _open_log(stack: ExitStack, path: Path, step: int) -> MetricsLog:

@@ -14,9 +14,10 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
-from hornbook.data.examples import EvaluationWindows, Windows
-from hornbook.data.loader import Batch, Loader, refuse_unknown_tokens
+from hornbook.data.batches import Batch, refuse_unknown_tokens
+from hornbook.data.loader import Loader
 from hornbook.engine.folder import RunFolder
+from hornbook.engine.samples import Samples
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, Trainer
 from hornbook.errors import DivergedError, StorageError
@@ -41,9 +42,7 @@ class Run:
     world: World
     state: TrainState
     trainer: Trainer
-    windows: Windows
-    validation: EvaluationWindows | None
-    num_validation_bytes: int | None
+    data: Samples
     tokenizer: Tokenizer | None
     console: Console
     metrics: MetricsLog | None
@@ -68,16 +67,14 @@ class Run:
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
         """Give this rank's micro-batches, step by step from where the run is, on the device."""
-        recipe, seed = self.recipe, self.recipe.training.seed
+        training = self.recipe.training
         with Loader(
-            self.windows,
-            global_batch_size=recipe.training.global_batch_size,
-            micro_batch_size=recipe.training.micro_batch_size,
+            self.data.maker,
+            global_batch_size=training.global_batch_size,
+            micro_batch_size=training.micro_batch_size,
             rank=self.world.rank,
             world_size=self.world.size,
             start_sample=self.state.progress.samples,
-            seed=seed,
-            document_mask=recipe.data.document_mask,
             pin_memory=self.device.type == "cuda",
         ) as loader:
             self.clock.start()
@@ -102,20 +99,21 @@ class Run:
         """Measure the validation loss after the current step and log it."""
         progress = self.state.progress
         progress.validated_step = progress.step
-        if self.validation is None:
+        if self.data.held_out is None:
             return
         with self.clock.paused():
             result = validate(
                 self.state.model,
-                self.validation,
+                self.data.held_out,
+                self.trainer.objective,
                 world=self.world,
                 micro_batch_size=self.recipe.training.micro_batch_size,
-                document_mask=self.recipe.data.document_mask,
                 max_windows=self.recipe.evaluation.max_windows,
-                num_bytes=self.num_validation_bytes,
+                num_bytes=self.data.held_out_bytes,
             )
         self.note_best("validation", result.loss)
-        row = {"kind": "validation", "step": progress.step, **asdict(result)}
+        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
+        del row["terms"]
         self.console.validation(row)
         if self.metrics is not None:
             self.metrics.append(row)
@@ -139,7 +137,7 @@ class Run:
         if self.tokenizer is None or self.samples is None:
             return
         with self.clock.paused():
-            prompt = [self.tokenizer.end_of_text_id]
+            prompt = [self.tokenizer.require_end_of_text()]
             ids = generate(
                 self.state.model, prompt, num_tokens=self.recipe.tracking.sample_tokens, seed=self.recipe.training.seed
             )
@@ -208,6 +206,7 @@ class Run:
             "step": progress.step,
             "loss": result.loss,
             **({} if len(result.terms) == 1 else result.terms),
+            **({"padding": result.padding} if self.data.shows_padding else {}),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hornbook.model import LanguageModel
-from hornbook.optim.updates import Slot, Update
+from hornbook.optim.slots import Slot, num_parts_of, role_of
+from hornbook.optim.updates import Update
 
 
 @dataclass(kw_only=True)
@@ -63,13 +64,14 @@ class TrainState:
         return cls(model=model, moments=moments)
 
     def slots(self) -> list[Slot]:
-        """Return parameter, gradient and moments of everything that has a gradient; vectors are not decayed."""
+        """Return parameter, gradient and moments of everything that has a gradient."""
         return [
             Slot(
                 parameter=parameter.detach(),
                 gradient=parameter.grad,
                 state=self.moments[name],
-                decay=parameter.dim() > 1,
+                role=role_of(name, parameter),
+                num_parts=num_parts_of(name),
             )
             for name, parameter in self.model.own_parameters()
             if parameter.grad is not None

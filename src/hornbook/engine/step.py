@@ -14,11 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hornbook.data.loader import Batch
+from hornbook.config.optimizers import ClipScope
+from hornbook.data.batches import Batch, Size, size_of
 from hornbook.engine.executor import Executor, resident
+from hornbook.engine.loss_scale import Scaled, no_scale
 from hornbook.engine.state import TrainState
 from hornbook.objective import Objective
-from hornbook.optim.updates import Update, clip_by_global_norm
+from hornbook.optim.clipping import clip
+from hornbook.optim.norms import norms_of
+from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
 
 
@@ -33,6 +37,9 @@ class Trainer:
     clip_norm: float | None
     world: World
     executor: Executor = resident
+    clip_scope: ClipScope = "global"
+    loss_scale: Callable[[int], float] = no_scale
+    """From the number of the update, from 0, to the factor of its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,9 @@ class StepResult:
     """Global L2 norm before clipping."""
     learning_rate: float
     num_tokens: int
+    """Tokens of the global batch that count: scored ones, or those of an encoder without padding."""
+    padding: float
+    """Share of the places of the global batch that hold padding."""
     skipped: bool
 
 
@@ -56,39 +66,44 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Train
     weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
     """
     world, objective, progress = trainer.world, trainer.objective, state.progress
-    counts = global_counts(micro_batches, objective, world)
-    sums = trainer.executor(state.model, micro_batches, objective, counts)
+    counts, size = global_counts(micro_batches, objective, world)
+    scale = trainer.loss_scale(progress.num_updates)
+    sums = trainer.executor(state.model, micro_batches, Scaled(objective, scale), counts)
     state.model.fold_tied_gradients()
     slots = state.slots()
     gradients = [slot.gradient for slot in slots]
     world.sum_gradients(gradients)
+    if scale != 1.0:
+        torch._foreach_div_(gradients, scale)
     terms = global_means(sums, counts, world)
     loss = sum(objective.weights[name] * mean for name, mean in terms.items())
-    norm = float(torch.nn.utils.get_total_norm(gradients))
+    norm = float(norms_of(gradients).norm())
     skipped = not (math.isfinite(loss) and math.isfinite(norm))
     learning_rate = trainer.schedule(progress.num_updates)
     if not skipped:
-        if trainer.clip_norm is not None:
-            clip_by_global_norm(gradients, norm, trainer.clip_norm)
+        clip(gradients, norm, trainer.clip_norm, trainer.clip_scope)
         trainer.update.apply(slots, learning_rate, progress.inherited_updates + progress.num_updates + 1)
     state.model.zero_grad(set_to_none=True)
-    num_tokens = max(counts.values())
-    _advance(state, num_samples=_num_samples(micro_batches) * world.size, num_tokens=num_tokens, skipped=skipped)
+    _advance(state, size, skipped=skipped)
     return StepResult(
         loss=loss,
         terms=terms,
         gradient_norm=norm,
         learning_rate=learning_rate,
-        num_tokens=num_tokens,
+        num_tokens=size.tokens,
+        padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
     )
 
 
-def global_counts(micro_batches: Sequence[Batch], objective: Objective, world: World) -> dict[str, int]:
-    """Return by term the scored items of the global batch: all micro-batches of all ranks."""
-    own = [objective.counts(batch) for batch in micro_batches]
-    names = list(objective.weights)
-    return dict(zip(names, world.sum_integers([sum(count[name] for count in own) for name in names]), strict=True))
+def global_counts(micro_batches: Sequence[Batch], objective: Objective, world: World) -> tuple[dict[str, int], Size]:
+    """Return by term the scored items of the global batch, all micro-batches of all ranks, and its size."""
+    counts = [objective.counts(batch) for batch in micro_batches]
+    own = [sum(count[name] for count in counts) for name in objective.weights]
+    own += map(sum, zip(*map(size_of, micro_batches), strict=True))
+    everywhere = world.sum_integers(own)
+    size = Size(*everywhere[len(objective.weights) :])
+    return dict(zip(objective.weights, everywhere, strict=False)), size
 
 
 def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) -> dict[str, float]:
@@ -97,15 +112,11 @@ def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) 
     return {name: value / max(counts[name], 1) for name, value in zip(sums, total.tolist(), strict=True)}
 
 
-def _num_samples(micro_batches: Sequence[Batch]) -> int:
-    return sum(len(batch["tokens"]) for batch in micro_batches)
-
-
-def _advance(state: TrainState, *, num_samples: int, num_tokens: int, skipped: bool) -> None:
+def _advance(state: TrainState, size: Size, *, skipped: bool) -> None:
     progress = state.progress
     progress.step += 1
-    progress.samples += num_samples
-    progress.tokens += num_tokens
+    progress.samples += size.samples
+    progress.tokens += size.tokens
     progress.num_updates += not skipped
     progress.skipped_steps += skipped
     progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0

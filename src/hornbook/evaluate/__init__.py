@@ -1,6 +1,25 @@
 """Numbers that name their convention."""
 
-from hornbook.evaluate import bits_per_byte, lambada, wikitext  # each registers its tasks
+from hornbook.evaluate import (
+    bits_per_byte,
+    classification,
+    lambada,
+    masked,
+    squad,
+    wikitext,
+)  # each registers its tasks
 from hornbook.evaluate.tasks import Row, TaskInput, register_task, run_tasks, task_names
 
-__all__ = ["Row", "TaskInput", "bits_per_byte", "lambada", "register_task", "run_tasks", "task_names", "wikitext"]
+__all__ = [
+    "Row",
+    "TaskInput",
+    "bits_per_byte",
+    "classification",
+    "lambada",
+    "masked",
+    "register_task",
+    "run_tasks",
+    "squad",
+    "task_names",
+    "wikitext",
+]

@@ -3,30 +3,36 @@
 import gzip
 import lzma
 
+from hornbook.data.batches import HeldOutWindows
 from hornbook.data.examples import EvaluationWindows
-from hornbook.data.store import TokenStore, open_store
-from hornbook.errors import DataError, UserError
+from hornbook.data.joined import JoinedStores, join
+from hornbook.data.store import TokenStore
+from hornbook.errors import DataError
+from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
+from hornbook.objective import CausalLM
 from hornbook.text.tokenizer import Tokenizer
 
 _LARGEST_TO_COMPRESS = 64 << 20
 
 
-def read(given: TaskInput) -> TokenStore:
+def read(given: TaskInput) -> TokenStore | JoinedStores:
     """Return the held-out store.
 
     Raises:
         UserError, DataError: as `bits_per_byte`.
     """
-    store = _open(given)
-    _refuse_other_tokenizer(store, given.loaded.require_tokenizer())
+    store = join(held_out_stores(given))
+    assert store is not None, "there is one at least"
     if store.num_bytes is None:
         raise DataError("the store has no manifest that counts its bytes: build it with `hornbook corpus build`")
     return store
 
 
-@register_task("bits_per_byte", check=read, lower=("bits_per_byte", "nats_per_token", "token_perplexity"))
+@register_task(
+    "bits_per_byte", models="decoder", check=read, lower=("bits_per_byte", "nats_per_token", "token_perplexity")
+)
 def bits_per_byte(given: TaskInput) -> list[Row]:
     """Score every byte of a held-out store.
 
@@ -40,10 +46,10 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
     windows = EvaluationWindows(store, length, score_end_of_text=False, overlap=overlap)
     result = validate(
         loaded.model,
-        windows,
+        HeldOutWindows(windows, document_mask=loaded.recipe.data.document_mask),
+        CausalLM(),
         world=given.world,
         micro_batch_size=given.micro_batch_size,
-        document_mask=loaded.recipe.data.document_mask,
         num_bytes=store.num_bytes,
     )
     assert result.bits_per_byte is not None, "all windows were scored and the bytes are known"
@@ -61,7 +67,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
     return rows + compressors(store, tokenizer)
 
 
-def compressors(store: TokenStore, tokenizer: Tokenizer) -> list[Row]:
+def compressors(store: TokenStore | JoinedStores, tokenizer: Tokenizer) -> list[Row]:
     """Return what gzip and xz need, in bits per byte; nothing for stores above 64 MiB, which take xz minutes."""
     if store.num_bytes is None or store.num_bytes > _LARGEST_TO_COMPRESS:
         return []
@@ -71,26 +77,6 @@ def compressors(store: TokenStore, tokenizer: Tokenizer) -> list[Row]:
     return [Row(metric=name, value=8 * size / len(text), convention=convention) for name, size in sizes.items()]
 
 
-def _open(given: TaskInput) -> TokenStore:
-    data = given.loaded.recipe.data
-    if given.data is not None:
-        return open_store(given.data, split="validation")
-    if data.validation is not None:
-        return open_store(data.validation, split="validation")
-    if data.train is None:
-        raise UserError("the run names no validation data: say which store to score with `--data FOLDER`")
-    return open_store(data.train, split="validation")
-
-
-def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:
-    own = store.tokenizer()
-    if own is not None and own.digest != tokenizer.digest:
-        raise UserError(
-            f"the store was made with tokenizer {own.digest[:12]}, the model was trained with {tokenizer.digest[:12]}: "
-            "build the store with the model's tokenizer.json"
-        )
-
-
-def _without_end(store: TokenStore, index: int) -> list[int]:
+def _without_end(store: TokenStore | JoinedStores, index: int) -> list[int]:
     ids: list[int] = store.document(index).tolist()
     return ids[:-1] if store.end_of_text == "stored" else ids

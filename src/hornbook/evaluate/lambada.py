@@ -66,6 +66,7 @@ def read(given: TaskInput) -> list[Span]:
 
 @register_task(
     "lambada",
+    models="decoder",
     check=read,
     lower=("last_word_perplexity", "last_token_perplexity"),
     higher=(

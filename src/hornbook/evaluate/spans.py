@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hornbook.data.batches import Batch
 from hornbook.data.examples import NOT_SCORED
-from hornbook.data.loader import Batch
 from hornbook.model import LanguageModel
 from hornbook.parallel.world import World
 

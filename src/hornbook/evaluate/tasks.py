@@ -12,11 +12,12 @@ task alike and get the same rows; one that knows nothing of ranks computes every
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from hornbook.checkpoint.restore import LoadedModel
+from hornbook.config import LabelledConfig
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
@@ -50,7 +51,9 @@ class TaskInput:
     window: int | None = None
     """Tokens of context at most; None for the sequence length that the model was trained with."""
     overlap: int | None = None
-    """Tokens that a window shares with the one before; None leaves it to the task."""
+    """Tokens that a window shares with the one before; None leaves it to the task. An encoder's share none."""
+    max_sequences: int | None = None
+    """Of an encoder's sequences, score so many at most, spread evenly; None leaves it to the task."""
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer.
@@ -114,6 +117,7 @@ class TaskInput:
 
 Measure: TypeAlias = Callable[[TaskInput], list[Row]]
 Check: TypeAlias = Callable[[TaskInput], object]
+Models: TypeAlias = Literal["decoder", "encoder", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,7 @@ class Task:
 
     measure: Measure
     check: Check | None
+    models: Models
     better: Mapping[str, str]
     """"lower" or "higher", by metric, for those by which a best checkpoint may be chosen."""
 
@@ -130,12 +135,18 @@ _TASKS: dict[str, Task] = {}
 
 
 def register_task(
-    name: str, *, check: Check | None = None, lower: Collection[str] = (), higher: Collection[str] = ()
+    name: str,
+    *,
+    models: Models = "any",
+    check: Check | None = None,
+    lower: Collection[str] = (),
+    higher: Collection[str] = (),
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
     Args:
         name: of the task.
+        models: the kind of model that it can measure; it is refused for others.
         check: raises what the task would raise for its input, without the model's work; called before a training.
         lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
         higher: metrics of which more is better.
@@ -143,7 +154,7 @@ def register_task(
     better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
     def add(measure: Measure) -> Measure:
-        _TASKS[name] = Task(measure=measure, check=check, better=better)
+        _TASKS[name] = Task(measure=measure, check=check, models=models, better=better)
         return measure
 
     return add
@@ -152,6 +163,13 @@ def register_task(
 def task_names() -> list[str]:
     """Return the names of all registered tasks."""
     return sorted(_TASKS)
+
+
+def default_task(loaded: LoadedModel) -> str:
+    """Return the task that measures a model where nobody says which: a fine-tuned one by what it was tuned for."""
+    if isinstance(learned := loaded.recipe.objective, LabelledConfig):
+        return learned.name
+    return "bits_per_byte" if loaded.model.is_causal else "masked_lm"
 
 
 def find_task(name: str) -> Task:
@@ -199,7 +217,13 @@ def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
 
 
 def check_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> None:
-    """Raise what the tasks would raise for their input, as far as that can be told without the model's work."""
+    """Raise what the tasks would raise for their input, as far as that can be told without the model's work.
+
+    Raises:
+        UserError: a name is not registered, or of a task for another kind of model; or whatever a task says.
+    """
+    for name in tasks:
+        _refuse_other_models(name, given.loaded)
     for name in tasks:
         task = find_task(name)
         if task.check is not None:
@@ -234,6 +258,16 @@ def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -
         "checkpoint": str(given.loaded.path),
         "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
     }
+
+
+def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
+    own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
+    models = find_task(name).models
+    if models not in ("any", own):
+        fitting = [other for other in task_names() if _TASKS[other].models in ("any", own)]
+        raise UserError(
+            f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
+        )
 
 
 def _as_json(row: Row) -> dict[str, Any]:

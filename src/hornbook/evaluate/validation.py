@@ -1,26 +1,29 @@
-"""The validation loss: the held-out store once through the model, in windows without overlap."""
+"""The validation loss: what is held out, once through the model."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 
-from hornbook.data.examples import NOT_SCORED, EvaluationWindows
-from hornbook.data.loader import evaluation_batches, refuse_unknown_tokens
+from hornbook.data.batches import HeldOut, refuse_unknown_tokens
+from hornbook.data.loader import evaluation_batches
 from hornbook.model import LanguageModel
+from hornbook.objective import Objective
 from hornbook.parallel.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """A mean over scored tokens, the same on every rank."""
+    """Means over what is scored, the same on every rank."""
 
     loss: float
-    """Nats per scored token; NaN if there is none."""
+    """The weighted sum of the terms, nats per scored token of a decoder; NaN if none is scored."""
     tokens: int
-    """Scored tokens."""
+    """Tokens that were scored."""
     bits_per_byte: float | None
     """Bits per byte of text, where every byte was scored and their number is known."""
+    terms: dict[str, float]
+    """The mean of each term, where there are several."""
 
 
 def perplexity(nats: float) -> float:
@@ -31,43 +34,48 @@ def perplexity(nats: float) -> float:
 @torch.no_grad()
 def validate(
     model: LanguageModel,
-    windows: EvaluationWindows,
+    held_out: HeldOut,
+    objective: Objective,
     *,
     world: World,
     micro_batch_size: int,
-    document_mask: bool = False,
     max_windows: int | None = None,
     num_bytes: int | None = None,
 ) -> Validation:
-    """Score ``windows`` and return their mean loss.
+    """Score what is held out and return the mean loss.
 
     Args:
         model: left in the mode in which it came.
-        windows: of the held-out store.
+        held_out: windows or sequences.
+        objective: the terms of the loss.
         world: ranks share the windows.
         micro_batch_size: windows at a time.
-        document_mask: whether attention stays inside a document.
         max_windows: score only so many, spread over the store.
-        num_bytes: bytes of text that the store was made from.
+        num_bytes: bytes of text that the store was made from, where every token of it is scored.
     """
     was_training = model.training
     model.eval()
-    nats, count = 0.0, 0
+    names = list(objective.weights)
+    sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for batch in evaluation_batches(
-        windows,
-        micro_batch_size=micro_batch_size,
-        rank=world.rank,
-        world_size=world.size,
-        document_mask=document_mask,
-        max_windows=max_windows,
+        held_out, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size, max_windows=max_windows
     ):
         refuse_unknown_tokens(batch, model.vocab_size)
         placed = {name: tensor.to(world.device) for name, tensor in batch.items()}
-        losses = model.head.token_losses(model.trunk(placed), placed["targets"])
-        nats += float(losses.cpu().double().sum())
-        count += int((batch["targets"] != NOT_SCORED).sum())
+        scored = objective.counts(batch)
+        found = objective.sums(model.head, model.trunk(placed), placed)
+        for name in names:
+            sums[name] += float(found[name])
+            counts[name] += scored[name]
     model.train(was_training)
-    (nats,), (count,) = world.sum_floats([nats]), world.sum_integers([count])
-    complete = max_windows is None or max_windows >= windows.num_windows
-    bits = nats / math.log(2) / num_bytes if num_bytes and complete else None
-    return Validation(loss=nats / count if count else math.nan, tokens=count, bits_per_byte=bits)
+    totals = dict(zip(names, world.sum_floats(list(sums.values())), strict=True))
+    scored = dict(zip(names, world.sum_integers(list(counts.values())), strict=True))
+    terms = {name: totals[name] / scored[name] if scored[name] else math.nan for name in names}
+    complete = max_windows is None or max_windows >= held_out.num_windows
+    nats, first = sum(totals.values()), names[0]
+    return Validation(
+        loss=sum(weight * terms[name] for name, weight in objective.weights.items() if weight),
+        tokens=scored[first],
+        bits_per_byte=nats / math.log(2) / num_bytes if num_bytes and complete else None,
+        terms=terms if len(terms) > 1 else {},
+    )

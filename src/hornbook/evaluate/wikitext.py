@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.batches import HeldOutWindows
 from hornbook.data.examples import EvaluationWindows
 from hornbook.errors import DataError
 from hornbook.evaluate.detokenize import detokenize_wikitext
@@ -29,6 +30,7 @@ from hornbook.evaluate.files import read_text
 from hornbook.evaluate.spans import Span, score
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
+from hornbook.objective import CausalLM
 
 MEGATRON_STRIDE: Final = 32
 _UNITS: Final = ("word_perplexity", "token_perplexity", "bits_per_byte")
@@ -166,7 +168,13 @@ def _reading_rows(task: str, reading: Reading, text: str, given: TaskInput) -> l
     length, stride = given.window_length, given.window_length - reading.overlap
     ids = given.require_tokenizer().encode(reading.text)
     windows = EvaluationWindows(OneDocument(ids), length, score_end_of_text=True, overlap=reading.overlap)
-    result = validate(given.loaded.model, windows, world=given.world, micro_batch_size=given.micro_batch_size)
+    result = validate(
+        given.loaded.model,
+        HeldOutWindows(windows),
+        CausalLM(),
+        world=given.world,
+        micro_batch_size=given.micro_batch_size,
+    )
     nats, num_bytes, num_words = result.loss * result.tokens, len(reading.text.encode()), count_words(text) - 1
     shared = (
         f"{_FORMS[reading.form]}; windows of {length:,} tokens, overlap {reading.overlap:,} (stride {stride:,}); "
@@ -192,8 +200,8 @@ def _harness_rows(text: str, given: TaskInput) -> list[Row]:
     """Return the three numbers of lm-evaluation-harness's task ``wikitext`` (version 2)."""
     tokenizer, model = given.require_tokenizer(), given.loaded.model
     pages, length = list(articles(text)), model.max_positions
-    encoded = tokenizer.encode_batch([detokenize_wikitext(page) for page in pages])
-    spans = [span for ids in encoded for span in rolling_spans(ids.tolist(), tokenizer.end_of_text_id, length)]
+    encoded, end_of_text = tokenizer.encode_batch([*map(detokenize_wikitext, pages)]), tokenizer.require_end_of_text()
+    spans = [span for ids in encoded for span in rolling_spans(ids.tolist(), end_of_text, length)]
     scores = score(model, spans, world=given.world, micro_batch_size=given.micro_batch_size)
     nats = sum(float(found.nats.sum()) for found in scores)
     num_words = sum(len(re.split(r"\s+", page)) for page in pages)
@@ -220,4 +228,4 @@ def _harness_rows(text: str, given: TaskInput) -> list[Row]:
 
 for _task in ("wikitext103", "wikitext2"):
     _better = [*(f"{form}{unit}" for form in ("", "raw_", "joined_") for unit in _UNITS), *_HARNESS]
-    register_task(_task, check=read, lower=_better)(partial(measure, _task))
+    register_task(_task, models="decoder", check=read, lower=_better)(partial(measure, _task))

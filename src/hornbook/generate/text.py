@@ -140,7 +140,7 @@ class TextWriter:
                 f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or take its last "
                 f"{limit} tokens by --input-length {limit}"
             )
-        start = [self.tokenizer.end_of_text_id] if len(ids) < limit else []
+        start = [self.tokenizer.require_end_of_text()] if len(ids) < limit else []
         return Request(prompt=prompt, ids=(*start, *ids[-limit:]), sample=sample, num_cut=max(0, len(ids) - limit))
 
     def write(
@@ -249,10 +249,8 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
         raise UserError("a stop string is empty, so no text could begin; leave it out")
     if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
         raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
-    if tokenizer.end_of_text_id >= model.vocab_size:
-        raise UserError(
-            f"the tokenizer ends texts by token {tokenizer.end_of_text_id}, {_not_in_vocabulary(model.vocab_size)}"
-        )
+    if (end_of_text := tokenizer.require_end_of_text()) >= model.vocab_size:
+        raise UserError(f"the tokenizer ends texts by token {end_of_text}, {_not_in_vocabulary(model.vocab_size)}")
 
 
 def _not_in_vocabulary(vocab_size: int) -> str:

@@ -1,24 +1,28 @@
 """What a user would run instead: the same step, and the same generation, in Hugging Face transformers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hornbook.config import Recipe
+from hornbook.config import BertConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig
+from hornbook.data.batches import Batch, size_of
+from hornbook.data.examples import NOT_SCORED
 from hornbook.errors import UserError
 from hornbook.measure.generation import Generate
-from hornbook.measure.throughput import Step
+from hornbook.measure.throughput import Step, synthetic_loader
 from hornbook.parallel.world import World
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 
 
 def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
-    """Return a training step of ``GPT2LMHeadModel`` with the recipe's sizes.
+    """Return a training step of the transformers model with the recipe's sizes, on the recipe's batches.
 
     Args:
-        recipe: a GPT whose options transformers has.
+        recipe: a GPT, BERT or RoBERTa whose options transformers has.
         world: gives the device.
         precision: fp32; bf16-mixed (fp32 weights under autocast); bf16 (bf16 weights and moments).
 
@@ -29,20 +33,40 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     if precision == "bf16":
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    training, length = recipe.training, recipe.sequence_length
-    ids = torch.randint(0, recipe.model.vocab_size or 1, (training.global_batch_size, length), device=world.device)
-    micro_batches = torch.split(ids, training.micro_batch_size)
+    padded = replace(recipe, data=replace(recipe.data, layout="padded")) if _is_encoder(recipe) else recipe
+    loader = synthetic_loader(padded, world.device)
 
-    def step() -> None:
-        for micro_batch in micro_batches:
+    def step() -> int:
+        micro_batches = next(loader)
+        for batch in micro_batches:
+            inputs = {name: tensor.to(world.device) for name, tensor in _inputs(batch).items()}
             with torch.autocast(world.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
-                loss = model(input_ids=micro_batch, labels=micro_batch).loss
+                loss = model(**inputs).loss
             (loss / len(micro_batches)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return sum(size_of(batch).tokens for batch in micro_batches)
 
     return step
+
+
+def _inputs(batch: Batch) -> dict[str, Tensor]:
+    """What transformers calls the tensors of a batch; an encoder's rows are padded to the longest of them only."""
+    if "lengths" not in batch:
+        return {"input_ids": batch["tokens"], "labels": batch["tokens"]}
+    longest = int(batch["lengths"].max())
+    labels = torch.full_like(batch["tokens"], NOT_SCORED).flatten()
+    is_scored = batch["targets"] != NOT_SCORED
+    labels[batch["predictions"][is_scored]] = batch["targets"][is_scored]
+    rows = {
+        "input_ids": batch["tokens"],
+        "attention_mask": (batch["documents"] >= 0).long(),
+        "token_type_ids": batch["segments"],
+        "labels": labels.view_as(batch["tokens"]),
+    }
+    inputs = {name: tensor[:, :longest].contiguous() for name, tensor in rows.items()}
+    return inputs | ({"next_sentence_label": batch["pair_labels"]} if "pair_labels" in batch else {})
 
 
 def transformers_generate(
@@ -70,6 +94,10 @@ def transformers_generate(
     return write
 
 
+def _is_encoder(recipe: Recipe) -> bool:
+    return isinstance(recipe.model, EncoderConfig)
+
+
 def _build(recipe: Recipe) -> Any:
     try:
         import transformers
@@ -77,7 +105,11 @@ def _build(recipe: Recipe) -> Any:
         raise UserError("the peer needs transformers: pip install 'hornbook[test]', or leave --peer out") from error
     model = recipe.model
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
-        raise UserError("transformers' GPT-2 has no such activation or head size: leave --peer out")
+        raise UserError("transformers has no such activation or head size: leave --peer out")
+    if isinstance(model, BertConfig | RobertaConfig):
+        return _build_encoder(transformers, model)
+    if not isinstance(model, GPTConfig):
+        raise UserError(f"transformers has no model of the family {model.family}: leave --peer out")
     config = transformers.GPT2Config(
         n_layer=model.num_layers,
         n_embd=model.hidden_size,
@@ -94,3 +126,25 @@ def _build(recipe: Recipe) -> Any:
         eos_token_id=None,
     )
     return transformers.GPT2LMHeadModel(config)
+
+
+def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig) -> Any:
+    sizes = {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.effective_feed_forward_size,
+        "hidden_act": _ACTIVATIONS[model.activation],
+        "vocab_size": model.vocab_size,
+        "layer_norm_eps": model.layer_norm_epsilon,
+        "hidden_dropout_prob": model.residual_dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
+    }
+    if isinstance(model, RobertaConfig):
+        positions = model.max_positions + 2
+        config = transformers.RobertaConfig(**sizes, max_position_embeddings=positions, type_vocab_size=2)
+        return transformers.RobertaForMaskedLM(config)
+    config = transformers.BertConfig(
+        **sizes, max_position_embeddings=model.max_positions, type_vocab_size=model.num_segments
+    )
+    return transformers.BertForPreTraining(config)

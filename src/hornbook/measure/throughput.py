@@ -1,26 +1,33 @@
 """How fast the training step of a recipe is on this machine, alone or beside a peer.
 
 Every contender makes whole steps (forward, backward, clipping, update) on random tokens, in turn, so that a noisy
-machine is noisy to all of them; the median counts. Nothing is written.
+machine is noisy to all of them; the median counts. An encoder's sequences are as long as those of Wikipedia, and tokens
+a second are counted without padding, for all alike. Nothing is written.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hornbook.config import Recipe
-from hornbook.data.examples import Windows
+import torch
+
+from hornbook.config import DataConfig, LabelledConfig, Recipe
+from hornbook.data.batches import Batch
 from hornbook.data.loader import Loader
-from hornbook.data.synthetic import SyntheticTokens
 from hornbook.engine.build import build_training
 from hornbook.engine.device import synchronize
+from hornbook.engine.encoder_samples import encoder_samples  # noqa: F401 - registers what encoders learn from
+from hornbook.engine.samples import build_samples
+from hornbook.engine.sources import open_sources
 from hornbook.engine.step import train_step
+from hornbook.errors import UserError
 from hornbook.parallel.world import World
 
 _WARM_UP = 2
 
-Step = Callable[[], object]
+Step = Callable[[], int]
+"""Makes a step and returns how many tokens it trained on, padding apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +37,56 @@ class Throughput:
     step_seconds: float
     """Median over the measured steps."""
     tokens_per_second: float
+    """Median over the measured steps, without padding."""
 
 
-def measure_steps(
-    contenders: Mapping[str, Step], recipe: Recipe, world: World, *, rounds: int
-) -> dict[str, Throughput]:
+def measure_steps(contenders: Mapping[str, Step], world: World, *, rounds: int) -> dict[str, Throughput]:
     """Time the contenders' steps in turn, ``rounds`` times each after two that warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_WARM_UP + rounds):
         for name, step in contenders.items():
             start = time.perf_counter()
-            step()
+            tokens = step()
             synchronize(world.device)
             seconds[name].append(time.perf_counter() - start)
-    tokens = recipe.training.global_batch_size * recipe.sequence_length
-    medians = {name: statistics.median(times[_WARM_UP:]) for name, times in seconds.items()}
-    return {name: Throughput(step_seconds=time_, tokens_per_second=tokens / time_) for name, time_ in medians.items()}
+            rates[name].append(tokens / seconds[name][-1])
+    return {
+        name: Throughput(
+            step_seconds=statistics.median(seconds[name][_WARM_UP:]),
+            tokens_per_second=statistics.median(rates[name][_WARM_UP:]),
+        )
+        for name in contenders
+    }
+
+
+def synthetic_loader(recipe: Recipe, device: torch.device) -> Loader:
+    """Return the batches that the recipe would train on, one step an item, of random tokens.
+
+    Args:
+        recipe: its ``model.vocab_size`` must be set.
+        device: decides how an encoder's sequences are laid out, unless the recipe does.
+
+    Raises:
+        UserError: the recipe learns labels, which random tokens do not have.
+    """
+    if isinstance(recipe.objective, LabelledConfig):
+        raise UserError(
+            f"steps are measured on random tokens, which have no labels to learn {recipe.objective.name!r} from; add "
+            "--objective.name mlm, the same but for the head"
+        )
+    data = replace(recipe.data, train=DataConfig.train, weights=DataConfig.weights, synthetic=True)
+    recipe = replace(recipe, data=data)
+    on_cpu = device.type == "cpu"
+    return Loader(
+        build_samples(recipe.objective, recipe, open_sources(recipe), on_cpu=on_cpu).maker,
+        global_batch_size=recipe.training.global_batch_size,
+        micro_batch_size=recipe.training.micro_batch_size,
+        rank=0,
+        world_size=1,
+        start_sample=0,
+        prefetch=0,
+    )
 
 
 def hornbook_step(recipe: Recipe, world: World) -> Step:
@@ -55,23 +96,13 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
         recipe: its ``model.vocab_size`` must be set.
         world: gives the device; one process.
     """
-    assert recipe.model.vocab_size is not None, "the caller fills in the vocabulary"
-    source = SyntheticTokens(vocab_size=recipe.model.vocab_size, seed=0, document_length=4 * recipe.sequence_length)
     state, trainer = build_training(recipe, 1 << 30, world)
-    loader = Loader(
-        Windows(source, recipe.sequence_length, seed=0),
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=0,
-        world_size=1,
-        start_sample=0,
-        seed=0,
-        document_mask=recipe.data.document_mask,
-        prefetch=0,
-    )
+    loader = synthetic_loader(recipe, world.device)
 
-    def step() -> None:
-        batches = [{name: tensor.to(world.device) for name, tensor in batch.items()} for batch in next(loader)]
-        train_step(state, batches, trainer)
+    def step() -> int:
+        batches: list[Batch] = [
+            {name: tensor.to(world.device) for name, tensor in batch.items()} for batch in next(loader)
+        ]
+        return train_step(state, batches, trainer).num_tokens
 
     return step

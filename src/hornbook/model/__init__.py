@@ -1,18 +1,21 @@
 """Models as plain ``nn.Module``s, built from a section of the recipe.
 
 Shape suffixes, used throughout: B batch, T tokens, D hidden, H heads, K head size, F feed-forward, V vocabulary,
-N = B·T flattened tokens, C a chunk of them. ``x_BTD`` is a tensor of shape [batch, tokens, hidden].
+N = B·T flattened tokens, C a chunk of them, S sequences, P places to predict. ``x_BTD`` is a tensor of shape [batch,
+tokens, hidden].
 """
 
 from functools import singledispatch
 
 import torch
 
-from hornbook.config import GPTConfig
-from hornbook.model.gpt import LanguageModel, build_gpt
+from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig
+from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
+from hornbook.model.gpt import build_gpt
 from hornbook.model.initialize import initialize
+from hornbook.model.language_model import LanguageModel
 
-__all__ = ["LanguageModel", "build_model", "initialize"]
+__all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize"]
 
 
 @singledispatch
@@ -27,3 +30,6 @@ def build_model(config: object, compute_dtype: torch.dtype) -> LanguageModel:
 
 
 build_model.register(GPTConfig)(build_gpt)
+build_model.register(BertConfig)(build_bert)
+build_model.register(RobertaConfig)(build_bert)
+build_model.register(GroupBertConfig)(build_groupbert)

@@ -19,13 +19,13 @@ from torch.nn import functional
 from hornbook.model.cpu_attention import cpu_causal_attention, fits
 from hornbook.model.dropout import Dropout
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Linear
+from hornbook.model.layers import Linear, cast
 
 Context = dict[str, Tensor]
 
 
-class CausalSelfAttention(nn.Module):
-    """Self-attention in which a token sees itself and what came before, in its own document if the context says so.
+class SelfAttention(nn.Module):
+    """What every self-attention has: the stacked projection, the output projection, the dropout of weights.
 
     Args:
         hidden_size: D.
@@ -34,28 +34,80 @@ class CausalSelfAttention(nn.Module):
         dropout: the dropout of the attention weights.
         std: standard deviation of the initial query, key and value weights.
         out_std: standard deviation of the initial output projection.
+        qkv_bias: whether query, key and value have biases.
+        out_bias: whether the output projection has one.
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, head_size: int, *, dropout: Dropout, std: float, out_std: float
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_size: int,
+        *,
+        dropout: Dropout,
+        std: float,
+        out_std: float,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_size, self.std = num_heads, head_size, std
         self.qkv_weight = nn.Parameter(torch.empty(3, num_heads * head_size, hidden_size))
-        self.qkv_bias = nn.Parameter(torch.empty(3 * num_heads * head_size))
+        self.qkv_bias = nn.Parameter(torch.empty(3 * num_heads * head_size)) if qkv_bias else None
         self.dropout = dropout
-        self.out = Linear(num_heads * head_size, hidden_size, std=out_std)
+        self.out = Linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
 
     def draw(self, draw: Draw) -> None:
         """Fill the stacked parameters with their initial values."""
         draw.normal(self.qkv_weight, "qkv_weight", self.std)
         draw.constant(self.qkv_bias, 0.0)
 
+    @property
+    def drops(self) -> bool:
+        """Whether attention weights are dropped now."""
+        return self.training and self.dropout.probability > 0.0
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return query, key and value side by side, ``[..., 3·H·K]``, of ``[..., D]``."""
+        return functional.linear(x, self.qkv_weight.flatten(0, 1).to(x.dtype), cast(self.qkv_bias, x.dtype))
+
+    def part(self, packed_BTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, each ``[B, H, T, K]``, of what ``project`` made."""
+        shape = (*packed_BTP.shape[:2], 3, self.num_heads, self.head_size)
+        q, k, v = packed_BTP.view(shape).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def attend_dropping(self, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, keys_BT: Tensor) -> Tensor:
+        """Return ``[B, H, T, K]`` with weights dropped by hash; the column is the place that is looked at.
+
+        Args:
+            qkv: ``[B, H, T, K]`` each.
+            mask: bool, broadcast to ``[B, H, T, T]``, True where a token may look.
+            keys_BT: int64, of the tokens that look.
+        """
+        q_BHTK, k_BHTK, v_BHTK = qkv
+        scores_BHTT = (q_BHTK @ k_BHTK.transpose(2, 3)).float() / math.sqrt(self.head_size)
+        if mask is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~mask, -math.inf)
+        weights_BHTT = scores_BHTT.softmax(-1).to(v_BHTK.dtype)
+        y_BHTK: Tensor = self.dropout(weights_BHTT, self.head_keys(keys_BT)) @ v_BHTK
+        return y_BHTK
+
+    def head_keys(self, keys_BT: Tensor) -> Tensor:
+        """Return one key a (token, head), ``[B, H, T]``: the hash adds the column, here the place that is looked at."""
+        heads_H = torch.arange(self.num_heads, device=keys_BT.device) * 0x85EBCA6B
+        return (keys_BT.unsqueeze(1) + heads_H.view(1, -1, 1)) & 0xFFFFFFFF
+
+
+class CausalSelfAttention(SelfAttention):
+    """Self-attention in which a token sees itself and what came before, in its own document if the context says so."""
+
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix tokens; ``context`` may hold ``mask`` ``[B, 1, T, T]`` bool (True = may look) and ``keys`` ``[B, T]``."""
-        q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD)
-        if self.training and self.dropout.probability > 0.0:
-            y_BHTK = self._explicit(q_BHTK, k_BHTK, v_BHTK, context)
+        q_BHTK, k_BHTK, v_BHTK = qkv = self.part(self.project(x_BTD))
+        if self.drops:
+            mask = context.get("mask", causal_mask(x_BTD.shape[1], x_BTD.device))
+            y_BHTK = self.attend_dropping(qkv, mask, context["keys"])
         elif "mask" in context:
             y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=context["mask"])
         elif fits(q_BHTK):
@@ -64,23 +116,6 @@ class CausalSelfAttention(nn.Module):
             y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
         y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
-
-    def _project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weight = self.qkv_weight.flatten(0, 1).to(x_BTD.dtype)
-        packed = functional.linear(x_BTD, weight, self.qkv_bias.to(x_BTD.dtype))
-        q, k, v = packed.view(*x_BTD.shape[:2], 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
-        return q, k, v
-
-    def _explicit(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
-        num_tokens = q_BHTK.shape[2]
-        mask = context.get("mask", causal_mask(num_tokens, q_BHTK.device))
-        scores_BHTT = (q_BHTK @ k_BHTK.transpose(2, 3)).float() / math.sqrt(self.head_size)
-        weights_BHTT = scores_BHTT.masked_fill(~mask, -math.inf).softmax(-1).to(v_BHTK.dtype)
-        # One key a (token, head): the hash adds the column, which here is the position that is looked at.
-        heads_H = torch.arange(self.num_heads, device=q_BHTK.device) * 0x85EBCA6B
-        keys_BHT = (context["keys"].unsqueeze(1) + heads_H.view(1, -1, 1)) & 0xFFFFFFFF
-        y_BHTK: Tensor = self.dropout(weights_BHTT, keys_BHT) @ v_BHTK
-        return y_BHTK
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:

@@ -1,88 +1,19 @@
-"""A language model in three parts, and the GPT that is made of them.
+"""GPT: a token sees itself and what came before.
 
 ::
 
     batch {tokens, positions, keys, documents?}
-      -> embedding -> x_BTD -> blocks[0] .. blocks[L-1] -> x_BTD -> head -> losses or logits
-
-The parts are what pipelining, phased execution and sparsity hold on to; ``trunk`` is the plain way through them.
+      -> tokens + positions -> pre-norm blocks, causal attention -> norm, tied table
 """
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hornbook.config import GPTConfig
-from hornbook.data.loader import Batch
-from hornbook.model.attention import Context, document_mask
 from hornbook.model.block import PreNormBlock
 from hornbook.model.embedding import TokenAndPositionEmbedding
 from hornbook.model.head import TiedHead
-
-
-class LanguageModel(nn.Module):
-    """``embedding``, ``blocks`` and a tied ``head``.
-
-    Args:
-        embedding: called with (tokens, positions, keys), each ``[B, T]``; holds the padded table ``tokens`` ``[V, D]``.
-        blocks: each called with (x ``[B, T, D]``, context).
-        head: tied to the embedding's table.
-        max_positions: longest sequence that the model can take.
-    """
-
-    def __init__(
-        self, embedding: TokenAndPositionEmbedding, blocks: list[nn.Module], head: TiedHead, *, max_positions: int
-    ) -> None:
-        super().__init__()
-        self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
-        self.max_positions = max_positions
-        self.tie()
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that exist, without the padding of the table."""
-        return self.head.vocab_size
-
-    def tie(self) -> None:
-        """Let head and embedding share one table; call it again after moving the model to another device."""
-        self.head.tie(self.embedding.tokens)
-
-    def trunk(self, batch: Batch) -> Tensor:
-        """Return the hidden states ``[B, T, D]`` before the head."""
-        context = make_context(batch)
-        x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"])
-        for block in self.blocks:
-            x_BTD = block(x_BTD, context)
-        return x_BTD
-
-    def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once, by name: the head's view of the table is left out."""
-        for name, parameter in self.named_parameters():
-            if name != "head.table":
-                yield name, parameter
-
-    def fold_tied_gradients(self) -> None:
-        """Add the head's gradient of the shared table to the embedding's, and forget it."""
-        self.embedding.tokens.grad = _sum(self.embedding.tokens.grad, self.head.table.grad)
-        self.head.table.grad = None
-
-    def logical(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the part of ``tensor``, shaped like parameter ``name``, that exists outside memory: no padding."""
-        return tensor[: self.vocab_size] if name == "embedding.tokens" else tensor
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters without padding, the tied table counted once."""
-        return sum(self.logical(name, parameter).numel() for name, parameter in self.own_parameters())
-
-
-def make_context(batch: Batch) -> Context:
-    """Return what every block may need beside the hidden states: batch-first tensors, so that pipelining can cut it."""
-    context = {"keys": batch["keys"]}
-    if "documents" in batch:
-        context["mask"] = document_mask(batch["documents"])
-    return context
+from hornbook.model.language_model import LanguageModel
 
 
 def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
@@ -99,9 +30,3 @@ def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
     blocks: list[nn.Module] = [PreNormBlock(config, index) for index in range(config.num_layers)]
     head = TiedHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
     return LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return first if second is None else second
-    return first.add_(second)

@@ -1,4 +1,4 @@
-"""The tied head: final norm, then the token table as output weights.
+"""Heads: hidden states become losses or logits, through the token table as output weights.
 
 The table is used twice, for look-up and for logits, and keeps *two* gradient accumulators, so that runs that hold the
 two uses apart (pipeline stages, phased execution) add the same two sums as a run in one piece, bit for bit::
@@ -9,13 +9,49 @@ two uses apart (pipeline stages, phased execution) add the same two sums as a ru
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from hornbook.model.layers import LayerNorm
+from hornbook.model.initialize import Draw
+from hornbook.model.layers import LayerNorm, cast
 from hornbook.model.linear_cross_entropy import linear_cross_entropy, token_losses
 
 
-class TiedHead(nn.Module):
-    """Hidden states and targets in, sums of losses out; a second entry gives logits at chosen places.
+class OutputHead(nn.Module):
+    """What all heads share: the tied table, perhaps a bias, and logits at chosen places.
+
+    Args:
+        vocab_size: tokens that exist, without padding.
+        bias: whether each of them has a bias, which is kept without padding.
+    """
+
+    table: nn.Parameter
+
+    def __init__(self, vocab_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+
+    def draw(self, draw: Draw) -> None:
+        """Set the bias to zero; the table is the embedding's."""
+        draw.constant(self.bias, 0.0)
+
+    def tie(self, table: nn.Parameter) -> None:
+        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a gradient of its own."""
+        self.table = nn.Parameter(table.detach())
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return what meets the table, ``[..., D]``, of hidden states ``[..., D]``."""
+        return x
+
+    def logits(self, x_ND: Tensor) -> Tensor:
+        """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` at chosen places, without padding."""
+        prepared = self.prepare(x_ND)
+        table = self.table[: self.vocab_size].to(prepared.dtype)
+        return functional.linear(prepared, table, cast(self.bias, prepared.dtype)).float()
+
+
+class TiedHead(OutputHead):
+    """GPT's head, a norm and the table: hidden states and targets in, sums of losses out.
 
     Args:
         hidden_size: D.
@@ -23,30 +59,22 @@ class TiedHead(nn.Module):
         epsilon: of the final norm.
     """
 
-    table: nn.Parameter
-
     def __init__(self, hidden_size: int, vocab_size: int, *, epsilon: float) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
+        super().__init__(vocab_size)
         self.norm = LayerNorm(hidden_size, epsilon=epsilon)
 
-    def tie(self, table: nn.Parameter) -> None:
-        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a gradient of its own."""
-        self.table = nn.Parameter(table.detach())
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return the normed hidden states."""
+        normed: Tensor = self.norm(x)
+        return normed
 
     def forward(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
-        x_ND = self.norm(x_BTD).flatten(0, 1)
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
-        x_ND = self.norm(x_BTD).flatten(0, 1)
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
         return token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size).view_as(targets_BT)
-
-    def logits(self, x_ND: Tensor) -> Tensor:
-        """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` at chosen places, without padding."""
-        normed = self.norm(x_ND)
-        logits: Tensor = (normed @ self.table[: self.vocab_size].to(normed.dtype).t()).float()
-        return logits

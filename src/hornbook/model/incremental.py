@@ -21,9 +21,12 @@ from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.cpu_attention import cpu_causal_attention, fits
 from hornbook.model.feed_forward import FeedForward
-from hornbook.model.gpt import LanguageModel
 from hornbook.model.head import TiedHead
+from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import LayerNorm, Linear
+
+_WAY = ("trunk", "embed", "make_context")
+"""What a model must have of `LanguageModel` to be run by the plain way of this module."""
 
 
 class IncrementalBlock(Protocol):
@@ -90,7 +93,7 @@ class IncrementalModel:
 def incremental(model: LanguageModel) -> IncrementalModel | None:
     """Return the model as generation runs it, or None if it has a block that keeps nothing, or a way of its own."""
     dtype = getattr(model.embedding, "compute_dtype", None)
-    if dtype is None or type(model).trunk is not LanguageModel.trunk:
+    if dtype is None or any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _WAY):
         return None
     blocks = [incremental_block(block, dtype) for block in model.blocks]
     known = [block for block in blocks if block is not None]
@@ -112,12 +115,12 @@ class _Affine(NamedTuple):
     """Weight and bias of a linear map or a norm."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     epsilon: float = 0.0
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> "_Affine":
-        return cls(_laid_out(weight, dtype), bias.detach().to(dtype))
+    def of(cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> "_Affine":
+        return cls(_laid_out(weight, dtype), None if bias is None else bias.detach().to(dtype))
 
     @classmethod
     def of_norm(cls, norm: LayerNorm, dtype: torch.dtype) -> "_Affine":
@@ -127,7 +130,7 @@ class _Affine(NamedTuple):
         return functional.linear(x, self.weight, self.bias)
 
     def normalize(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.bias.shape, self.weight, self.bias, self.epsilon)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 def _laid_out(weight: Tensor, dtype: torch.dtype) -> Tensor:

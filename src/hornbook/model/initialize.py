@@ -5,8 +5,11 @@ Each parameter is drawn whole, on the CPU, over its logical shape, from a genera
     ("blocks.3.attention.out.weight", seed 1234)  ->  sha256  ->  generator  ->  normal(0, std)
 
 so that a model cut over ranks or pipeline stages starts from the same numbers as a model in one piece: nothing depends
-on the order in which modules are built. The price is that each rank draws what it then cuts. (``trunc_normal_`` is 11
-times slower than ``normal_`` on a CPU, so the normal is not truncated.)
+on the order in which modules are built. The price is that each rank draws what it then cuts.
+
+A model may ask for a normal distribution that ends at so many deviations (``initial_cut``; ``truncated_normal`` in
+TensorFlow). It is drawn by the inverse of the distribution, one number a weight, since PyTorch's is 11 times slower
+than ``normal_`` on a CPU. What is left has a smaller deviation: 0.88 std where it is cut at 2.
 """
 
 import hashlib
@@ -17,14 +20,15 @@ from torch import Tensor, nn
 
 
 class Draw:
-    """Fills the parameters of the module called ``prefix``."""
+    """Fills the parameters of the module called ``prefix``; no weight is further than ``cut`` deviations from zero."""
 
-    def __init__(self, seed: int, prefix: str) -> None:
+    def __init__(self, seed: int, prefix: str, cut: float | None = None) -> None:
         self.seed = seed
         self.prefix = prefix
+        self.cut = cut
 
     def normal(self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None) -> None:
-        """Draw ``parameter`` from N(0, std²).
+        """Draw ``parameter`` from N(0, std²), or from what is left of it inside the cut.
 
         Args:
             parameter: any shape, fp32; written in place.
@@ -34,15 +38,22 @@ class Draw:
         """
         rows = parameter.shape[0] if num_rows is None else num_rows
         values = torch.empty((rows, *parameter.shape[1:]))
-        values.normal_(0.0, std, generator=generator(self.seed, f"{self.prefix}.{name}"))
+        random = generator(self.seed, f"{self.prefix}.{name}")
+        if self.cut is None:
+            values.normal_(0.0, std, generator=random)
+        else:
+            edge = math.erf(self.cut / math.sqrt(2))
+            values.uniform_(-edge, edge, generator=random).erfinv_().mul_(math.sqrt(2) * std)
+            values.clamp_(-self.cut * std, self.cut * std)
         with torch.no_grad():
             parameter.zero_()
             parameter[:rows].copy_(values)
 
-    def constant(self, parameter: Tensor, value: float) -> None:
-        """Set every element of ``parameter`` to ``value``."""
-        with torch.no_grad():
-            parameter.fill_(value)
+    def constant(self, parameter: Tensor | None, value: float) -> None:
+        """Set every element of ``parameter``, if there is one, to ``value``."""
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.fill_(value)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
@@ -54,6 +65,10 @@ def generator(seed: int, name: str) -> torch.Generator:
 def initialize(model: nn.Module, seed: int) -> None:
     """Give every parameter of ``model`` its initial value: each module with a ``draw`` method fills its own.
 
+    Args:
+        model: may have ``initial_cut``, a number of standard deviations that no initial weight exceeds.
+        seed: of the run.
+
     Raises:
         TypeError: a parameter is filled by no ``draw``; it would differ from run to run and from rank to rank.
     """
@@ -63,7 +78,7 @@ def initialize(model: nn.Module, seed: int) -> None:
     for name, module in model.named_modules():
         draw = getattr(module, "draw", None)
         if draw is not None:
-            draw(Draw(seed, name))
+            draw(Draw(seed, name, getattr(model, "initial_cut", None)))
     left = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
     if left:
         raise TypeError(f"no draw method fills {', '.join(left)}: give the module that holds it one")

@@ -16,6 +16,11 @@ from torch.nn import functional
 from hornbook.model.initialize import Draw
 
 
+def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a parameter that may be absent in ``dtype``."""
+    return None if parameter is None else parameter.to(dtype)
+
+
 class Linear(nn.Module):
     """``y = x Wᵀ + b`` in the dtype of ``x``.
 
@@ -23,13 +28,14 @@ class Linear(nn.Module):
         num_in: size of the last dimension of the input.
         num_out: size of the last dimension of the output.
         std: standard deviation of the initial weights; biases start at zero.
+        bias: whether there is a ``b``.
     """
 
-    def __init__(self, num_in: int, num_out: int, *, std: float) -> None:
+    def __init__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> None:
         super().__init__()
         self.std = std
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
-        self.bias = nn.Parameter(torch.empty(num_out))
+        self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters with their initial values."""
@@ -38,7 +44,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        return functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return functional.linear(x, self.weight.to(x.dtype), cast(self.bias, x.dtype))
 
 
 class LayerNorm(nn.Module):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.examples import NOT_SCORED
+from hornbook.model.layers import cast
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
 # chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
@@ -25,26 +26,42 @@ _CHUNK_TOKENS = 512
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        vocab_size: int,
+        with_count: bool,
+    ) -> tuple[Tensor, Tensor]:
+        total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
-        compute_weight = weight_VD.to(x_ND.dtype)
+        bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        compute_weight, compute_bias = weight_VD.to(x_ND.dtype), cast(bias_V, x_ND.dtype)
         for rows in _chunks(x_ND.shape[0]):
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, vocab_size)
+            log_probabilities = _log_probabilities(x, compute_weight, compute_bias, vocab_size)
             total -= _gather(log_probabilities, targets).sum()
-            gradient = _logit_gradient(log_probabilities, targets).to(x.dtype)
+            if with_count:
+                num_correct += _num_correct(log_probabilities, targets)
+            exact = _logit_gradient(log_probabilities, targets)
+            gradient = exact.to(x.dtype)
             torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
-        ctx.save_for_backward(x_gradient, weight_gradient)
-        return total
+            if bias_gradient is not None:
+                bias_gradient += exact[:, :vocab_size].sum(0)
+        ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
+        ctx.mark_non_differentiable(num_correct)
+        return total, num_correct
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x_gradient, weight_gradient = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
         # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
-        return (x_gradient.float() * scale).to(x_gradient.dtype), weight_gradient * scale, None, None
+        scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 3
 
 
 def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
@@ -61,18 +78,52 @@ def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, voc
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size).sum()
-    total: Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, vocab_size)  # type: ignore[no-untyped-call]
+    total: Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, None, targets_N, vocab_size, False)[0]  # type: ignore[no-untyped-call]
     return total
 
 
+def counted_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
+
+    Args:
+        x_ND: as above, like all that is not explained here.
+        weight_VD: output table.
+        targets_N: ``[N]`` int64.
+        vocab_size: columns that exist.
+        bias_V: ``[vocab_size]`` fp32, or None.
+
+    Returns:
+        Two fp32 scalars, the second without a gradient. A prediction is right where no other logit is larger.
+    """
+    if torch.is_grad_enabled():
+        arguments = (x_ND, weight_VD, bias_V, targets_N, vocab_size, True)
+        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return total, num_correct
+    total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
+    for rows, log_probabilities in _scores(x_ND, weight_VD, bias_V, vocab_size):
+        total -= _gather(log_probabilities, targets_N[rows]).sum()
+        num_correct += _num_correct(log_probabilities, targets_N[rows])
+    return total, num_correct
+
+
 @torch.no_grad()
-def token_losses(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
+def token_losses(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    compute_weight = weight_VD.to(x_ND.dtype)
-    for rows in _chunks(x_ND.shape[0]):
-        losses_N[rows] = -_gather(_log_probabilities(x_ND[rows], compute_weight, vocab_size), targets_N[rows])
+    for rows, log_probabilities in _scores(x_ND, weight_VD, bias_V, vocab_size):
+        losses_N[rows] = -_gather(log_probabilities, targets_N[rows])
     return losses_N
+
+
+def _scores(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the log-probabilities, fp32, of each chunk."""
+    compute_weight, compute_bias = weight_VD.to(x_ND.dtype), cast(bias_V, x_ND.dtype)
+    for rows in _chunks(x_ND.shape[0]):
+        yield rows, _log_probabilities(x_ND[rows], compute_weight, compute_bias, vocab_size)
 
 
 def _chunks(num_tokens: int) -> Iterator[slice]:
@@ -80,8 +131,10 @@ def _chunks(num_tokens: int) -> Iterator[slice]:
         yield slice(start, start + _CHUNK_TOKENS)
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
+def _log_probabilities(x: Tensor, weight: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
     logits = x @ weight.t()
+    if bias is not None:
+        logits[:, :vocab_size] += bias
     logits[:, vocab_size:] = -torch.inf
     return torch.log_softmax(logits, -1, dtype=torch.float32)
 
@@ -89,6 +142,12 @@ def _log_probabilities(x: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
 def _gather(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     picked = log_probabilities.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
     return picked.masked_fill(targets == NOT_SCORED, 0.0)
+
+
+def _num_correct(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Count the targets that nothing is likelier than."""
+    picked = log_probabilities.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return ((picked == log_probabilities.amax(1)) & (targets != NOT_SCORED)).sum()
 
 
 def _logit_gradient(log_probabilities: Tensor, targets: Tensor) -> Tensor:

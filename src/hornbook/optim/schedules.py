@@ -10,14 +10,27 @@ It has no state: a resumed run asks with the next number, and one whose length w
 there. Warm-up gives update s of w the factor (s + 1) / w: the first update is not wasted on a rate of 0, and the peak
 is reached with the last of them. The decay then takes the steps that are left and would reach ``final_fraction`` with
 update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it.
+
+The old systems began with a factor of 0, so their update s stands where ours has s - 1 on the way up; both have the
+peak at s = w. On the way down they agree with ours, but that late TensorFlow BERT was one step ahead.
 """
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial, singledispatch
 from typing import TypeAlias
 
-from hornbook.config import ConstantConfig, CosineConfig, LinearConfig
+from hornbook.config import by_step
+from hornbook.config.schedules import (
+    ByStepConfig,
+    ConstantConfig,
+    CosineConfig,
+    LinearConfig,
+    NaturalExponentialConfig,
+    PolynomialConfig,
+    ScheduleConfig,
+)
 from hornbook.errors import UserError
 
 Schedule: TypeAlias = Callable[[int], float]
@@ -46,6 +59,48 @@ def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: floa
     return final_fraction + (1.0 - final_fraction) * height
 
 
+def polynomial(
+    step: int,
+    *,
+    num_steps: int,
+    warmup_steps: int,
+    final_fraction: float,
+    warmup_power: float,
+    decay_power: float,
+    decay_steps: int | None,
+) -> float:
+    """Up and down by powers.
+
+    ``((step + 1) / warmup_steps) ** warmup_power``, then, with progress over ``decay_steps`` or the rest of the run,
+    ``final_fraction + (1 - final_fraction) * (1 - progress) ** decay_power``.
+
+    GroupBERT's powers are 0.5 and 1 (Chelombiev et al. 2021). The square-root decay to a minimum of the old systems'
+    RigL is ``decay_power`` 0.5 over ``decay_steps``.
+    """
+    if step < warmup_steps:
+        return math.pow(constant(step, warmup_steps=warmup_steps), warmup_power)
+    end = num_steps if decay_steps is None else warmup_steps + decay_steps
+    height = math.pow(1.0 - _progress(step, end, warmup_steps), decay_power)
+    return final_fraction + (1.0 - final_fraction) * height
+
+
+def natural_exponential(step: int, *, warmup_steps: int, stair_steps: int, stair_decay: float) -> float:
+    """Down a staircase: ``exp(-stair_decay * ((step - warmup_steps) // stair_steps))``."""
+    if step < warmup_steps:
+        return constant(step, warmup_steps=warmup_steps)
+    return math.exp(-stair_decay * ((step - warmup_steps) // stair_steps))
+
+
+def warmup_steps_of(config: ScheduleConfig, num_steps: int) -> int:
+    """Return the steps of warm-up of a run of ``num_steps``; a fraction is rounded up, as Hugging Face does.
+
+    It is taken as the decimal number that was written: 0.28 of 10500 steps is 2940, where floats make 2941.
+    """
+    if config.warmup_fraction is None:
+        return config.warmup_steps
+    return math.ceil(Decimal(str(config.warmup_fraction)) * num_steps)
+
+
 def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
     """Share of the decay that lies behind: 0 at step ``warmup_steps``, 1 from step ``num_steps`` on."""
     return 1.0 if step >= num_steps else (step - warmup_steps) / (num_steps - warmup_steps)
@@ -67,14 +122,44 @@ def build_schedule(config: object, num_steps: int) -> Schedule:
 
 @build_schedule.register
 def _(config: ConstantConfig, num_steps: int) -> Schedule:
-    return partial(constant, warmup_steps=config.warmup_steps)
+    return partial(constant, warmup_steps=warmup_steps_of(config, num_steps))
 
 
 @build_schedule.register
 def _(config: LinearConfig, num_steps: int) -> Schedule:
-    return partial(linear, num_steps=num_steps, warmup_steps=config.warmup_steps, final_fraction=config.final_fraction)
+    warmup_steps = warmup_steps_of(config, num_steps)
+    return partial(linear, num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=config.final_fraction)
 
 
 @build_schedule.register
 def _(config: CosineConfig, num_steps: int) -> Schedule:
-    return partial(cosine, num_steps=num_steps, warmup_steps=config.warmup_steps, final_fraction=config.final_fraction)
+    warmup_steps = warmup_steps_of(config, num_steps)
+    return partial(cosine, num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=config.final_fraction)
+
+
+@build_schedule.register
+def _(config: PolynomialConfig, num_steps: int) -> Schedule:
+    return partial(
+        polynomial,
+        num_steps=num_steps,
+        warmup_steps=warmup_steps_of(config, num_steps),
+        final_fraction=config.final_fraction,
+        warmup_power=config.warmup_power,
+        decay_power=config.decay_power,
+        decay_steps=config.decay_steps,
+    )
+
+
+@build_schedule.register
+def _(config: NaturalExponentialConfig, num_steps: int) -> Schedule:
+    return partial(
+        natural_exponential,
+        warmup_steps=warmup_steps_of(config, num_steps),
+        stair_steps=config.stair_steps,
+        stair_decay=config.stair_decay,
+    )
+
+
+@build_schedule.register
+def _(config: ByStepConfig, num_steps: int) -> Schedule:
+    return partial(by_step.at, by_step.read(config.factors))

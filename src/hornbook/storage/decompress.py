@@ -16,7 +16,8 @@ import importlib
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -52,6 +53,27 @@ class Limits:
     ratio: float = 200.0
     """Unpacked bytes per compressed byte, once ``ratio_after`` bytes are out."""
     ratio_after: int = 1 << 20
+
+
+@dataclass(kw_only=True)
+class InputMeter:
+    """How many bytes were read from sources as they are, packed or not."""
+
+    num_bytes: int = 0
+
+
+_meters: list[InputMeter] = []
+
+
+@contextmanager
+def measure_input() -> Iterator[InputMeter]:
+    """Count what all sources read inside the block, in any thread, so that a long reading can tell how far it is."""
+    meter = InputMeter()
+    _meters.append(meter)
+    try:
+        yield meter
+    finally:
+        _meters[:] = [other for other in _meters if other is not meter]
 
 
 class _Decompressor(Protocol):
@@ -207,9 +229,12 @@ class _Source(io.RawIOBase):
 
     def _pull(self, size: int) -> bytes:
         try:
-            return getattr(self._stream, "read1", self._stream.read)(size) or b""
+            data: bytes = getattr(self._stream, "read1", self._stream.read)(size) or b""
         except OSError as error:
             raise StorageError(f"cannot read {self.name}: {error.strerror}; check the file and the disk") from error
+        for meter in _meters:
+            meter.num_bytes += len(data)
+        return data
 
 
 class _Unpacked(io.RawIOBase):

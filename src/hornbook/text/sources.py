@@ -37,7 +37,7 @@ def find_sources(
     """
     sources: dict[str, None] = {}
     for name in (os.fspath(item) for item in inputs):
-        found = [path for path in _expand(name, exclude) if path == name or _has_suffix(path, suffixes)]
+        found = [path for path in _expand(name, exclude) if path == name or has_suffix(path, suffixes)]
         if not found:
             conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
             asked = f" ({', '.join(conditions)})" if conditions else ""
@@ -54,6 +54,18 @@ def content_suffix(path: str) -> str:
     return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
 
 
+def is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Whether the name of a file, or of a folder that it is in, fits one of the patterns."""
+    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
+
+
+def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
+    """Whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
+    lower = path.lower()
+    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
+    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
+
+
 def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     path = Path(name)
     if name == STANDARD_INPUT:
@@ -65,7 +77,7 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     if not glob.has_magic(name):
         raise UserError(f"{name}: no such file or folder; check the path")
     found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-    matches = [match for match in found if not _is_excluded(match, exclude)]
+    matches = [match for match in found if not is_excluded(match, exclude)]
     return [path for match in matches for path in (_walk(match, exclude, ()) if Path(match).is_dir() else (match,))]
 
 
@@ -78,19 +90,9 @@ def _walk(folder: str, exclude: Sequence[str], above: tuple[tuple[int, int], ...
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
     identity = (status.st_dev, status.st_ino)
     for entry in entries:
-        if entry.name.startswith(".") or _is_excluded(entry.name, exclude) or identity in above:
+        if entry.name.startswith(".") or is_excluded(entry.name, exclude) or identity in above:
             continue
         if entry.is_dir():
             yield from _walk(entry.path, exclude, (*above, identity))
         elif entry.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
             yield entry.path
-
-
-def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
-
-
-def _has_suffix(path: str, suffixes: Sequence[str]) -> bool:
-    lower = path.lower()
-    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
-    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)

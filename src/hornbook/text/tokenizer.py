@@ -1,18 +1,17 @@
-"""Text into token ids and back: byte-level BPE with GPT-2's pattern, over the tokenizers library.
+"""Text into token ids and back, over the tokenizers library: byte-level BPE with GPT-2's pattern, or BERT's WordPiece.
 
     "Hi there<|end"   ->   Hi | Ġthere | <| | end   ->   H·i  Ġthere  <·|  end   ->   [17250, 612, 27, 91, 437]
 
-The ids are those of OpenAI's tokenizer for every text, and ``decode(encode(text)) == text``. The end-of-text token has
-an id that no text can become: its name inside a text is text. Long texts are cut where a piece ends anyway, before a
-space, and the cuts encoded in parallel: more even for the cores, a third faster even for one, and memory stays bounded.
-The price of the library's speed is its choice of Unicode version: a letter that Unicode took in later than the
-installed library counts as punctuation, for it as for tiktoken, until both are updated.
+The ids are those of OpenAI's tokenizer, and of transformers' BERT, for every text; by byte-level BPE
+``decode(encode(text)) == text``. Special tokens have ids that no text can become (the unknown word's apart): their
+names inside a text are text. Long texts are cut where a piece ends anyway (`hornbook.text.cuts`). The price of the
+library's speed is its choice of Unicode version: a letter that Unicode took in later than the installed library counts
+as punctuation, for it as for tiktoken, until both are updated.
 """
 
 import hashlib
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -22,100 +21,151 @@ from typing import Final, Self, cast
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, write_file
-from hornbook.text.byte_pairs import (
-    END_OF_TEXT,
-    MAX_VOCAB_SIZE,
-    BytePairs,
-    byte_symbols,
-    parse_tokenizer_json,
-    read_byte_pairs,
-)
-
-MIN_VOCAB_SIZE: Final = 257
-"""256 bytes and the end-of-text token."""
+from hornbook.text.byte_pairs import BytePairs
+from hornbook.text.special_tokens import ROLE_NAMES, MaskingTokens, Role
+from hornbook.text.tokenizer_kinds import Rules, parse_rules, read_rules
+from hornbook.text.tokenizer_training import Kind, train_rules
 
 _FILE: Final = "tokenizer.json"
-_CUT_CHARACTERS: Final = 16_384
 _BATCH_CUTS: Final = 256
-_CUT: Final = re.compile(r"\S(?= )|[A-Za-z0-9](?=\n)")
-"""The last character of a piece, whatever comes next: white space can only begin a piece of GPT-2's pattern."""
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer; see ``load`` and ``train``. Immutable.
+    """A tokenizer of any kind; see ``load`` and ``train``. Immutable.
 
     Attributes:
-        byte_pairs: the vocabulary and the merges.
+        rules: all that its ids depend on, by kind: ``BytePairs`` or ``WordPieces``.
     """
 
-    def __init__(self, byte_pairs: BytePairs) -> None:
-        self.byte_pairs = byte_pairs
-        self._library = _assemble(byte_pairs)
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._library = rules.library()
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a tokenizer of hornbook, OpenAI's GPT-2, Megatron or Hugging Face.
+        """Read a tokenizer of hornbook, OpenAI's GPT-2, Google's BERT, fairseq's RoBERTa, Megatron or Hugging Face.
 
         Args:
-            path: a ``tokenizer.json``, or a folder with one (a token store, say), with ``encoder.json`` and
-                ``vocab.bpe``, or with ``vocab.json`` and ``merges.txt``.
+            path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
+                of `hornbook.text.tokenizer_kinds`.
 
         Raises:
-            DataError: there is none, it is malformed, or it is not a byte-level BPE with GPT-2's pattern.
+            DataError: there is none, it is malformed, or of a kind that is not read.
             StorageError: a file cannot be read.
         """
-        return cls(read_byte_pairs(Path(path)))
+        return cls(read_rules(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The tokenizer of a ``tokenizer.json``'s text, as ``to_json`` gives it.
 
         Raises:
-            DataError: it is malformed, or not a byte-level BPE with GPT-2's pattern.
+            DataError: it is malformed, or of a kind that is not read.
         """
-        return cls(parse_tokenizer_json(text.encode(), "tokenizer.json"))
+        return cls(parse_rules(text.encode(), "tokenizer.json"))
 
     @classmethod
-    def train(cls, documents: Iterable[str], vocab_size: int) -> Self:
-        """Learn the merges from texts (Sennrich et al., 2016, on bytes as GPT-2 does); the same texts give the same.
-
-        The end-of-text token has the last id. Memory holds the distinct words of the texts, not the texts.
-
-        Args:
-            documents: the texts, read once.
-            vocab_size: number of tokens, 257 or more. Few texts may give fewer: see ``.vocab_size``.
+    def train(
+        cls, documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
+    ) -> Self:
+        """Learn a tokenizer from texts, the same one from the same texts; see ``tokenizer_training.train_rules``.
 
         Raises:
-            UserError: ``vocab_size`` is below 257 or above 1,048,576, or there is no text.
+            UserError: ``vocab_size`` is out of range for the kind, or there is no text.
         """
-        if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        return cls(train_rules(documents, vocab_size, kind=kind, lowercase=lowercase))
+
+    @property
+    def byte_pairs(self) -> BytePairs:
+        """The vocabulary and the merges of a byte-level BPE, for what knows bytes.
+
+        Raises:
+            UserError: it is of another kind.
+        """
+        if not isinstance(self.rules, BytePairs):
             raise UserError(
-                f"vocab_size {vocab_size} is out of range: expected {MIN_VOCAB_SIZE} (256 bytes and the end-of-text "
-                f"token) to {MAX_VOCAB_SIZE}"
+                "the tokenizer is WordPiece, whose tokens are no bytes of a text; expected a byte-level BPE here"
             )
-        alphabet = list(byte_symbols())
-        seen = _Counted(documents)
-        library = _bare_library(models.BPE())
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
-        library.train_from_iterator((cut for text in seen for cut in cuts(text)), trainer)
-        if not seen.count:
-            raise UserError("there is no text to train a tokenizer on; check the inputs")
-        trained = parse_tokenizer_json(_with_end_of_text(library), "the trained tokenizer")
-        return cls(trained)
+        return self.rules
 
     @property
     def vocab_size(self) -> int:
         """Number of ids: they are 0 .. vocab_size - 1."""
-        return len(self.byte_pairs.vocab)
+        return len(self.rules.vocab)
 
     @property
-    def end_of_text_id(self) -> int:
-        """The id of the token between documents, which no text becomes."""
-        return self.byte_pairs.vocab[self.byte_pairs.end_of_text]
+    def end_of_text_id(self) -> int | None:
+        """The id of the token between documents, which no text becomes; None where there is none, as for BERT."""
+        end_of_text = self.rules.end_of_text
+        return None if end_of_text is None else self.rules.vocab[end_of_text]
+
+    @property
+    def cls_id(self) -> int | None:
+        """The id of the token that begins a sequence, ``[CLS]`` or ``<s>``; None where there is none."""
+        return self._id_of("cls")
+
+    @property
+    def sep_id(self) -> int | None:
+        """The id of the token that ends a sequence, ``[SEP]`` or ``</s>``; None where there is none."""
+        return self._id_of("sep")
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the token that hides another, ``[MASK]`` or ``<mask>``; None where there is none."""
+        return self._id_of("mask")
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id of the token that fills a row up, ``[PAD]`` or ``<pad>``; None where there is none."""
+        return self._id_of("pad")
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of a word that has no tokens, ``[UNK]`` or ``<unk>``; None where there is none."""
+        return self._id_of("unknown")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of all special tokens."""
+        return frozenset(self.rules.vocab[name] for name in self.rules.special)
+
+    def _name_of(self, role: Role) -> str | None:
+        return next((name for name in ROLE_NAMES[role] if name in self.rules.special), None)
+
+    def _id_of(self, role: Role) -> int | None:
+        name = self._name_of(role)
+        return None if name is None else self.rules.vocab[name]
+
+    def require_end_of_text(self) -> int:
+        """``end_of_text_id``, for what cannot do without.
+
+        Raises:
+            UserError: there is no such token.
+        """
+        if self.end_of_text_id is None:
+            raise UserError(
+                "the tokenizer has no end-of-text token, so it is none for a model that continues texts; "
+                "take a byte-level BPE"
+            )
+        return self.end_of_text_id
+
+    def require_masking(self) -> MaskingTokens:
+        """The special tokens of a model that guesses hidden tokens.
+
+        Raises:
+            UserError: one of them is missing from the vocabulary.
+        """
+        roles: tuple[Role, ...] = ("cls", "sep", "mask", "pad")
+        ids = {role: number for role in roles if (number := self._id_of(role)) is not None}
+        if missing := [" or ".join(ROLE_NAMES[role]) for role in roles if role not in ids]:
+            raise UserError(
+                f"the tokenizer has no token {', '.join(missing)}, which masking needs; "
+                "take BERT's or RoBERTa's, or train one"
+            )
+        return MaskingTokens(**ids, vocab_size=self.vocab_size, special_ids=self.special_ids)
 
     @cached_property
     def digest(self) -> str:
@@ -123,12 +173,31 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without an end-of-text token.
+        """The ids of a text, without any special token around it.
 
         Raises:
             UserError: it has lone surrogates, so it is no Unicode text.
         """
         return cast("list[int]", self.encode_batch([text])[0].tolist())
+
+    def encode_with_mask(self, text: str) -> list[int]:
+        """The ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
+
+        White space before it is dropped, as transformers does for RoBERTa; for WordPiece it is nothing anyway.
+
+        Raises:
+            UserError: the tokenizer has no mask token, or the text has lone surrogates.
+        """
+        name = self._name_of("mask")
+        if name is None:
+            names = " or ".join(ROLE_NAMES["mask"])
+            raise UserError(f"the tokenizer has no token {names}, so a text can have no gap to fill; take an encoder's")
+        *before, last = text.split(name)
+        stretches = self.encode_batch([*(stretch.rstrip() for stretch in before), last])
+        ids = stretches[0].tolist()
+        for stretch in stretches[1:]:
+            ids += [self.rules.vocab[name], *stretch.tolist()]
+        return cast("list[int]", ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, int32[number of tokens], by all cores (``RAYON_NUM_THREADS`` sets how many).
@@ -137,7 +206,7 @@ class Tokenizer:
             UserError: a text has lone surrogates, so it is no Unicode text.
         """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
-        numbered = ((number, cut) for number, text in enumerate(texts) for cut in cuts(text))
+        numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.rules.stretches(text))
         while batch := list(islice(numbered, _BATCH_CUTS)):
             encodings = self._encode_cuts([cut for _, cut in batch])
             for (number, _), encoding in zip(batch, encodings, strict=True):
@@ -153,7 +222,9 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """The text of the ids, end-of-text as its name; bytes that are no UTF-8 become U+FFFD.
+        """The text of the ids, special tokens as their names; bytes that are no UTF-8 become U+FFFD.
+
+        WordPiece's is put together again, in lower case perhaps, and where blanks were is a guess.
 
         Raises:
             UserError: an id is outside the vocabulary.
@@ -170,7 +241,7 @@ class Tokenizer:
 
     @cached_property
     def _json(self) -> str:
-        return self.byte_pairs.to_json()
+        return self.rules.to_json()
 
     def save(self, folder: Path) -> Path:
         """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path.
@@ -192,48 +263,3 @@ class Tokenizer:
                 remove_tree(new)
             raise
         return folder / _FILE
-
-
-def cuts(text: str, size: int = _CUT_CHARACTERS) -> Iterator[str]:
-    """Cut a text into stretches of ``size`` characters or a little more, only where a piece ends anyway."""
-    start = 0
-    while len(text) - start > size and (match := _CUT.search(text, start + size - 1)):
-        yield text[start : match.end()]
-        start = match.end()
-    if start < len(text) or not start:
-        yield text[start:]
-
-
-class _Counted:
-    """Texts on their way, counted."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = texts
-        self.count = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            self.count += 1
-            yield text
-
-
-def _bare_library(model: models.BPE) -> tokenizers.Tokenizer:
-    library = tokenizers.Tokenizer(model)
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    return library
-
-
-def _assemble(byte_pairs: BytePairs) -> tokenizers.Tokenizer:
-    library = _bare_library(models.BPE(dict(byte_pairs.vocab), list(byte_pairs.merges)))
-    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in byte_pairs.special])
-    library.encode_special_tokens = True  # as text, that is: the names of special tokens are no markup
-    return library
-
-
-def _with_end_of_text(library: tokenizers.Tokenizer) -> bytes:
-    """The library's own file, with the end-of-text token behind the last of the trained ones."""
-    number = library.get_vocab_size()
-    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    assert library.token_to_id(END_OF_TEXT) == number, "the pattern keeps any merge from spelling the end-of-text token"
-    return library.to_str().encode()

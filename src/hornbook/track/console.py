@@ -92,6 +92,7 @@ class Console:
         bits = units.number(row, "bits_per_byte")
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
+        parts += _term_parts(row)
         self._line(Text("  ".join(parts), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
@@ -173,11 +174,19 @@ def _train_parts(row: Mapping[str, Any], total_steps: int) -> list[str]:
         f"grad {units.MISSING if norm is None else units.significant(norm)}",
         f"{units.short(speed)} tokens/s",
     ]
+    parts += _term_parts(row)
     if utilization is not None:
         parts.append(f"MFU {utilization:.0%}")
     if skipped:
         parts.append(f"{units.count(skipped)} skipped")
     return [*parts, f"{units.duration(seconds_left(row, total_steps))} left"]
+
+
+def _term_parts(row: Mapping[str, Any]) -> list[str]:
+    """What an encoder's row says beside its loss: accuracies, and the share of padding if there is any."""
+    shares = {"mlm_accuracy": "mlm right", "nsp_accuracy": "nsp right", "accuracy": "right", "padding": "padding"}
+    values = ((name, units.number(row, key)) for key, name in shares.items())
+    return [f"{name} {value:.1%}" for name, value in values if value or (value is not None and name != "padding")]
 
 
 def _step(row: Mapping[str, Any]) -> str:

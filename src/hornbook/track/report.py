@@ -20,12 +20,21 @@ import hornbook
 from hornbook.storage.files import replace_file
 from hornbook.track import charts, metrics, units
 from hornbook.track.page import Html, card, document, facts, join, section, table, tag
-from hornbook.track.runs import Row, RunFiles, RunSummary, read_run, summary_of
+from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.units import number
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
 SMOOTHED_FROM, SPIKES_DRAWN = 40, 400
 _NOISY = ("gradient_norm", "tokens_per_second")
+_RIGHT = {"mlm_accuracy": "Masked tokens right", "nsp_accuracy": "Pairs right", "accuracy": "Right"}
+_TERMS = {
+    "mlm": ("MLM loss", "nats"),
+    "mlm_accuracy": ("MLM accuracy", "share of the masked tokens"),
+    "nsp": ("NSP loss", "nats"),
+    "nsp_accuracy": ("NSP accuracy", "share of the pairs"),
+    "accuracy": ("Accuracy", "share that is right"),
+    "padding": ("Padding", "share of all places"),
+}
 _COMPRESSORS = re.compile(r"(gzip|xz|bzip2|bz2|zstd|lzma|brotli)\b")
 _TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"|'[^']*')|(?P<comment>\#.*)""", re.M)
 
@@ -52,7 +61,7 @@ def render(run: RunFiles, samples: Sequence[Row]) -> str:
     return document(
         f"{summary.name} · hornbook",
         tag("header", tag("p", "hornbook", class_="brand"), tag("h1", summary.name), _lead(summary, run)),
-        tag("main", _cards(summary), _race(run.tasks), _curves(run), *_parts(run, samples, train)),
+        tag("main", _cards(summary, run), _race(run.tasks), _curves(run), *_parts(run, samples, train)),
         tag("footer", f"Written by hornbook {hornbook.__version__} from {run.folder.resolve()}"),
     )
 
@@ -96,7 +105,7 @@ def _machine(session: Mapping[str, Any]) -> str:
     return f"{session.get('cpu', 'unknown processor')}, {units.count(threads)} thread{plural}"
 
 
-def _cards(summary: RunSummary) -> Html:
+def _cards(summary: RunSummary, run: RunFiles) -> Html:
     best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{units.count(summary.skipped_steps)} steps skipped" if summary.skipped_steps else ""
@@ -105,12 +114,24 @@ def _cards(summary: RunSummary) -> Html:
         ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
         ("Last training loss", units.loss(summary.loss if summary.validation_loss is None else None), ""),
         ("Bits per byte", units.bits(summary.bits_per_byte), "held out"),
+        _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
         ("Speed", units.short(summary.tokens_per_second), "tokens a second, median"),
     ]
     cards = [card(*item) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
+
+
+def _right(run: RunFiles) -> tuple[str, str, str]:
+    """How often an encoder is right, held out or else in the training: the leading share, and beside it the others."""
+    for kind, where in (("validation", "held out"), ("train", "in training")):
+        rows = run.of_kind(kind)
+        shares = [(title, f"{share:.1%}") for term, title in _RIGHT.items() if (share := last(rows, term)) is not None]
+        if shares:
+            (title, value), *others = shares
+            return title, value, ", ".join([where, *(f"{other.lower()} {also}" for other, also in others)])
+    return "", units.MISSING, ""
 
 
 def _race(tasks: Iterable[Mapping[str, Any]]) -> Html:
@@ -148,7 +169,7 @@ def _curves(run: RunFiles) -> Html:
             *_noisy("training", _points(train, "loss")),
             charts.Series(label="validation", style="validation", points=_points(validation, "loss")),
         ],
-        unit="nats per token",
+        unit="nats" if _terms(train) else "nats per token",
         marks=marks,
     )
     smaller = [
@@ -156,9 +177,29 @@ def _curves(run: RunFiles) -> Html:
         _small("Gradient norm", train, "gradient_norm", "before clipping", marks),
         _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
         _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
+        *(_term(term, train, validation, marks) for term in _terms([*train, *validation])),
         *(_small(name, rows, "value", metric, marks) for name, metric, rows in _courses(run)),
     ]
     return section("Curves", tag("div", main, class_="main") if main else "", _grid(smaller))
+
+
+def _terms(rows: Sequence[Row]) -> list[str]:
+    """The terms of an encoder's objective, and what else its rows hold, in the order of the curves.
+
+    A loss that is the only one is left to the large chart, and what is always zero is left out.
+    """
+    found = [name for name in _TERMS if any(row.get(name) for row in rows)]
+    return found if "nsp" in found else [name for name in found if name != "mlm"]
+
+
+def _term(term: str, train: Sequence[Row], validation: Sequence[Row], marks: Sequence[tuple[float, str]]) -> Html:
+    """A term in the training and held out."""
+    title, unit = _TERMS[term]
+    lines = [
+        *_noisy("training", _points(train, term)),
+        charts.Series(label="held out", style="validation", points=_points(validation, term)),
+    ]
+    return charts.line_chart(title, lines, unit=unit, from_zero=unit != "nats", marks=marks)
 
 
 def _courses(run: RunFiles) -> list[tuple[str, str, list[Row]]]:

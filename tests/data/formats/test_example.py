@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hornbook.data.formats.example import (
-    Malformed,
     decode_example,
     decode_varints,
     encode_example,
@@ -14,6 +13,7 @@ from hornbook.data.formats.example import (
 )
 from hornbook.data.formats.tfrecord import read_records
 from hornbook.errors import DataError
+from hornbook.storage.protobuf import Malformed
 from mutations import mutated
 from tiny_formats import BERT_TFRECORD, EXAMPLE_TFRECORD
 

@@ -11,6 +11,7 @@ import pytest
 
 from hornbook.errors import DataError
 from hornbook.text.documents import ReadOptions, Tally, read_documents
+from hornbook.text.reading import Skipped
 from hornbook.text.wikipedia import reader
 from hornbook.text.wikipedia.lines import CleanOptions
 from hornbook.text.wikipedia.reader import read_dump
@@ -18,14 +19,10 @@ from tiny_text import one_line
 from tiny_wiki import TINY_TEXTS, dump, many_pages, page, tiny_dump
 
 
-def refuse(error):
-    raise error
-
-
-def read(path, processes=1, **options):
-    skipped = Counter()
-    texts = list(read_dump(str(path), CleanOptions(**options), processes=processes, skipped=skipped, on_fault=refuse))
-    return texts, skipped
+def read(path, processes=1, start=0, **options):
+    found = list(read_dump(str(path), CleanOptions(**options), name=str(path), processes=processes, start=start))
+    skipped = Counter(item.kind for item in found if isinstance(item, Skipped))
+    return [item for item in found if not isinstance(item, Skipped)], skipped
 
 
 @pytest.fixture
@@ -57,13 +54,31 @@ def test_the_number_of_processes_makes_no_difference(tmp_path, monkeypatch):
     assert len(alone[0]) == 120
 
 
+def test_reading_may_begin_at_any_article_and_cleans_none_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "dump.xml"
+    path.write_bytes(
+        dump([*many_pages(20), page("Long", "a" * (17 << 20)), *many_pages(20), page("#", "", namespace=1)])
+    )
+    whole, _ = read(path)
+    cleaned = []
+    monkeypatch.setattr(reader, "clean_page", lambda title, *rest: cleaned.append(title) or title)
+    monkeypatch.setattr(reader, "_BATCH_CHARACTERS", 1000)
+    for start in (0, 7, 20, 21, 30, 41, 42):
+        cleaned.clear()
+        items, skipped = read(path, start=start)
+        assert len(items) == 41 - start if start < 42 else items == []
+        assert [str(item) for item in items if isinstance(item, DataError)] == [str(whole[20])] * (start < 21)
+        assert len(cleaned) == len(items) - (start < 21)
+        assert skipped == ({"pages of other namespaces": 1} if start < 42 else {})
+
+
 def test_what_comes_before_the_damage_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "_BATCH_CHARACTERS", 1000)
     path = tmp_path / "dump.xml"
     path.write_bytes(dump(many_pages(120))[:-30])
     for processes in (1, 2):
         texts = []
-        reading = read_dump(str(path), CleanOptions(), processes=processes, skipped=Counter(), on_fault=refuse)
+        reading = read_dump(str(path), CleanOptions(), name="dump.xml", processes=processes)
         with pytest.raises(DataError, match="not well-formed"):
             texts.extend(reading)  # which keeps what came before the error
         assert len(texts) == 119
@@ -96,14 +111,13 @@ def test_long_pages_and_damage_are_faults(tmp_path):
 
 PROGRAM = """
 import json, os, sys
-from collections import Counter
 from hornbook.text.wikipedia import reader
 from hornbook.text.wikipedia.lines import CleanOptions
 from hornbook.errors import HornbookError
 
 def main():
     reader._BATCH_CHARACTERS, reader._BATCHES_HERE = 1000, 1
-    texts = reader.read_dump(sys.argv[1], CleanOptions(), processes=2, skipped=Counter(), on_fault=print)
+    texts = reader.read_dump(sys.argv[1], CleanOptions(), name="dump.xml", processes=2)
     for number, _ in enumerate(texts):
         if number == 40:
             children = open(f"/proc/self/task/{os.getpid()}/children").read().split()

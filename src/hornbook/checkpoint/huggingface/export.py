@@ -19,10 +19,17 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
-from hornbook.checkpoint.huggingface import gpt2
+from hornbook.checkpoint.huggingface.families import Family, family_of
 from hornbook.checkpoint.huggingface.tokenizer_files import tokenizer_files
 from hornbook.checkpoint.tensors import encode
-from hornbook.config import GPTConfig, recipe_from_dict
+from hornbook.config import (
+    ClassificationConfig,
+    EncoderConfig,
+    Recipe,
+    RobertaConfig,
+    TransformerConfig,
+    recipe_from_dict,
+)
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.text.tokenizer import Tokenizer
@@ -45,12 +52,12 @@ def write_folder(path: Path, contents: Contents, *, dtype: str = "fp32") -> dict
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another --output or remove it")
-    model = recipe_from_dict(contents.documents["recipe"]).model
-    if type(model) is not GPTConfig:
-        raise CheckpointError(f"a model of the family {model.family!r} cannot be exported; expected 'gpt'")
-    tokenizer = _tokenizer(contents)
-    weights = _cast(gpt2.to_theirs(contents.tensors["model"], model), dtype)
-    documents = _documents(model, tokenizer, dtype)
+    recipe = recipe_from_dict(contents.documents["recipe"])
+    model, tokenizer = recipe.model, _tokenizer(contents)
+    family = family_of(model)
+    documents = _documents(family, model, tokenizer, dtype)
+    documents["config.json"] |= _labels(recipe)
+    weights = _cast(family.to_theirs(contents.tensors["model"], model), dtype)
     small = {name: storage.dump_json(value) for name, value in documents.items()}
     small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
@@ -81,9 +88,32 @@ def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
     return cast
 
 
-def _documents(model: GPTConfig, tokenizer: Tokenizer | None, dtype: str) -> dict[str, dict[str, Any]]:
-    """Return ``config.json`` and ``generation_config.json``; without a tokenizer no token begins or ends a text."""
+def _documents(
+    family: Family, model: TransformerConfig, tokenizer: Tokenizer | None, dtype: str
+) -> dict[str, dict[str, Any]]:
+    """Return ``config.json``, and ``generation_config.json`` for what writes; no tokenizer, no special tokens."""
+    config = family.from_section(model) | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    if isinstance(model, EncoderConfig):
+        return {"config.json": config | _padding(model, tokenizer)}
     end_of_text = tokenizer.end_of_text_id if tokenizer else None
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
-    config = gpt2.from_section(model) | ends | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
-    return {"config.json": config, "generation_config.json": ends}
+    return {"config.json": config | ends, "generation_config.json": ends}
+
+
+def _labels(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the classes of a model and their numbers; nothing where it tells none."""
+    labels = recipe.objective.labels if isinstance(recipe.objective, ClassificationConfig) else ()
+    named = {"id2label": {str(number): label for number, label in enumerate(labels)}}
+    return named | {"label2id": {label: number for number, label in enumerate(labels)}} if labels else {}
+
+
+def _padding(model: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Return the id of the padding token, from which transformers' RoBERTa counts its positions."""
+    if tokenizer is None:
+        return {}
+    if isinstance(model, RobertaConfig) and tokenizer.pad_id != model.first_position - 1:
+        raise CheckpointError(
+            f"transformers' RoBERTa needs padding to be token {model.first_position - 1}, and the tokenizer's is "
+            f"{tokenizer.pad_id}; such a model cannot be exported"
+        )
+    return {"pad_token_id": tokenizer.pad_id}

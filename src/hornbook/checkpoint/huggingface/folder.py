@@ -1,4 +1,4 @@
-"""A Hugging Face folder as the contents of a checkpoint.
+"""A Hugging Face folder, or a TensorFlow checkpoint of a BERT, as the contents of a checkpoint.
 
 ::
 
@@ -16,10 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hornbook.checkpoint import tensorflow
 from hornbook.checkpoint.contents import Contents
-from hornbook.checkpoint.huggingface import gpt2
+from hornbook.checkpoint.foreign import inside
+from hornbook.checkpoint.huggingface.encoders import labels_of
+from hornbook.checkpoint.huggingface.families import FAMILIES, OBJECTIVES
 from hornbook.checkpoint.huggingface.tokenizer_files import read_tokenizer
-from hornbook.checkpoint.huggingface.weights import PICKLED_FILES, SAFE_FILES, inside, read_weights
+from hornbook.checkpoint.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights
 from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
@@ -32,9 +35,10 @@ _logger = logging.getLogger("hornbook.checkpoint")
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether ``path`` is meant to be a Hugging Face folder: it has their files and no manifest of ours."""
-    marks = (CONFIG, SAFE_FILES[1], *PICKLED_FILES)
-    return path.is_dir() and not (path / MANIFEST).exists() and any((path / name).exists() for name in marks)
+    """Tell whether ``path`` is meant to be a Hugging Face folder, or a TensorFlow checkpoint, and is none of ours."""
+    if path.is_dir() and any((path / name).exists() for name in (CONFIG, SAFE_FILES[1], *PICKLED_FILES)):
+        return not (path / MANIFEST).exists()
+    return tensorflow.is_checkpoint(path)
 
 
 def read_folder(
@@ -43,55 +47,89 @@ def read_folder(
     """Return the model and the tokenizer of a Hugging Face folder as a checkpoint of step 0, weights in fp32.
 
     Args:
-        path: the folder.
+        path: the folder; or a TensorFlow checkpoint, by its folder, its prefix or its index.
         allow_pickle: open ``pytorch_model.bin``, too, with nothing but tensors allowed in it.
         with_source: also return the document ``source``: the folder, and size and SHA-256 of each file of weights.
-        warn: is told of a tokenizer that hornbook cannot read and that is left out.
+        warn: is told of heads that are missing or left out, and of a tokenizer that hornbook cannot read.
 
     Raises:
         CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights do not fit
             its config; all that is wrong with the weights in one line.
         StorageError: a file cannot be read.
     """
-    config = _read_config(path)
-    recipe = _recipe(config, path)
-    tensors, files = read_weights(path, allow_pickle=allow_pickle)
+    index = None if _has_weights(path) else tensorflow.find_index(path)
+    folder = path if index is None else index.parent
+    file, config = _read_config(folder, index)
+    recipe = _recipe(config, file)
+    if index is None:
+        tensors, files = read_weights(folder, allow_pickle=allow_pickle)
+    else:
+        tensors, files = tensorflow.read_weights(index)
     tied = config.get("tie_word_embeddings") is not False
-    weights = gpt2.to_ours(tensors, recipe.model, tied=tied, what=str(path))
+    weights, notes = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
+    for note in notes:
+        warn(note)
     documents: dict[str, Any] = {"recipe": recipe_to_dict(recipe)}
     if with_source:
-        documents["source"] = {"folder": str(path.absolute()), "files": _hashes(files)}
-    return Contents(step=0, tensors={"model": weights}, documents=documents, files=_tokenizer(path, recipe, warn))
+        documents["source"] = {"folder": str(folder.absolute()), "files": _hashes(files)}
+    return Contents(step=0, tensors={"model": weights}, documents=documents, files=_tokenizer(folder, recipe, warn))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _has_weights(path: Path) -> bool:
+    """Tell whether a folder holds weights of Hugging Face's, which come before TensorFlow's."""
+    return any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))
+
+
+def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Return the file that says what the model is, and what it says in transformers' words."""
+    old_name = tensorflow.CONFIG if (folder / tensorflow.CONFIG).exists() else CONFIG
+    name = CONFIG if (folder / CONFIG).exists() else old_name
+    if index is not None:
+        name = tensorflow.config_name(index)
+    file = inside(folder, name)
     try:
-        config = read_json(inside(folder, CONFIG), "the config of the model")
+        config = read_json(file, "the config of the model")
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / CONFIG} is not the config of a model: expected a JSON object")
-    kind = config.get("model_type", gpt2.MODEL_TYPE if "n_embd" in config else None)
-    if kind != gpt2.MODEL_TYPE:
-        raise CheckpointError(
-            f"{folder / CONFIG} is of a model of the type {kind!r:.80}; hornbook reads {gpt2.MODEL_TYPE!r} alone"
-        )
-    return config
+        raise CheckpointError(f"{file} is not the config of a model: expected a JSON object")
+    if name == tensorflow.ARGUMENTS:
+        config = tensorflow.of_arguments(config, str(file))
+    kind = _kind(config)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(f"{file} is of a model of the type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")
+    return file, config
 
 
-def _recipe(config: Mapping[str, Any], folder: Path) -> Recipe:
+def _kind(config: Mapping[str, Any]) -> Any:
+    """Return the type of a model; old configs do not name it, but have options that only one type has."""
+    marks = {"n_embd": "gpt2", "type_vocab_size": "bert"}
+    return config.get("model_type", next((kind for option, kind in marks.items() if option in config), None))
+
+
+def _recipe(config: Mapping[str, Any], file: Path) -> Recipe:
     """Return the recipe of the model, checked by the validator of all recipes; its complaints name their options."""
-    model = gpt2.to_section(config, str(folder / CONFIG))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.absolute().name).lstrip("_.-")[:100] or "imported"
+    family = FAMILIES[_kind(config)]
+    model = family.to_section(config, str(file))
+    objective = _objective(config, model.get("head", "pretraining"))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.absolute().parent.name).lstrip("_.-")[:100] or "imported"
     try:
-        return recipe_from_dict({"name": name, "model": model, "training": {"steps": 1}}, CONFIG)
+        sections = {"model": model, "objective": objective, "training": {"steps": 1}}
+        return recipe_from_dict({"name": name, **sections}, file.name)
     except RecipeError as error:
-        told = re.sub(r"\bmodel\.(\w+)", lambda match: gpt2.their_name(match[1]), str(error))
-        raise CheckpointError(f"{folder / CONFIG}: {told}") from error
+        told = re.sub(r"\bmodel\.(\w+)", lambda match: family.their_name(match[1]), str(error))
+        raise CheckpointError(f"{file}: {told}") from error
+
+
+def _objective(config: Mapping[str, Any], head: str) -> dict[str, object]:
+    """Return what the model has learned, or goes on learning, unless a recipe says something else."""
+    if head == "pretraining":
+        return {"name": OBJECTIVES[_kind(config)]}
+    return {"name": head} | ({"labels": list(labels_of(config))} if head == "classification" else {})
 
 
 def _tokenizer(folder: Path, recipe: Recipe, warn: Callable[[str], None]) -> dict[str, bytes]:
-    assert recipe.model.vocab_size is not None, "gpt2.to_section gives one"
+    assert recipe.model.vocab_size is not None, "each family gives one"
     try:
         tokenizer = read_tokenizer(folder, recipe.model.vocab_size)
     except DataError as error:

@@ -16,15 +16,25 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
+from hornbook.checkpoint.huggingface.common import (
+    ACTIVATIONS,
+    Options,
+    faults,
+    is_same,
+    option_problems,
+    options_of,
+    refuse_head_size,
+    refuse_weights,
+    their_activation,
+)
 from hornbook.config import GPTConfig
 from hornbook.errors import CheckpointError
 
 MODEL_TYPE: Final = "gpt2"
 
-_OPTIONS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
+_OPTIONS: Final[Options] = {
     "num_layers": (("n_layer", "num_hidden_layers"), 12),
     "hidden_size": (("n_embd", "hidden_size"), 768),
     "num_heads": (("n_head", "num_attention_heads"), 12),
@@ -37,23 +47,6 @@ _OPTIONS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
     "layer_norm_epsilon": (("layer_norm_epsilon",), 1e-5),
     "initializer_std": (("initializer_range",), 0.02),
 }
-"""Of ours: what they call it, best name first, and what it is where their config leaves it out."""
-
-_ACTIVATIONS: Final = {
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "relu": "relu",
-    "relu2": "relu_squared",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""Theirs to ours; of several names for one function, the first is the one that is written."""
-
 _SETTLED: Final[dict[str, object]] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -75,9 +68,6 @@ _PREFIX: Final = "transformer."
 _HEAD: Final = "lm_head.weight"
 _BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
 """Old files hold the causal mask as tensors."""
-_FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_MOST_LAYERS: Final = 10_000
-_MOST_PROBLEMS: Final = 60
 
 
 class Weight(NamedTuple):
@@ -138,20 +128,17 @@ def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     Raises:
         CheckpointError: the config asks for something that hornbook's GPT does not compute; all of it in one line.
     """
-    section = {ours: _value(config, names, default) for ours, (names, default) in _OPTIONS.items()}
+    section = options_of(config, _OPTIONS)
     activation = config.get("activation_function") or "gelu_new"
     problems = [
         f"{name} is {config[name]!r:.80}, expected {settled!r}"
         for name, settled in _SETTLED.items()
         if config.get(name) is not None and bool(config[name]) is not bool(settled)
     ]
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        problems.append(f"activation_function is {activation!r:.80}, expected one of {', '.join(_ACTIVATIONS)}")
-    if isinstance(section["num_layers"], int) and section["num_layers"] > _MOST_LAYERS:
-        problems.append(f"n_layer is {section['num_layers']}, expected at most {_MOST_LAYERS}")
+    problems += option_problems("activation_function", activation, "n_layer", section["num_layers"])
     if problems:
         raise CheckpointError(f"{what}: hornbook's GPT cannot compute this: {'; '.join(problems)}; use another model")
-    return {"family": "gpt", "activation": _ACTIVATIONS[activation], **section}
+    return {"family": "gpt", "activation": ACTIVATIONS[activation], **section}
 
 
 def their_name(option: str) -> str:
@@ -165,16 +152,12 @@ def from_section(config: GPTConfig) -> dict[str, Any]:
     Raises:
         CheckpointError: transformers' GPT-2 has no such model.
     """
-    if config.effective_head_size * config.num_heads != config.hidden_size:
-        raise CheckpointError(
-            f"model.head_size is {config.effective_head_size}, but the heads of transformers' GPT-2 are hidden_size / "
-            f"num_heads = {config.hidden_size} / {config.num_heads} wide; such a model cannot be exported"
-        )
+    refuse_head_size(config, "GPT-2")
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
-    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     settled = {name: value for name, value in _SETTLED.items() if isinstance(value, bool)}
     fixed = {"model_type": MODEL_TYPE, "architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True}
-    return {**fixed, **values, **settled, "n_ctx": config.max_positions, "activation_function": activation}
+    activation = {"activation_function": their_activation(config.activation)}
+    return {**fixed, **values, **settled, "n_ctx": config.max_positions, **activation}
 
 
 def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> dict[str, Tensor]:
@@ -198,40 +181,21 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, wha
     problems += [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
     for name in sorted(expected.keys() & found.keys()):
-        problems += _faults(name, found[name], expected[name].their_shape)
+        problems += faults(name, found[name], expected[name].their_shape)
     table = found.get(f"{prefix}wte.weight")
-    if head is not None and table is not None and not _is_same(head, table):
+    if head is not None and table is not None and not is_same(head, table):
         problems.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
-    _refuse(problems, what)
+    refuse_weights(problems, what)
     return {weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()}
+
+
+def read(
+    tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return ``to_ours`` and no notes, as a family does (`hornbook.checkpoint.huggingface.families`)."""
+    return to_ours(tensors, config, tied=tied, what=what), []
 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Return our weights under their names and in their shapes, the tied head left out; matrices are views."""
     return {_PREFIX + weight.theirs: weight.to_theirs(tensors[weight.ours]) for weight in layout(config)}
-
-
-def _value(config: Mapping[str, Any], names: tuple[str, ...], default: object) -> object:
-    return next((config[name] for name in names if config.get(name) is not None), default)
-
-
-def _faults(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[str]:
-    if tuple(tensor.shape) != shape:
-        yield f"{name} is {list(tensor.shape)} and should be {list(shape)}"
-    elif tensor.dtype not in _FLOATS or tensor.layout != torch.strided:
-        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be fp32, bf16 or fp16"
-    elif not bool(tensor.isfinite().all()):
-        yield f"{name} holds values that are not finite"
-
-
-def _is_same(first: Tensor, second: Tensor) -> bool:
-    alike = (first.shape, first.dtype, first.layout) == (second.shape, second.dtype, second.layout)
-    return alike and first.layout == torch.strided and torch.equal(first, second)
-
-
-def _refuse(problems: list[str], what: str) -> None:
-    """Raise for all problems in one line, of which a whole screen is shown."""
-    if problems:
-        more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
-        told = "; ".join(problems[:_MOST_PROBLEMS])
-        raise CheckpointError(f"{what} does not hold the weights of its config.json: {told}{more}")

@@ -11,23 +11,20 @@ folder, or, where the folder is a snapshot of the hub's cache, among the cache's
 problems at once: every shard is read before the first tensor is looked at, so all weights are in memory once.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from torch import Tensor
 
+from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.huggingface.pickled import read_pickled
 from hornbook.checkpoint.tensors import read
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.documents import read_json
-from hornbook.storage.system import translated
 
 SAFE_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor], list[Path]]:
@@ -53,25 +50,6 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor]
     if problems:
         raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; fetch the folder again")
     return tensors, [chosen, *shards]
-
-
-def inside(folder: Path, name: str) -> Path:
-    """Return the regular file ``name`` of a folder.
-
-    Raises:
-        CheckpointError: the name is no plain one, there is no such file, or a link leads out of the folder.
-    """
-    if not _PLAIN_NAME.fullmatch(name):
-        raise CheckpointError(f"{folder}: {name!r:.120} is no plain file name; a folder names files of its own alone")
-    path = folder / name
-    with translated("read", path):
-        target, home = path.resolve(), folder.resolve()
-        blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-        if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
-            raise CheckpointError(f"{path} is a link that leaves its folder; put the file itself there")
-        if not target.is_file():
-            raise CheckpointError(f"{path} is missing, or no plain file; fetch the folder again")
-    return path
 
 
 def _choose(folder: Path, *, allow_pickle: bool) -> Path:

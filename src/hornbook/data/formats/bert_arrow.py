@@ -13,8 +13,6 @@ from it. The price: the format does not say how many predictions were padded to,
 """
 
 import hashlib
-import os
-import struct
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,23 +31,16 @@ from hornbook.data.formats.instances import (
     padded,
     unpadded,
 )
-from hornbook.errors import DataError, UserError
-from hornbook.storage import BytesLike, FileWriter, dump_json, read_json, write_file
-from hornbook.storage.system import translated
+from hornbook.errors import DataError
+from hornbook.storage import BytesLike, FileWriter, dump_json, write_file
+from hornbook.storage.arrow import STATE, import_pyarrow, list_dataset_files, open_stream
 
 if TYPE_CHECKING:
     import pyarrow
 
 NOT_SCORED: Final = -100
-STATE: Final = "state.json"
-SPLITS: Final = "dataset_dict.json"
 _LISTS: Final = {"input_ids": "int32", "attention_mask": "int8", "token_type_ids": "int8", "labels": "int64"}
 _LABEL: Final = "next_sentence_label"
-_HEAD: Final = struct.Struct("<Ii")
-_CONTINUES: Final = 0xFFFFFFFF
-_END_OF_STREAM: Final = _HEAD.pack(_CONTINUES, 0)
-_IS_BATCH: Final = 3
-_MAX_METADATA_BYTES: Final = 16 << 20
 _ROWS_PER_BATCH: Final = 1000
 
 
@@ -66,8 +57,8 @@ def read_arrow(path: Path, split: str | None = None) -> Instances:
             is damaged, or a row malformed or longer or shorter than the first.
         StorageError: a file cannot be read.
     """
-    _import_pyarrow()
-    files = _find(path, split)
+    import_pyarrow()
+    files = (path,) if path.is_file() else list_dataset_files(path, split)
     length = next((length for _, length in _rows(files)), 0)
     if not length:
         raise DataError(f"{path}: holds no row, or one without a token")
@@ -88,7 +79,7 @@ def write_arrow(path: Path, instances: Instances) -> None:
         UserError: pyarrow is not installed, or the folder is there already.
         StorageError: the disk is full, read-only or failing; nothing is left behind.
     """
-    arrow = _import_pyarrow()
+    arrow = import_pyarrow()
     lists = [(name, arrow.list_(arrow.type_for_alias(kind))) for name, kind in _LISTS.items()]
     features = {name: {"feature": _value(kind), "_type": "Sequence"} for name, kind in _LISTS.items()}
     info = {"features": features | {_LABEL: _value("int64")}}
@@ -106,53 +97,48 @@ def write_arrow(path: Path, instances: Instances) -> None:
         write_file(folder / STATE, dump_json(_state(name, fingerprint)))
 
 
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise UserError(
-            "Arrow data sets need pyarrow, the extra 'arrow': .venv/bin/pip install -e '.[arrow]'"
-        ) from None
-    return pyarrow
+class NumberedRows:
+    """The rows of a data set by their number; its files are mapped into memory, and each is read through once.
 
+    Args:
+        path, split: as of ``read_arrow``.
 
-def _find(path: Path, split: str | None) -> tuple[Path, ...]:
-    """The ``.arrow`` files of a data set, in their order."""
-    if path.is_file():
-        return (path,)
-    if (path / SPLITS).is_file():
-        path = path / _choose(path, split)
-    elif split is not None:
-        raise UserError(f"{path} has no splits; leave out --split")
-    if not (path / STATE).is_file():
-        raise DataError(f"{path}: has no {STATE}; expected a folder that save_to_disk made, or an .arrow file")
-    state = read_json(path / STATE, "the state of the data set")
-    entries = state.get("_data_files") if isinstance(state, dict) else None
-    entries = entries if isinstance(entries, list) else []
-    names: list[Any] = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
-    if not names or not all(map(_is_name, names)):
-        raise DataError(f"{path / STATE}: expected _data_files, a list of file names; the file is damaged")
-    if state.get("_indices_data_files"):
-        raise DataError(f"{path}: its rows are a selection of other rows; save it after flatten_indices()")
-    return tuple(path / name for name in names)
+    Raises:
+        UserError, DataError, StorageError: as there.
+    """
 
+    def __init__(self, path: Path, split: str | None = None) -> None:
+        import_pyarrow()
+        self.files = (path,) if path.is_file() else list_dataset_files(path, split)
+        self._batches = [(file, batch) for file in self.files for batch in _batches(file)]
+        self._ends = np.cumsum([batch.num_rows for _, batch in self._batches], dtype=np.int64)
 
-def _choose(path: Path, split: str | None) -> str:
-    content = read_json(path / SPLITS, "the list of splits")
-    splits = content.get("splits") if isinstance(content, dict) else None
-    if not isinstance(splits, list) or not all(map(_is_name, splits)):
-        raise DataError(f"{path / SPLITS}: expected splits, a list of names; the file is damaged")
-    if split is None and len(splits) == 1:
-        return str(splits[0])
-    if split is None or split not in splits:
-        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with --split")
-    return split
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._batches else 0
 
+    def row(self, number: int) -> tuple[Instance, int]:
+        """The instance of row ``number`` (0 .. len - 1), and the length that it is padded to.
 
-def _is_name(value: object) -> bool:
-    """Whether it is the name of something in a folder, and leads nowhere else."""
-    return isinstance(value, str) and value not in ("", ".", "..") and value == Path(value).name
+        Raises:
+            DataError: its columns do not fit together.
+        """
+        path, batch, place = self._find(number)
+        one = batch.slice(place, 1)
+        (row,) = zip(*(_column(one, name, path) for name in (*_LISTS, _LABEL)), strict=True)
+        return _decode(row, f"{path}: row {number} of the data set"), len(row[0])
+
+    def place(self, number: int) -> tuple[Path, int]:
+        """The file that row ``number`` is in, and its number there."""
+        path, _, _ = self._find(number)
+        files = [file for file, _ in self._batches]
+        first = files.index(path)
+        return path, number - (int(self._ends[first]) - self._batches[first][1].num_rows)
+
+    def _find(self, number: int) -> tuple[Path, "pyarrow.RecordBatch", int]:
+        """The file and the batch of row ``number``, and its place in the batch."""
+        index = int(np.searchsorted(self._ends, number, side="right"))
+        path, batch = self._batches[index]
+        return path, batch, number - (int(self._ends[index]) - batch.num_rows)
 
 
 def _rows(files: tuple[Path, ...]) -> Iterator[tuple[Instance, int]]:
@@ -172,72 +158,15 @@ def _batches(path: Path) -> Iterator["pyarrow.RecordBatch"]:
         DataError: the file is missing or damaged, or lacks a column.
         StorageError: it cannot be read.
     """
-    arrow = _import_pyarrow()
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; the data set is incomplete")
-    _check_messages(path)
-    try:
-        with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as stream:
-            _check_schema(path, stream.schema)
-            for batch in stream:
-                batch.validate(full=True)
-                yield batch
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: is damaged, or no Arrow stream ({str(error).splitlines()[0][:100]})") from None
-
-
-def _check_messages(path: Path) -> None:
-    """Go from message to message of a stream, so that pyarrow meets no length that the file does not have.
-
-    Raises:
-        DataError: a message is cut off, or a batch compressed; or the stream does not end where the file does.
-        StorageError: it cannot be read.
-    """
-    place = 0
-    with translated("read", path), path.open("rb") as file:
-        size = path.stat().st_size
-        while (head := file.read(_HEAD.size)) != _END_OF_STREAM:
-            mark, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-            if mark != _CONTINUES or not 0 < length <= min(_MAX_METADATA_BYTES, size - place - _HEAD.size):
-                raise DataError(f"{path}: at byte {place} is no message of an Arrow stream; it is damaged or truncated")
-            body, is_compressed = _describe(path, place, file.read(length))
-            if is_compressed:
-                raise DataError(f"{path}: its batches are compressed, which `datasets` never does; save it anew")
-            if not 0 <= body <= size - file.tell():
-                raise DataError(f"{path}: the message at byte {place} has {body} bytes; {size - file.tell()} are left")
-            place = file.seek(body, os.SEEK_CUR)
-        if place + _HEAD.size != size:
-            raise DataError(f"{path}: its stream ends before the file; it is damaged")
-
-
-def _describe(path: Path, place: int, metadata: bytes) -> tuple[int, bool]:
-    """How many bytes of a message follow its metadata, and whether it is a batch with compressed buffers.
-
-    A message is a table of flatbuffers with the fields version, kind, content and length of the body; a batch is one
-    with length, nodes, buffers and compression.
-    """
-    try:
-        (table,) = struct.unpack_from("<I", metadata)
-        _, kind, content, body = (_field_of(metadata, table, number) for number in range(4))
-        is_batch = kind and content and metadata[kind] == _IS_BATCH
-        batch = content + struct.unpack_from("<I", metadata, content)[0] if is_batch else 0
-        is_compressed = bool(batch) and _field_of(metadata, batch, 3) > 0
-        return struct.unpack_from("<q", metadata, body)[0] if body else 0, is_compressed
-    except (struct.error, IndexError):
-        raise DataError(f"{path}: the message at byte {place} is damaged") from None
-
-
-def _field_of(metadata: bytes, table: int, number: int) -> int:
-    """Where a table's field is, 0 if it has none."""
-    layout = table - struct.unpack_from("<i", metadata, table)[0]
-    if 4 + 2 * number >= struct.unpack_from("<H", metadata, layout)[0]:
-        return 0
-    offset: int = struct.unpack_from("<H", metadata, layout + 4 + 2 * number)[0]
-    return offset and table + offset
+    with open_stream(path) as stream:
+        _check_schema(path, stream.schema)
+        for batch in stream:
+            batch.validate(full=True)
+            yield batch
 
 
 def _check_schema(path: Path, schema: "pyarrow.Schema") -> None:
-    arrow = _import_pyarrow()
+    arrow = import_pyarrow()
     names = (*_LISTS, _LABEL)
     if sorted(schema.names) != sorted(names):
         odd = ", ".join(sorted(set(schema.names) ^ set(names)))[:200]
@@ -285,7 +214,7 @@ def _decode(row: tuple[Any, ...], where: str) -> Instance:
 
 
 def _to_batch(rows: list[Instance], length: int, schema: "pyarrow.Schema") -> "pyarrow.RecordBatch":
-    arrow = _import_pyarrow()
+    arrow = import_pyarrow()
     columns: dict[str, list[Integers]] = {
         "input_ids": [padded(row.tokens, length) for row in rows],
         "attention_mask": [padded(np.ones_like(row.tokens), length) for row in rows],

@@ -49,6 +49,8 @@ REMASKED: Final = (
 )
 
 _Features = Mapping[str, Feature]
+Sizes = tuple[int, int]
+"""What an instance is padded to: its tokens, its predictions."""
 
 
 def read_plain(path: Path) -> Instances:
@@ -59,12 +61,12 @@ def read_plain(path: Path) -> Instances:
             malformed or padded to another length than the first.
         StorageError: a file cannot be read.
     """
-    return _read(path, PLAIN, decode_plain, padded_by="masked_lm_ids")
+    return _read(path, "bert-tfrecord")
 
 
 def read_remasked(path: Path) -> Instances:
     """The instances of a remasked TFRecord file, or of a folder of them; errors as ``read_plain``."""
-    return _read(path, REMASKED, decode_remasked, padded_by="masked_labels")
+    return _read(path, "bert-tfrecord-remasked")
 
 
 def write_plain(path: Path, instances: Instances, records_per_file: int | None = None) -> None:
@@ -237,19 +239,33 @@ def _check_front(features: _Features, instance: Instance, where: str) -> None:
         raise DataError(f"{where}: the tokens in front are not those at masked_lm_positions")
 
 
-def _read(
-    path: Path, names: tuple[str, ...], decode: Callable[[_Features, str], Instance], *, padded_by: str
-) -> Instances:
+def decode_instance(features: _Features, format_name: str, where: str) -> tuple[Sizes, Instance]:
+    """The instance of a record of either format, and what it is padded to.
+
+    Raises:
+        DataError: its features are others, or do not fit together; the message begins with ``where``.
+    """
+    names, decode, padded_by = _SCHEMAS[format_name]
+    if set(features) != set(names):
+        odd = ", ".join(sorted(set(features) ^ set(names)))[:200]
+        raise DataError(f"{where} is of another schema: {odd!r} is missing or unknown")
+    sizes = (len(integers(features, "input_ids", where)), len(integers(features, padded_by, where)))
+    return sizes, decode(features, where)
+
+
+_SCHEMAS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[_Features, str], Instance], str]]] = {
+    "bert-tfrecord": (PLAIN, decode_plain, "masked_lm_ids"),
+    "bert-tfrecord-remasked": (REMASKED, decode_remasked, "masked_labels"),
+}
+
+
+def _read(path: Path, format_name: str) -> Instances:
     files = find_tfrecords(path)
 
-    def sizes_and_instances() -> Iterator[tuple[tuple[int, int], Instance]]:
+    def sizes_and_instances() -> Iterator[tuple[Sizes, Instance]]:
         for record, features in read_examples(files):
             where = f"{files[record.file]}: the record at byte {record.offset}"
-            if set(features) != set(names):
-                odd = ", ".join(sorted(set(features) ^ set(names)))[:200]
-                raise DataError(f"{where} is of another schema: {odd!r} is missing or unknown")
-            sizes = tuple(len(integers(features, name, where)) for name in ("input_ids", padded_by))
-            yield (sizes[0], sizes[1]), decode(features, where)
+            yield decode_instance(features, format_name, where)
 
     first = next(sizes_and_instances(), None)
     if first is None or not first[0][0]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
-from hornbook.data.formats.bert_arrow import SPLITS, STATE
 from hornbook.data.formats.bert_tfrecord import PLAIN, REMASKED
 from hornbook.data.formats.gpt2_tfrecord import FEATURES
 from hornbook.data.formats.stores import megatron_prefix
@@ -21,6 +20,7 @@ from hornbook.data.manifest import MANIFEST
 from hornbook.data.megatron import index_paths
 from hornbook.data.store import splits_of
 from hornbook.errors import DataError, UserError
+from hornbook.storage.arrow import is_dataset
 
 _ENDINGS: Final = {".npy": "npy", ".pkl": "pickle", ".pickle": "pickle", ".bin": "megatron", ".idx": "megatron"}
 _SCHEMAS: Final = {
@@ -71,7 +71,7 @@ def detect_target(path: Path, source_format: str) -> str:
 def _detect_folder(path: Path) -> str | None:
     if (path / MANIFEST).exists() or splits_of(path):
         return "store"
-    if (path / STATE).exists() or (path / SPLITS).exists():
+    if is_dataset(path):
         return "bert-arrow"
     if any(path.glob("*.tfrecord*")):
         return _detect_schema(path)

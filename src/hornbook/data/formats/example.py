@@ -18,18 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import DataError
+from hornbook.storage.protobuf import DELIMITED, FIXED32, LONGEST_VARINT, VARINT, Malformed, read_fields
 
 Feature: TypeAlias = NDArray[np.int64] | NDArray[np.float32] | list[bytes]
 """An int64 or float32 array of one dimension, or byte strings."""
 
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT: Final = 10
 _AT_ONCE: Final = 1 << 16  # varints; each takes some 200 bytes for a moment
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-
-
-class Malformed(Exception):  # noqa: N818 - the reader of the file makes an error of it
-    """Bytes are no Example; the reader, which knows where they are from, makes a ``DataError`` of it."""
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
@@ -86,8 +81,8 @@ def decode_varints(data: bytes) -> NDArray[np.int64]:
     if not len(ends) or ends[-1] != len(values):
         raise Malformed("a varint has no end")
     lengths = np.diff(ends, prepend=0)
-    if int(lengths.max()) > _LONGEST_VARINT:
-        raise Malformed(f"a varint has more than {_LONGEST_VARINT} bytes")
+    if int(lengths.max()) > LONGEST_VARINT:
+        raise Malformed(f"a varint has more than {LONGEST_VARINT} bytes")
     numbers = np.empty(len(ends), dtype=np.int64)
     for first in range(0, len(ends), _AT_ONCE):
         some = lengths[first : first + _AT_ONCE]
@@ -100,7 +95,7 @@ def _encode_some(values: NDArray[np.int64]) -> bytes:
     numbers = values.view(np.uint64)
     if int(numbers.max()) < 0x80:
         return numbers.astype(np.uint8).tobytes()
-    groups = numbers[:, None] >> np.arange(0, 7 * _LONGEST_VARINT, 7, dtype=np.uint64)
+    groups = numbers[:, None] >> np.arange(0, 7 * LONGEST_VARINT, 7, dtype=np.uint64)
     is_used = groups > 0
     is_used[:, 0] = True
     more = np.zeros_like(is_used)
@@ -128,7 +123,7 @@ def _encode_feature(value: Feature) -> bytes:
 
 
 def _delimited(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | _DELIMITED) + _varint(len(data)) + data
+    return _varint(number << 3 | DELIMITED) + _varint(len(data)) + data
 
 
 def _varint(value: int) -> bytes:
@@ -167,59 +162,22 @@ def _decode_feature(data: bytes) -> Feature:
     if kind == _BYTES_LIST:
         return [item for number, item in _messages(content) if number == 1]
     if kind == _FLOAT_LIST:
-        packed = b"".join(_values(content, _FIXED32))
+        packed = b"".join(_values(content, FIXED32))
         if len(packed) % 4:
             raise Malformed(f"a list of floats has {len(packed)} bytes")
         return np.frombuffer(packed, dtype="<f4").astype(np.float32)
-    return decode_varints(b"".join(_values(content, _VARINT)))
+    return decode_varints(b"".join(_values(content, VARINT)))
 
 
 def _values(data: bytes, wire: int) -> Iterator[bytes]:
     """The packed content of a list of numbers; each number that is not packed has a field of its own."""
-    for number, kind, content in _fields(data):
+    for number, kind, content in read_fields(data):
         if number == 1:
-            if kind not in (wire, _DELIMITED):
+            if kind not in (wire, DELIMITED):
                 raise Malformed(f"a list has values of wire type {kind}")
             yield content
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of a message's fields that are messages, texts or bytes; others are skipped."""
-    return ((number, content) for number, kind, content in _fields(data) if kind == _DELIMITED)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, wire type and content of each field of a message.
-
-    Raises:
-        Malformed: a field reaches beyond the message, or has no number or no known wire type.
-    """
-    place = 0
-    while place < len(data):
-        key, place = _read_varint(data, place)
-        number, kind = key >> 3, key & 7
-        if not number:
-            raise Malformed("a field has no number")
-        start = place
-        if kind == _DELIMITED:
-            length, start = _read_varint(data, place)
-            place = start + length
-        elif kind == _VARINT:
-            place = _read_varint(data, place)[1]
-        elif kind in (_FIXED64, _FIXED32):
-            place += 8 if kind == _FIXED64 else 4
-        else:
-            raise Malformed(f"a field has wire type {kind}")
-        if place > len(data):
-            raise Malformed(f"a field has {place - start} bytes where {len(data) - start} are left")
-        yield number, kind, data[start:place]
-
-
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """The varint at ``place``, and where it ends."""
-    value = 0
-    for group, byte in enumerate(data[place : place + _LONGEST_VARINT]):
-        value |= (byte & 0x7F) << 7 * group
-        if byte < 0x80:
-            return value, place + group + 1
-    raise Malformed("a varint has no end, or more than ten bytes")
+    return ((number, content) for number, kind, content in read_fields(data) if kind == DELIMITED)

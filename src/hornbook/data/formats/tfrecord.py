@@ -12,21 +12,27 @@ price: the checksums are computed by numpy, some 100 MB a second.
 """
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hornbook.data.formats.crc32c import masked_crc32c
-from hornbook.data.formats.example import Feature, Malformed, decode_example
+from hornbook.data.formats.example import Feature, decode_example
 from hornbook.data.formats.files import new_folder, numeric_key
 from hornbook.errors import DataError
 from hornbook.storage import FileWriter, replace_file, write_file
+from hornbook.storage.protobuf import Malformed
 from hornbook.storage.system import translated
 
 MAX_RECORD_BYTES: Final = 16 << 20
 """Some five million tokens; integers of one byte become eight times that in memory."""
 
+_LENGTH: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<QI")
 _FOOTER: Final = struct.Struct("<I")
 _BUFFERED_BYTES: Final = 4 << 20
@@ -79,12 +85,65 @@ def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Fea
     """
     paths = tuple(files)
     for record in read_records(paths):
-        try:
-            yield record, decode_example(record.data)
-        except Malformed as error:
-            raise DataError(
-                f"{paths[record.file]}: the record at byte {record.offset} is no tf.train.Example: {error}"
-            ) from None
+        yield record, parse_example(record.data, f"{paths[record.file]}: the record at byte {record.offset}")
+
+
+def parse_example(record: bytes, where: str) -> dict[str, Feature]:
+    """The features of a record that is an Example.
+
+    Raises:
+        DataError: it is none; the message begins with ``where``.
+    """
+    try:
+        return decode_example(record)
+    except Malformed as error:
+        raise DataError(f"{where} is no tf.train.Example: {error}") from None
+
+
+class NumberedRecords:
+    """The records of a file by their number; it is mapped into memory, and 8 bytes a record say where they are.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: the lengths in its headers do not lead to its end.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translated("read", path):
+            size = path.stat().st_size
+            mapped: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        self._data = mapped.data
+        offsets = array("q")
+        offset = 0
+        while offset < size:
+            if not offset or offset + _HEADER.size > size:
+                _check_header(path, offset, bytes(self._data[offset : offset + _HEADER.size]), size)
+            offsets.append(offset)
+            offset += _HEADER.size + _LENGTH.unpack_from(self._data, offset)[0] + _FOOTER.size
+        if offset != size:
+            raise DataError(f"{path}: the record at byte {offsets[-1]} goes beyond the end; the file is truncated")
+        self.offsets = np.array(offsets, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def record(self, number: int) -> bytes:
+        """The bytes of record ``number`` (0 .. len - 1).
+
+        Raises:
+            DataError: its length or its bytes do not fit their checksums.
+        """
+        offset = int(self.offsets[number])
+        start = offset + _HEADER.size
+        _check_header(self._path, offset, bytes(self._data[offset:start]), len(self._data))
+        end = start + _LENGTH.unpack_from(self._data, offset)[0]
+        data = bytes(self._data[start:end])
+        _check_record(self._path, offset, data, bytes(self._data[end : end + _FOOTER.size]))
+        return data
 
 
 def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int | None = None) -> None:
@@ -160,10 +219,15 @@ def _read_file(path: Path) -> Iterator[tuple[int, bytes]]:
             data, footer = file.read(length), file.read(_FOOTER.size)
             if len(data) + len(footer) != length + _FOOTER.size:
                 raise DataError(f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile")
-            if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
-                raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
+            _check_record(path, offset, data, footer)
             yield offset, data
             offset += _HEADER.size + length + _FOOTER.size
+
+
+def _check_record(path: Path, offset: int, data: bytes, footer: bytes) -> None:
+    """Raise DataError unless a record's bytes fit the checksum behind them."""
+    if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
+        raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
 
 
 def _check_header(path: Path, offset: int, header: bytes, size: int) -> None:

@@ -12,7 +12,7 @@ nesting, tags and pages have a greatest size. The price of expat: XML is read in
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NoReturn
@@ -92,25 +92,22 @@ class Site:
 
 
 def read_pages(
-    blocks: Iterable[bytes],
-    name: str,
-    site: Site,
-    on_fault: Callable[[DataError], None],
-    max_page_bytes: int = MAX_PAGE_BYTES,
-) -> Iterator[Page]:
+    blocks: Iterable[bytes], name: str, site: Site, max_page_bytes: int = MAX_PAGE_BYTES
+) -> Iterator[Page | DataError]:
     """Read every page of a dump, whatever its kind; before an error come the pages that were whole.
+
+    In place of a page that is too long, an error is handed out.
 
     Args:
         blocks: the XML, in pieces.
         name: of the dump, for errors.
         site: is filled.
-        on_fault: is told of a page that is too long; it may raise, or else the page is passed over.
         max_page_bytes: of a page's wikitext in UTF-8.
 
     Raises:
         DataError: this is no export of MediaWiki, not well-formed, cut off, or built to do harm.
     """
-    parser = _Parser(name, site, on_fault, max_page_bytes)
+    parser = _Parser(name, site, max_page_bytes)
     for block in chain(blocks, (b"",)):
         try:
             parser.feed(block)
@@ -123,8 +120,8 @@ def read_pages(
 class _Parser:
     """Expat's callbacks, and what they have gathered of the page at hand."""
 
-    def __init__(self, name: str, site: Site, on_fault: Callable[[DataError], None], max_page_bytes: int) -> None:
-        self._name, self._site, self._on_fault, self._max_page_bytes = name, site, on_fault, max_page_bytes
+    def __init__(self, name: str, site: Site, max_page_bytes: int) -> None:
+        self._name, self._site, self._max_page_bytes = name, site, max_page_bytes
         self._expat = expat.ParserCreate("UTF-8")
         self._expat.buffer_text = True
         self._expat.buffer_size = 1 << 20
@@ -133,7 +130,7 @@ class _Parser:
         self._expat.StartDoctypeDeclHandler = self._refuse_doctype
         self._path: tuple[str, ...] = ()
         self._fed = 0
-        self._pages: list[Page] = []
+        self._pages: list[Page | DataError] = []
         self._pieces: list[str] = []
         self._size, self._limit = 0, _MAX_FIELD
         self._key = ""
@@ -147,8 +144,8 @@ class _Parser:
         if self._fed - max(self._expat.CurrentByteIndex, 0) > _MAX_TAG_BYTES + len(block):
             self._fail(f"a tag of more than {format_bytes(_MAX_TAG_BYTES)}")
 
-    def take_pages(self) -> list[Page]:
-        """The pages that were completed since the last call."""
+    def take_pages(self) -> list[Page | DataError]:
+        """The pages that were completed since the last call, and errors in place of those that are too long."""
         pages, self._pages = self._pages, []
         return pages
 
@@ -218,7 +215,7 @@ class _Parser:
         if self._text_size > self._max_page_bytes:
             limit = format_bytes(self._max_page_bytes)
             place = f"{self._name}: byte {self._offset}: the page {self._title[:80]!r}"
-            self._on_fault(DataError(f"{place} is longer than {limit}; leave it out with --on-error skip"))
+            self._pages.append(DataError(f"{place} is longer than {limit}; leave it out with --on-error skip"))
             return
         old = self._namespace is None
         prefix, colon, _ = self._title.partition(":")

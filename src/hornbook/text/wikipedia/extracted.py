@@ -13,7 +13,7 @@ alike. The price: that escaping can be turned off there, and then a text's own `
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
@@ -35,16 +35,15 @@ class _Open:
     size: int = 0
 
 
-def read_extracted(
-    stream: BinaryIO, name: str, *, titles: bool, on_fault: Callable[[DataError], None]
-) -> Iterator[tuple[str, int]]:
+def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tuple[str, int] | DataError]:
     """Read the texts of one file, each with the offset of its ``<doc>`` line.
+
+    In place of a document that is too long or not UTF-8, an error is handed out.
 
     Args:
         stream: the file, unpacked.
         name: of it, for errors.
         titles: keep the title, which is the first line of each text.
-        on_fault: is told of a document that is too long or not UTF-8; it may raise, or else the document is left out.
 
     Raises:
         DataError: this is not what WikiExtractor writes, or it is cut off.
@@ -59,7 +58,7 @@ def read_extracted(
                 raise DataError(f"{place}: a document begins inside another, before its </doc>; extract it again")
             document = _Open(title=_title(line, place), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
-            yield from _finish(document, place, titles, on_fault)
+            yield _finish(document, place, titles)
             document = None
         elif document is not None:
             document.size += len(line)
@@ -79,18 +78,14 @@ def _title(line: bytes, place: str) -> str:
     return html.unescape(match[1])
 
 
-def _finish(
-    document: _Open, place: str, titles: bool, on_fault: Callable[[DataError], None]
-) -> Iterator[tuple[str, int]]:
+def _finish(document: _Open, place: str, titles: bool) -> tuple[str, int] | DataError:
     if document.size > MAX_PAGE_BYTES:
-        on_fault(DataError(f"{place}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out"))
-        return
+        return DataError(f"{place}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out")
     try:
         text = html.unescape(b"".join(document.lines).decode()).strip("\n")
     except UnicodeDecodeError as error:
-        on_fault(DataError(f"{place}: the document that ends here is not UTF-8 ({error.reason}); extract it again"))
-        return
+        return DataError(f"{place}: the document that ends here is not UTF-8 ({error.reason}); extract it again")
     first, _, rest = text.partition("\n")
     if not titles and first.strip() == document.title.strip():
         text = rest.lstrip("\n")
-    yield text, document.offset
+    return text, document.offset

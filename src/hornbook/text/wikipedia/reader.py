@@ -12,8 +12,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from itertools import chain, islice
 from typing import Final, TypeAlias
 
 from hornbook.errors import DataError, HornbookError
+from hornbook.text.reading import Skipped, after
 from hornbook.text.wikipedia.blocks import read_blocks
 from hornbook.text.wikipedia.clean import clean_page
 from hornbook.text.wikipedia.dump import Page, Site, read_pages
@@ -28,39 +29,40 @@ from hornbook.text.wikipedia.lines import CleanOptions
 from hornbook.text.wikipedia.links import LinkNames
 
 _BATCH_CHARACTERS: Final = 1 << 20
+_NOTICE_CHARACTERS: Final = 100
 _BATCHES_HERE: Final = 8
 _BATCHES_AHEAD: Final = 2
 
 Text: TypeAlias = tuple[str, int]
 """A page's document, which may be empty, and the offset of the page in the uncompressed dump."""
 
+Item: TypeAlias = Page | DataError | Skipped
+"""An article; an error in place of a page; or a note on a page that is no article."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Some articles (title, wikitext, offset), and how to clean them."""
+    """Some articles among what else was met, and how to clean them."""
 
-    pages: list[tuple[str, str, int]]
+    items: list[Item]
     options: CleanOptions
     names: LinkNames
 
 
 def read_dump(
-    source: str,
-    options: CleanOptions,
-    *,
-    processes: int,
-    skipped: Counter[str],
-    on_fault: Callable[[DataError], None],
-) -> Iterator[Text]:
+    source: str, options: CleanOptions, *, name: str, processes: int, start: int = 0
+) -> Iterator[Text | DataError | Skipped]:
     """Read the articles of a dump, in its order.
+
+    In place of a page that is too long, an error is handed out; of one that is no article, a note:
+    ``"redirects"``, ``"pages of other namespaces"``, ``"pages that are not wikitext"``.
 
     Args:
         source: path of the dump, or ``"-"`` for standard input.
         options: what to keep of an article.
+        name: of the dump, for errors.
         processes: to clean with; 1 for this one alone.
-        skipped: counts what is no article: ``"redirects"``, ``"pages of other namespaces"``, ``"pages that are not
-            wikitext"``.
-        on_fault: is told of a page that is too long; it may raise, or else the page is left out.
+        start: number of the article, or error, to begin with; what comes before it is not cleaned.
 
     Raises:
         UserError: there is no such file, or it may not be read.
@@ -68,65 +70,85 @@ def read_dump(
         StorageError: the disk failed.
         HornbookError: a process was killed.
     """
-    name = "standard input" if source == "-" else source
     site = Site()
     failures: list[DataError] = []
-    pages = read_pages(read_blocks(source, processes), name, site, on_fault)
-    batches = _batches(_articles(_until_failure(pages, failures), skipped), options, site)
+    pages = read_pages(read_blocks(source, processes), name, site)
+    items = after(map(_judged, _until_failure(pages, failures)), start)
+    batches = _batches(items, options, site)
     for batch in islice(batches, _BATCHES_HERE) if processes > 1 else batches:
-        yield from _clean(batch)
+        yield from _merged(batch, _clean(_articles(batch)))
     if (more := next(batches, None)) is not None:
         yield from _clean_elsewhere(chain((more,), batches), processes)
     if failures:
         raise failures[0]
 
 
-def _until_failure(pages: Iterator[Page], failures: list[DataError]) -> Iterator[Page]:
+def _until_failure(pages: Iterator[Page | DataError], failures: list[DataError]) -> Iterator[Page | DataError]:
     try:
         yield from pages
     except DataError as error:
         failures.append(error)
 
 
-def _articles(pages: Iterable[Page], skipped: Counter[str]) -> Iterator[Page]:
-    for page in pages:
-        if page.redirect:
-            skipped["redirects"] += 1
-        elif page.namespace != 0:
-            skipped["pages of other namespaces"] += 1
-        elif not page.prose:
-            skipped["pages that are not wikitext"] += 1
-        else:
-            yield page
+def _judged(page: Page | DataError) -> Item:
+    if isinstance(page, DataError):
+        return page
+    if page.redirect:
+        return Skipped("redirects")
+    if page.namespace != 0:
+        return Skipped("pages of other namespaces")
+    return page if page.prose else Skipped("pages that are not wikitext")
 
 
-def _batches(pages: Iterable[Page], options: CleanOptions, site: Site) -> Iterator[_Batch]:
-    batch: list[tuple[str, str, int]] = []
+def _batches(items: Iterable[Item], options: CleanOptions, site: Site) -> Iterator[_Batch]:
+    batch: list[Item] = []
     size = 0
-    for page in pages:
-        batch.append((page.title, page.text, page.offset))
-        size += len(page.text)
+    for item in items:
+        batch.append(item)
+        size += len(item.text) if isinstance(item, Page) else _NOTICE_CHARACTERS
         if size >= _BATCH_CHARACTERS:
-            yield _Batch(pages=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
+            yield _Batch(items=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
             batch, size = [], 0
     if batch:
-        yield _Batch(pages=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
+        yield _Batch(items=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
 
 
-def _clean(batch: _Batch) -> list[Text]:
-    return [(clean_page(title, text, batch.options, batch.names), offset) for title, text, offset in batch.pages]
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a process gets to clean: title and wikitext of some articles."""
+
+    pages: list[tuple[str, str]]
+    options: CleanOptions
+    names: LinkNames
 
 
-def _clean_elsewhere(batches: Iterator[_Batch], processes: int) -> Iterator[Text]:
+def _articles(batch: _Batch) -> _Work:
+    pages = [(item.title, item.text) for item in batch.items if isinstance(item, Page)]
+    return _Work(pages=pages, options=batch.options, names=batch.names)
+
+
+def _clean(work: _Work) -> list[str]:
+    return [clean_page(title, text, work.options, work.names) for title, text in work.pages]
+
+
+def _merged(batch: _Batch, texts: list[str]) -> Iterator[Text | DataError | Skipped]:
+    """Put the cleaned articles back among what else was met."""
+    cleaned = iter(texts)
+    for item in batch.items:
+        yield (next(cleaned), item.offset) if isinstance(item, Page) else item
+
+
+def _clean_elsewhere(batches: Iterator[_Batch], processes: int) -> Iterator[Text | DataError | Skipped]:
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process)
-    waiting: deque[Future[list[Text]]] = deque()
+    waiting: deque[tuple[_Batch, Future[list[str]]]] = deque()
     try:
         while True:
             room = processes + _BATCHES_AHEAD - len(waiting)
-            waiting.extend(executor.submit(_clean, batch) for batch in islice(batches, room))
+            waiting.extend((batch, executor.submit(_clean, _articles(batch))) for batch in islice(batches, room))
             if not waiting:
                 return
-            yield from waiting.popleft().result()
+            batch, texts = waiting.popleft()
+            yield from _merged(batch, texts.result())
     except BrokenProcessPool as error:
         raise HornbookError(
             "a process that cleans wikitext was killed, as the system does when memory runs out; try again with fewer "

@@ -1,0 +1,86 @@
+"""What the families of models have in common, in transformers' words: activations, defaults, checks of weights."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hornbook.config import TransformerConfig
+from hornbook.errors import CheckpointError
+
+ACTIVATIONS: Final = {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Theirs to ours; of several names for one function, the first is the one that is written."""
+
+_FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_MOST_LAYERS: Final = 10_000
+_MOST_PROBLEMS: Final = 60
+
+Options = Mapping[str, tuple[tuple[str, ...], Any]]
+"""Of ours: what they call it, best name first, and what it is where their config leaves it out."""
+
+
+def options_of(config: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Return the options of a ``config.json`` under our names, not yet checked."""
+    return {
+        ours: next((config[name] for name in names if config.get(name) is not None), default)
+        for ours, (names, default) in options.items()
+    }
+
+
+def their_activation(activation: str) -> str:
+    """Return their name of one of our activations."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
+
+
+def option_problems(activation_name: str, activation: object, layers_name: str, num_layers: object) -> Iterator[str]:
+    """Yield what is wrong with an activation, which has to be a known one, and with a number of layers."""
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        yield f"{activation_name} is {activation!r:.80}, expected one of {', '.join(ACTIVATIONS)}"
+    if isinstance(num_layers, int) and num_layers > _MOST_LAYERS:
+        yield f"{layers_name} is {num_layers}, expected at most {_MOST_LAYERS}"
+
+
+def refuse_head_size(config: TransformerConfig, name: str) -> None:
+    """Raise CheckpointError where the heads are not as wide as transformers would make them."""
+    if config.effective_head_size * config.num_heads != config.hidden_size:
+        raise CheckpointError(
+            f"model.head_size is {config.effective_head_size}, but the heads of transformers' {name} are hidden_size / "
+            f"num_heads = {config.hidden_size} / {config.num_heads} wide; such a model cannot be exported"
+        )
+
+
+def faults(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield what is wrong with a tensor that has to be floats of a shape, all of them finite."""
+    if tuple(tensor.shape) != shape:
+        yield f"{name} is {list(tensor.shape)} and should be {list(shape)}"
+    elif tensor.dtype not in _FLOATS or tensor.layout != torch.strided:
+        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be fp32, bf16 or fp16"
+    elif not bool(tensor.isfinite().all()):
+        yield f"{name} holds values that are not finite"
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two tensors are the same to the bit."""
+    alike = (first.shape, first.dtype, first.layout) == (second.shape, second.dtype, second.layout)
+    return alike and first.layout == torch.strided and torch.equal(first, second)
+
+
+def refuse_weights(problems: list[str], what: str) -> None:
+    """Raise CheckpointError for all problems in one line, of which a whole screen is shown."""
+    if problems:
+        more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
+        told = "; ".join(problems[:_MOST_PROBLEMS])
+        raise CheckpointError(f"{what} does not hold the weights of its config.json: {told}{more}")

@@ -1,0 +1,123 @@
+"""The files of a TensorFlow checkpoint of a BERT: which one is meant, what its model is, and its weights.
+
+::
+
+    bert_config.json    Google's; transformers has all of its options under the same names
+    arguments.json      all options of a run of Graphcore's TensorFlow BERT, those of the model among them
+    checkpoint          model_checkpoint_path: "ckpt-7000", where a Saver says which of its checkpoints is the last
+
+Graphcore's model has an epsilon of 1e-3, four times the hidden size in its feed-forward unless it says otherwise, and
+biases and a head by switches that are off where they are not named.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from hornbook.checkpoint.foreign import inside
+from hornbook.checkpoint.tensorflow.bundle import open_bundle, read_variables
+from hornbook.checkpoint.tensorflow.names import translate, weight_names
+from hornbook.errors import CheckpointError
+from hornbook.storage.documents import read_bytes
+
+CONFIG: Final = "bert_config.json"
+ARGUMENTS: Final = "arguments.json"
+
+_CONFIGS: Final = (CONFIG, ARGUMENTS)
+_SAVER: Final = "checkpoint"
+_MOST_SAVER_BYTES: Final = 1 << 20
+_SWITCHES: Final = {
+    "qkv_bias": "use_qkv_bias",
+    "projection_bias": "use_attention_projection_bias",
+    "head_transform": "use_cls_layer",
+    "prediction_bias": "use_prediction_bias",
+}
+_EPSILON: Final = 1e-3
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether ``path`` is meant to be one: a prefix, its index, or a folder with one beside its config."""
+    if path.is_dir():
+        return any((path / name).exists() for name in _CONFIGS) and any(path.glob("*.index"))
+    return _index_of(path).is_file()
+
+
+def find_index(path: Path) -> Path | None:
+    """Return the index of the checkpoint that a prefix, an index or a folder stands for, or None where there is none.
+
+    Raises:
+        CheckpointError: a folder has several, and does not say which is the last.
+        StorageError: it cannot be read.
+    """
+    if not path.is_dir():
+        return _index_of(path) if _index_of(path).is_file() else None
+    found = sorted(path.glob("*.index"))
+    if len(found) < 2:
+        return found[0] if found else None
+    last = _last_of(path)
+    if last not in found:
+        names = ", ".join(index.stem for index in found[:8])
+        raise CheckpointError(f"{path} has several checkpoints: {names}; name one, as in {found[-1].with_suffix('')}")
+    return last
+
+
+def config_name(index: Path) -> str:
+    """Return the name of the file beside an index that says what the model is.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for name in (*_CONFIGS, "config.json"):
+        if (index.parent / name).exists():
+            return name
+    raise CheckpointError(
+        f"{index} says nothing about its model: put {' or the '.join(_CONFIGS)} of its training beside it"
+    )
+
+
+def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return options of Graphcore's model as a ``config.json`` has them, not yet checked, and its switches as ours.
+
+    Raises:
+        CheckpointError: it is no BERT.
+    """
+    if arguments.get("groupbert"):
+        raise CheckpointError(f"{what} is of a GroupBERT; of TensorFlow's checkpoints, hornbook reads those of BERT")
+    hidden = arguments.get("hidden_size")
+    inner = {"intermediate_size": 4 * hidden} if isinstance(hidden, int) else {}
+    switches = {ours: arguments.get(theirs, False) for ours, theirs in _SWITCHES.items()}
+    return {**inner, **arguments, "model_type": "bert", "layer_norm_eps": _EPSILON, **switches}
+
+
+def read_weights(index: Path) -> tuple[dict[str, Tensor], list[Path]]:
+    """Return the weights of a BERT as transformers has them, and the files that they came from.
+
+    Raises:
+        CheckpointError: a file is missing, malformed or damaged, or two variables are one weight.
+        StorageError: one cannot be read.
+    """
+    bundle = open_bundle(index)
+    names = weight_names(bundle.variables)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in read_variables(bundle, names).items():
+        translated = translate(name, tensor)
+        if twice := sorted(translated.keys() & weights.keys()):
+            raise CheckpointError(f"{index} has {', '.join(twice)} twice, the second time as {name!r:.120}")
+        weights |= translated
+    return weights, [index, *bundle.shards(names)]
+
+
+def _index_of(path: Path) -> Path:
+    return path if path.suffix == ".index" else path.with_name(f"{path.name}.index")
+
+
+def _last_of(folder: Path) -> Path | None:
+    """Return the index that a Saver's file of the name ``checkpoint`` points to."""
+    if not (folder / _SAVER).is_file():
+        return None
+    text = read_bytes(inside(folder, _SAVER), "the Saver's list", limit=_MOST_SAVER_BYTES).decode("utf-8", "replace")
+    found = re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE)
+    return folder / f"{Path(found[1]).name}.index" if found else None

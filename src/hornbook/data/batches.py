@@ -1,0 +1,150 @@
+"""What a model is fed: batches of tensors, made of samples by their numbers.
+
+A batch is a dict of int64 tensors, batch-first. Of windows it holds ``tokens``, ``targets`` (-100: not scored),
+``positions`` and ``keys`` (32 random bits a token, the source of dropout), each [B, T]; and ``documents`` where
+attention is to stay within documents. Positions run from 0 to T - 1 across documents, as in GPT-2: documents mask
+attention, nothing else. What batches of an encoder hold is said in `hornbook.data.encoder_batches`.
+
+A ``BatchMaker`` answers sample numbers and a ``HeldOut`` window numbers, both without a state: so any number of ranks,
+any prefetch depth and any resume point see the same batches.
+"""
+
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hornbook.data.examples import NOT_SCORED, EvaluationWindows, Window
+from hornbook.data.hashing import IntegerArray, Purpose, mix64
+from hornbook.errors import DataError
+
+Batch: TypeAlias = dict[str, torch.Tensor]
+
+
+class Size(NamedTuple):
+    """What goes by with a batch: samples, tokens that count, and places that hold padding.
+
+    The tokens are those in which speed and length of a run are counted: a decoder's scored targets, all of an encoder.
+    """
+
+    samples: int
+    tokens: int
+    padding: int
+
+
+class BatchMaker(Protocol):
+    """Turns sample numbers into what a rank computes."""
+
+    def batches(self, samples: NDArray[np.int64], /) -> list[Batch]:
+        """The micro-batches of ``samples``, int64[num_micro_batches, micro_batch_size]: one a row."""
+
+
+class HeldOut(Protocol):
+    """Windows or sequences to be scored, each once."""
+
+    @property
+    def num_windows(self) -> int:
+        """How many there are."""
+
+    def batch(self, numbers: NDArray[np.int64], /) -> Batch:
+        """The windows of these numbers; past the last one nothing is scored, so that ranks may run in step."""
+
+
+class WindowSource(Protocol):
+    """Windows by sample number: `hornbook.data.examples.Windows` is one."""
+
+    @property
+    def sequence_length(self) -> int:
+        """T, the inputs of a window."""
+
+    def batch(self, samples: NDArray[np.int64], /) -> Window:
+        """The windows of the samples B, stacked: int64[B, T+1]."""
+
+
+class WindowBatches:
+    """Training batches of windows for a decoder.
+
+    Args:
+        windows: the samples.
+        seed: of the keys.
+        document_mask: whether batches hold ``documents``.
+    """
+
+    def __init__(self, windows: WindowSource, *, seed: int, document_mask: bool) -> None:
+        self._windows, self._seed, self._document_mask = windows, seed, document_mask
+
+    def batches(self, samples: NDArray[np.int64], /) -> list[Batch]:
+        """All windows are read at once, then cut into micro-batches; see ``BatchMaker``."""
+        window = self._windows.batch(samples.reshape(-1))
+        whole = _as_batch(
+            tokens=window.tokens[:, :-1],
+            targets=window.tokens[:, 1:],
+            keys=token_keys(self._seed, samples.reshape(-1), self._windows.sequence_length),
+            documents=window.documents[:, :-1] if self._document_mask else None,
+        )
+        parts = {name: torch.split(tensor, samples.shape[1]) for name, tensor in whole.items()}
+        return [{name: parts[name][number] for name in parts} for number in range(len(samples))]
+
+
+class HeldOutWindows:
+    """Windows of a held-out store. Keys are zero: nothing random happens in an evaluation."""
+
+    def __init__(self, windows: EvaluationWindows, *, document_mask: bool = False) -> None:
+        self.windows, self._document_mask = windows, document_mask
+
+    @property
+    def num_windows(self) -> int:
+        """How many there are."""
+        return self.windows.num_windows
+
+    def batch(self, numbers: NDArray[np.int64], /) -> Batch:
+        """See ``HeldOut``."""
+        parts = [self.windows.window(number) for number in numbers.tolist()]
+        return _as_batch(
+            tokens=np.stack([part.tokens for part in parts]),
+            targets=np.stack([part.targets for part in parts]),
+            keys=np.zeros((len(parts), self.windows.sequence_length), dtype=np.int64),
+            documents=np.stack([part.documents for part in parts]) if self._document_mask else None,
+        )
+
+
+def token_keys(seed: int, samples: IntegerArray, sequence_length: int) -> NDArray[np.int64]:
+    """int64[B, T] in [0, 2**32): a hash of (seed, sample, position), all the randomness that a token brings along."""
+    keys = mix64(seed, Purpose.KEYS, samples[:, None], np.arange(sequence_length)) >> np.uint64(32)
+    return keys.astype(np.int64)
+
+
+def size_of(batch: Batch) -> Size:
+    """Return what goes by with a batch."""
+    if "lengths" in batch:
+        num_tokens = int(batch["lengths"].sum())
+        return Size(len(batch["lengths"]), num_tokens, batch["tokens"].numel() - num_tokens)
+    return Size(len(batch["tokens"]), int((batch["targets"] != NOT_SCORED).sum()), 0)
+
+
+def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
+    """Raise DataError if ``batch`` holds a token that a model of ``vocab_size`` does not have.
+
+    Stores made elsewhere need not say how large their vocabulary is, so this is seen when the tokens are.
+    """
+    largest = max(int(batch[name].max()) for name in ("tokens", "targets") if batch[name].numel())
+    if largest >= vocab_size:
+        raise DataError(
+            f"the data hold token {largest}, but model.vocab_size is {vocab_size}: "
+            "set it to the vocabulary of the tokenizer that made the data"
+        )
+
+
+def _as_batch(
+    *,
+    tokens: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    documents: NDArray[np.int64] | None,
+) -> Batch:
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int64), tokens.shape)
+    arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "positions": positions, "keys": keys}
+    if documents is not None:
+        arrays["documents"] = documents
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}

@@ -1,0 +1,42 @@
+"""The stores that a task scores: those that the user names, or else what the run held out.
+
+--data FOLDER     that store, or its validation split
+nothing           the run's validation stores, one of each corpus that it was trained on
+"""
+
+from hornbook.data.joined import open_held_out
+from hornbook.data.store import TokenStore, open_store
+from hornbook.errors import UserError
+from hornbook.evaluate.tasks import TaskInput
+from hornbook.text.tokenizer import Tokenizer
+
+
+def held_out_stores(given: TaskInput) -> list[TokenStore]:
+    """Return one store or several of one tokenizer, which is the model's as far as they know.
+
+    Raises:
+        UserError: no store is named or known, or its tokenizer is another one.
+        DataError: a store is malformed.
+        CheckpointError: the model has no tokenizer.
+    """
+    stores = _open(given)
+    _refuse_other_tokenizer(stores[0], given.loaded.require_tokenizer())
+    return stores
+
+
+def _open(given: TaskInput) -> list[TokenStore]:
+    data = given.loaded.recipe.data
+    if named := given.data or data.validation:
+        return [open_store(named, split="validation")]
+    if not data.train:
+        raise UserError("the run names no validation data: say which store to score with `--data FOLDER`")
+    return open_held_out(data.train) or [open_store(data.train[0], split="validation")]
+
+
+def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:
+    own = store.tokenizer()
+    if own is not None and own.digest != tokenizer.digest:
+        raise UserError(
+            f"the store was made with tokenizer {own.digest[:12]}, the model was trained with {tokenizer.digest[:12]}: "
+            "build the store with the model's tokenizer.json"
+        )

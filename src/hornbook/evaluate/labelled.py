@@ -1,0 +1,30 @@
+"""What the tasks of fine-tuned models share: which file is scored, and batches of its sequences."""
+
+from collections.abc import Iterator
+
+from hornbook.data.batches import Batch
+from hornbook.data.layout import lay_out
+from hornbook.data.sequences import Sequence
+from hornbook.evaluate.tasks import TaskInput
+
+
+def data_of(given: TaskInput) -> str:
+    """Return the path of the file that was given, or else of the run's validation file.
+
+    Raises:
+        UserError: neither is known.
+    """
+    return given.data or given.loaded.recipe.data.validation or given.require_data("a labelled file")
+
+
+def laid_out(given: TaskInput, sequences: list[Sequence]) -> Iterator[Batch]:
+    """Yield batches on the model's device, without padding on a CPU; nothing random happens in them."""
+    size = given.micro_batch_size
+    for start in range(0, len(sequences), size):
+        batch = lay_out(
+            sequences[start : start + size],
+            width=given.window_length,
+            layout="unpadded" if given.device.type == "cpu" else "padded",
+            pad_id=given.require_tokenizer().require_masking().pad,
+        )
+        yield {name: tensor.to(given.device) for name, tensor in batch.items()}

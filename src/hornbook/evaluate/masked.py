@@ -1,0 +1,211 @@
+"""What an encoder makes of held-out text: hidden tokens guessed, as in the training, or each in its turn.
+
+    masked_lm             a seventh hidden at once, drawn by a fixed seed      loss, accuracy, and those of the pairs
+    pseudo_perplexity     each token hidden by itself, all others seen         exp of the mean loss
+
+A pseudo-perplexity (Salazar et al., "Masked language model scoring", 2020) does not depend on what is drawn. The price:
+a text costs one look for each of its tokens, so a part of the store has to do. It is no perplexity of a decoder, since
+a token is guessed from both sides.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Final
+
+from hornbook.config import MaskedLMConfig, PretrainingConfig
+from hornbook.data.encoder_batches import EncoderBatches
+from hornbook.data.encoder_sources import (
+    HELD_OUT_SEED,
+    EncoderObjective,
+    instance_batches,
+    sequence_source,
+    store_batches,
+)
+from hornbook.data.layout import Layout, choose_layout
+from hornbook.data.loader import spread_evenly
+from hornbook.data.masked_copies import MaskedCopies
+from hornbook.data.sequences import Sequence, framed
+from hornbook.data.static_instances import StaticInstances, holds_instances
+from hornbook.data.store import TokenStore
+from hornbook.errors import DataError, UserError
+from hornbook.evaluate.held_out import held_out_stores
+from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.validation import perplexity, validate
+from hornbook.objective import MaskedLM, build_objective
+from hornbook.text.documents import read_documents
+from hornbook.text.special_tokens import MaskingTokens
+
+_COPIED_SEQUENCES: Final = 64
+_SOURCES: Final = {
+    "joined": "documents end to end, cut to {} tokens",
+    "documents": "documents, each cut to {} tokens",
+    "lines": "sentences of up to {} tokens",
+}
+_PAIRS: Final = "next-sentence pairs of up to {} tokens"
+
+
+def read_masked(given: TaskInput) -> tuple[EncoderObjective, EncoderBatches]:
+    """Return what is asked of the model, and the sequences of held-out stores or instances, masked by a fixed seed.
+
+    Raises:
+        UserError, DataError: no store is named or known, or it does not serve; the model has learned something else.
+        CheckpointError: there is no tokenizer, which instances that are masked can do without.
+    """
+    objective = _learned(given)
+    named = given.data or given.loaded.recipe.data.validation
+    if named and holds_instances(named):
+        batches = _of_instances(given, objective, named)
+    else:
+        stores = held_out_stores(given)
+        objective = _fitting(objective, stores)
+        tokenizer, length = given.require_tokenizer(), given.window_length
+        batches = store_batches(objective, stores, tokenizer, sequence_length=length, seed=HELD_OUT_SEED)
+    return objective, replace(batches, layout=_layout(given, batches.mean_length()))
+
+
+@register_task(
+    "masked_lm",
+    models="encoder",
+    check=read_masked,
+    lower=("loss", "perplexity", "next_sentence_loss"),
+    higher=("accuracy", "next_sentence_accuracy"),
+)
+def masked_lm(given: TaskInput) -> list[Row]:
+    """Score hidden tokens of a held-out store and, of a model that has learned them, its pairs.
+
+    Raises:
+        UserError, DataError, CheckpointError: as `read_masked`.
+    """
+    objective, batches = read_masked(given)
+    result = validate(
+        given.loaded.model,
+        batches,
+        build_objective(objective),
+        world=given.world,
+        micro_batch_size=given.micro_batch_size,
+        max_windows=given.max_sequences,
+    )
+    num_sequences = len(spread_evenly(batches.num_windows, given.max_sequences))
+    asked = f"{result.tokens:,} tokens of {num_sequences:,} sequences, {_how_masked(objective, batches)}"
+    loss, terms = result.terms["mlm"], result.terms
+    rows = [
+        Row(metric="loss", value=loss, convention=f"nats: mean over {asked}"),
+        Row(metric="accuracy", value=terms["mlm_accuracy"], convention="share of them that nothing is likelier than"),
+        Row(metric="perplexity", value=perplexity(loss), convention="exp(loss): of the chosen tokens, not of a text"),
+    ]
+    if "nsp" in terms:
+        pairs = f"{num_sequences:,} pairs, about half of them with another document's text"
+        rows += [
+            Row(metric="next_sentence_loss", value=terms["nsp"], convention=f"nats: mean over {pairs}"),
+            Row(metric="next_sentence_accuracy", value=terms["nsp_accuracy"], convention="share of them told right"),
+        ]
+    return rows
+
+
+def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
+    """Return sequences of held-out stores or of a file of text, once for each token, and what they are.
+
+    Raises:
+        UserError, DataError: no store is named or known, or there is no text in it.
+        CheckpointError: there is no tokenizer.
+    """
+    _learned(given)  # refuses a fine-tuned model, whose head guesses no tokens
+    special, length = given.require_tokenizer().require_masking(), given.window_length
+    most = given.max_sequences or _COPIED_SEQUENCES
+    if given.data and _is_text(given.data):
+        found = list(_sequences_of_text(given, special))
+        count, sequences = len(found), [found[number] for number in spread_evenly(len(found), most).tolist()]
+    else:
+        stores, kind = held_out_stores(given), MaskedLMConfig(sequences="documents")
+        source = sequence_source(kind, stores, special, sequence_length=length, seed=HELD_OUT_SEED)
+        count, sequences = source.num_sequences, source.sequences(spread_evenly(source.num_sequences, most))
+    if not sequences:
+        raise DataError(f"{given.data}: there is no text in it; expected the text to score")
+    mean = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+    copies = MaskedCopies(sequences, special, _layout(given, mean))
+    return copies, f"{len(sequences):,} of {count:,} sequences; {_SOURCES['documents'].format(length)}"
+
+
+@register_task("pseudo_perplexity", models="encoder", check=read_copies, lower=("pseudo_perplexity", "nats_per_token"))
+def pseudo_perplexity(given: TaskInput) -> list[Row]:
+    """Score every token of some held-out sequences, hidden by itself.
+
+    Raises:
+        UserError, DataError, CheckpointError: as `read_copies`.
+    """
+    copies, what = read_copies(given)
+    result = validate(
+        given.loaded.model, copies, MaskedLM(), world=given.world, micro_batch_size=given.micro_batch_size
+    )
+    scored = f"{result.tokens:,} tokens, each hidden by itself and all others seen (Salazar et al. 2020): {what}"
+    means = "exp(nats_per_token): depends on the tokenizer, and is no perplexity of a decoder"
+    return [
+        Row(metric="pseudo_perplexity", value=perplexity(result.loss), convention=means),
+        Row(metric="nats_per_token", value=result.loss, convention=f"mean over {scored}"),
+    ]
+
+
+def _learned(given: TaskInput) -> EncoderObjective:
+    """Return what the model has learned.
+
+    Raises:
+        UserError: to guess hidden tokens is not what it is.
+    """
+    learned = given.loaded.recipe.objective
+    if not isinstance(learned, EncoderObjective):
+        raise UserError(
+            f'{given.loaded.path} has learned "{learned.name}" last; expected a model that guesses hidden tokens, of '
+            'the objective "mlm" or "mlm_nsp"'
+        )
+    return learned
+
+
+def _fitting(learned: EncoderObjective, stores: list[TokenStore]) -> EncoderObjective:
+    """Return what the model has learned; without pairs where a store has no sentences to make them of."""
+    if isinstance(learned, MaskedLMConfig) or all(store.sequences == "sentences" for store in stores):
+        return learned
+    shared = {spec.name for spec in fields(PretrainingConfig)} & {spec.name for spec in fields(MaskedLMConfig)}
+    return MaskedLMConfig(**{name: getattr(learned, name) for name in shared - {"name"}})
+
+
+def _of_instances(given: TaskInput, objective: EncoderObjective, path: str) -> EncoderBatches:
+    instances = StaticInstances(path, seed=HELD_OUT_SEED)
+    if instances.sequence_length != given.window_length:
+        raise UserError(
+            f"{path} holds instances of {instances.sequence_length} tokens, and the window is {given.window_length}: "
+            f"give --window {instances.sequence_length}, or other instances"
+        )
+    tokenizer = None if instances.is_masked else given.require_tokenizer()
+    return instance_batches(objective, instances, tokenizer, seed=HELD_OUT_SEED)
+
+
+def _layout(given: TaskInput, mean_length: float) -> Layout:
+    asked, on_cpu = given.loaded.recipe.data.layout, given.device.type == "cpu"
+    return choose_layout(mean_length, given.window_length, on_cpu=on_cpu, asked=asked)
+
+
+def _how_masked(objective: EncoderObjective, batches: EncoderBatches) -> str:
+    length = batches.source.sequence_length
+    if batches.rules is None:
+        return f"masked when they were made; instances of up to {length} tokens"
+    sequences = _SOURCES[objective.sequences] if isinstance(objective, MaskedLMConfig) else _PAIRS
+    words = "words whole, " if objective.whole_words else ""
+    return (
+        f"each chosen with probability {objective.mask_probability:g}, {words}{batches.most_masked} of a sequence at "
+        f"most, 80 % hidden, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
+    )
+
+
+def _is_text(path: str) -> bool:
+    """Tell whether a path is a file that is no part of a store."""
+    return Path(path).is_file() and Path(path).suffix not in (".bin", ".idx")
+
+
+def _sequences_of_text(given: TaskInput, special: MaskingTokens) -> Iterator[Sequence]:
+    """Yield the documents of a file, cut as `hornbook.data.sequences.DocumentSequences` cuts those of a store."""
+    tokenizer, room = given.require_tokenizer(), given.window_length - 2
+    for document in read_documents([given.require_data("a store or a file of text")]):
+        ids = tokenizer.encode(document.text)
+        for start in range(0, len(ids), room):
+            yield framed(ids[start : start + room], special)

@@ -1,0 +1,125 @@
+"""Encoders: a token sees its whole sequence, and the batch says where sequences lie.
+
+::
+
+    batch {tokens, positions, segments, keys, firsts, lengths}
+      -> tokens + positions + segments, norm -> blocks -> (norm) -> head.predict, head.relate
+
+A micro-batch holds S sequences, one a row with padding behind them (padded), several a row (packed), or all in one row
+(unpadded). Nothing here tells the three apart: sequence s is the ``lengths[s]`` flat tokens from ``firsts[s]`` on. What
+looks at one token at a time takes the batch as it comes; what mixes tokens takes it apart and puts it together again,
+by index maps that are made once a micro-batch (`hornbook.model.sequence_groups`).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
+from hornbook.data.batches import Batch
+from hornbook.model.attention import Context
+from hornbook.model.block import PostNormBlock
+from hornbook.model.embedding import EncoderEmbedding
+from hornbook.model.encoder_head import EncoderHead, Transform
+from hornbook.model.group_block import GroupBlock
+from hornbook.model.head import OutputHead
+from hornbook.model.label_heads import ClassificationHead, SpanHead
+from hornbook.model.language_model import LanguageModel
+from hornbook.model.layers import LayerNorm
+from hornbook.model.sequence_groups import group_sequences, spread_sequences
+
+
+class EncoderModel(LanguageModel):
+    """An encoder with its heads.
+
+    Args:
+        embedding: called with (tokens, positions, keys, segments), each ``[B, T]``.
+        blocks: each called with (x ``[B, T, D]``, context).
+        head: tied to the embedding's table.
+        max_positions: longest sequence that the model can take.
+    """
+
+    is_causal = False
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Return what the first block is given, ``[B, T, D]``; without ``segments`` all tokens are of the first."""
+        x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
+        return x_BTD
+
+    def make_context(self, batch: Batch) -> Context:
+        """Return ``keys`` and the maps of ``group_sequences``."""
+        groups = group_sequences(batch["firsts"], batch["lengths"], batch["tokens"].shape)
+        return {"keys": batch["keys"], **groups}
+
+
+class GroupBert(EncoderModel):
+    """GroupBERT (Chelombiev et al. 2021): blocks with a convolution, and a norm in the head.
+
+    Args:
+        config: sizes and options of the model.
+        compute_dtype: dtype of the activations.
+    """
+
+    initial_cut = 2.0
+
+    def __init__(self, config: GroupBertConfig, compute_dtype: torch.dtype) -> None:
+        blocks: list[nn.Module] = [GroupBlock(config, index) for index in range(config.num_layers)]
+        head = build_head(config, norm=LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon))
+        super().__init__(_embedding(config, compute_dtype), blocks, head, max_positions=config.max_positions)
+        self.reach = config.convolution_kernel // 2
+
+    def make_context(self, batch: Batch) -> Context:
+        """Return also the maps of ``spread_sequences``, for the convolutions."""
+        num_tokens = batch["tokens"].numel()
+        spread = spread_sequences(batch["firsts"], batch["lengths"], num_tokens, self.reach)
+        return super().make_context(batch) | spread
+
+
+def build_bert(config: BertConfig | RobertaConfig, compute_dtype: torch.dtype) -> EncoderModel:
+    """Return a BERT or RoBERTa (Devlin et al. 2019, Liu et al. 2019) whose parameters are not yet initialized."""
+    blocks: list[nn.Module] = [PostNormBlock(config, index) for index in range(config.num_layers)]
+    embedding = _embedding(config, compute_dtype)
+    return EncoderModel(embedding, blocks, build_head(config), max_positions=config.max_positions)
+
+
+def build_groupbert(config: GroupBertConfig, compute_dtype: torch.dtype) -> EncoderModel:
+    """Return a GroupBERT whose parameters are not yet initialized."""
+    return GroupBert(config, compute_dtype)
+
+
+def _embedding(config: EncoderConfig, compute_dtype: torch.dtype) -> EncoderEmbedding:
+    assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
+    return EncoderEmbedding(
+        config.vocab_size,
+        config.max_positions,
+        config.hidden_size,
+        num_segments=config.num_segments,
+        first_position=config.first_position,
+        dropout=config.embedding_dropout,
+        epsilon=config.layer_norm_epsilon,
+        std=config.initializer_std,
+        compute_dtype=compute_dtype,
+    )
+
+
+def build_head(config: EncoderConfig, norm: LayerNorm | None = None) -> OutputHead:
+    """Return the head of an encoder, not yet tied, its parameters not yet initialized."""
+    assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
+    size, std = config.hidden_size, config.initializer_std
+    if config.head == "span":
+        return SpanHead(size, config.vocab_size, std=std, norm=norm)
+    if config.head == "classification":
+        assert config.num_labels is not None, "the run counts the classes before it builds the model"
+        dropout = config.residual_dropout
+        return ClassificationHead(
+            size, config.vocab_size, num_labels=config.num_labels, dropout=dropout, std=std, norm=norm
+        )
+    transform = Transform(size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std)
+    return EncoderHead(
+        size,
+        config.vocab_size,
+        transform=transform if config.head_transform else None,
+        bias=config.prediction_bias,
+        relates=config.has_pair_head,
+        std=std,
+        norm=norm,
+    )

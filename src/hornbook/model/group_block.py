@@ -1,0 +1,172 @@
+"""GroupBERT's block: four residual modules, each behind a norm (Chelombiev et al. 2021).
+
+::
+
+    x + convolution(norm(x))      gate, then each token with its neighbors, 16 channels at a time
+      + feed_forward(norm(x))     up, activation, 4 independent products down, one over all channels
+      + attention(norm(x))
+      + feed_forward(norm(x))
+
+The convolution sees zeros beyond the ends of its sequence. So the sequences are laid into one column with empty rows
+between them, as many as the kernel reaches, and a single convolution over the column does for all.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hornbook.config import GroupBertConfig
+from hornbook.model.attention import Context
+from hornbook.model.dropout import Dropout
+from hornbook.model.encoder_attention import EncoderSelfAttention
+from hornbook.model.feed_forward import ACTIVATIONS
+from hornbook.model.initialize import Draw
+from hornbook.model.layers import LayerNorm, Linear
+from hornbook.model.sequence_groups import take
+
+_SITES_PER_BLOCK = 5
+
+
+class GatedConvolution(nn.Module):
+    """``W₂ silu(norm(conv(sigmoid(a) · b)))`` with ``[a, b] = W₁ x``; the convolution is grouped.
+
+    The price of one column for all sequences is a copy there and back, and at most ``kernel_size - 1`` rows a sequence.
+
+    Args:
+        hidden_size: D.
+        kernel_size: tokens that an output sees, odd.
+        group_size: channels of a group.
+        epsilon: of the norm.
+        std: standard deviation of the initial weights.
+    """
+
+    def __init__(self, hidden_size: int, kernel_size: int, group_size: int, *, epsilon: float, std: float) -> None:
+        super().__init__()
+        self.std = std
+        self.up = Linear(hidden_size, 2 * hidden_size, std=std)
+        self.filter_weight = nn.Parameter(torch.empty(hidden_size, group_size, kernel_size))
+        self.filter_bias = nn.Parameter(torch.empty(hidden_size))
+        self.norm = LayerNorm(hidden_size, epsilon=epsilon)
+        self.down = Linear(hidden_size, hidden_size, std=std)
+
+    def draw(self, draw: Draw) -> None:
+        """Fill the filter."""
+        draw.normal(self.filter_weight, "filter_weight", self.std)
+        draw.constant(self.filter_bias, 0.0)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` has ``rows`` and ``row_of`` of ``spread_sequences``."""
+        gate_BTD, value_BTD = self.up(x_BTD).chunk(2, -1)
+        gated_ND = (torch.sigmoid(gate_BTD) * value_BTD).flatten(0, 1)
+        mixed_ND = self._convolve(gated_ND, context["rows"], context["row_of"])
+        y_BTD: Tensor = self.down(functional.silu(self.norm(mixed_ND))).view_as(x_BTD)
+        return y_BTD
+
+    def _convolve(self, x_ND: Tensor, rows_R: Tensor, row_of_N: Tensor) -> Tensor:
+        weight, bias = self.filter_weight.to(x_ND.dtype), self.filter_bias.to(x_ND.dtype)
+        _, group_size, kernel_size = weight.shape
+        column_1DR = take(x_ND, rows_R, row_of_N).t().unsqueeze(0)
+        groups = x_ND.shape[1] // group_size
+        mixed_1DR = functional.conv1d(column_1DR, weight, bias, padding=kernel_size // 2, groups=groups)
+        return take(mixed_1DR.squeeze(0).t(), row_of_N, rows_R)
+
+
+class GroupedLinear(nn.Module):
+    """G independent linear maps, each of its share of the input to its share of the output.
+
+    Args:
+        num_in: size of the last dimension of the input.
+        num_out: size of the last dimension of the output.
+        num_groups: G.
+        std: standard deviation of the initial weights.
+    """
+
+    def __init__(self, num_in: int, num_out: int, num_groups: int, *, std: float) -> None:
+        super().__init__()
+        self.std = std
+        self.weight = nn.Parameter(torch.empty(num_groups, num_out // num_groups, num_in // num_groups))
+        self.bias = nn.Parameter(torch.empty(num_out))
+
+    def draw(self, draw: Draw) -> None:
+        """Fill the parameters."""
+        draw.normal(self.weight, "weight", self.std)
+        draw.constant(self.bias, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., num_in]`` to ``[..., num_out]``."""
+        parts = x.chunk(len(self.weight), -1)
+        weights = self.weight.to(x.dtype).unbind(0)
+        mapped = [functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
+        return torch.cat(mapped, -1) + self.bias.to(x.dtype)
+
+
+class GroupedFeedForward(nn.Module):
+    """``W₃ grouped(f(W₁ x))``: the large second product in groups, and a small one over all channels behind it."""
+
+    def __init__(
+        self, hidden_size: int, feed_forward_size: int, num_groups: int, *, activation: str, std: float
+    ) -> None:
+        super().__init__()
+        self.up = Linear(hidden_size, feed_forward_size, std=std)
+        self.activation = ACTIVATIONS[activation]
+        self.grouped = GroupedLinear(feed_forward_size, hidden_size, num_groups, std=std)
+        self.down = Linear(hidden_size, hidden_size, std=std)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
+        y_BTD: Tensor = self.down(self.grouped(self.activation(self.up(x_BTD))))
+        return y_BTD
+
+
+class GroupBlock(nn.Module):
+    """GroupBERT's block.
+
+    Args:
+        config: sizes and options of the model.
+        index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+    """
+
+    def __init__(self, config: GroupBertConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        size, std, epsilon = config.hidden_size, config.initializer_std, config.layer_norm_epsilon
+        attention_site, *sites = (index * _SITES_PER_BLOCK + site for site in range(1, _SITES_PER_BLOCK + 1))
+        self.norms = nn.ModuleList(LayerNorm(size, epsilon=epsilon) for _ in sites)
+        self.dropouts = nn.ModuleList(Dropout(config.residual_dropout, site=site) for site in sites)
+        self.convolution = GatedConvolution(
+            size, config.convolution_kernel, config.convolution_group_size, epsilon=epsilon, std=std
+        )
+        self.first_feed_forward, self.second_feed_forward = (
+            GroupedFeedForward(
+                size,
+                config.effective_feed_forward_size,
+                config.feed_forward_groups,
+                activation=config.activation,
+                std=std,
+            )
+            for _ in range(2)
+        )
+        self.attention = EncoderSelfAttention(
+            size,
+            config.num_heads,
+            config.effective_head_size,
+            dropout=Dropout(config.attention_dropout, site=attention_site),
+            std=std,
+            out_std=std,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.projection_bias,
+        )
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` is that of an `hornbook.model.encoder.EncoderModel`."""
+        modules: tuple[Callable[[Tensor], Tensor], ...] = (
+            lambda x: self.convolution(x, context),
+            self.first_feed_forward,
+            lambda x: self.attention(x, context),
+            self.second_feed_forward,
+        )
+        for module, norm, dropout in zip(modules, self.norms, self.dropouts, strict=True):
+            x_BTD = x_BTD + dropout(module(norm(x_BTD)), context["keys"])
+        return x_BTD

@@ -1,0 +1,118 @@
+"""The heads of fine-tuned encoders: classes of whole sequences, and spans of tokens.
+
+::
+
+    x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> one logit a class    [S, C]
+    x_BTD --------------------------------------------> spans:  dense -> logits of beginning and end    [S, T, 2]
+
+The first is that of transformers' BertForSequenceClassification, whose pooler may come from the pre-training, and of
+RobertaForSequenceClassification, whose pooler is new; of the two dropouts there, the second is here. Their token table
+is looked up alone, never multiplied with.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hornbook.data.batches import Batch
+from hornbook.data.examples import NOT_SCORED
+from hornbook.model.dropout import Dropout
+from hornbook.model.head import OutputHead
+from hornbook.model.layers import LayerNorm, Linear
+
+_DROPOUT_SITE = (1 << 30) - 1
+"""No block has so high a number."""
+
+
+class LabelHead(OutputHead):
+    """What fine-tuned heads share.
+
+    Args:
+        vocab_size: of the embedding.
+        norm: of all hidden states that come in, where blocks have theirs in front.
+    """
+
+    def __init__(self, vocab_size: int, *, norm: LayerNorm | None) -> None:
+        super().__init__(vocab_size)
+        self.norm = norm
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the hidden states as the head wants them."""
+        return x if self.norm is None else self.norm(x)
+
+
+class ClassificationHead(LabelHead):
+    """Pooler, dropout and one logit a class, for each sequence.
+
+    Args:
+        hidden_size: D.
+        vocab_size: of the embedding.
+        num_labels: C.
+        dropout: of what the pooler gives.
+        std: standard deviation of the initial weights.
+        norm: see ``LabelHead``.
+    """
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int, *, num_labels: int, dropout: float, std: float, norm: LayerNorm | None
+    ) -> None:
+        super().__init__(vocab_size, norm=norm)
+        self.pooler = Linear(hidden_size, hidden_size, std=std)
+        self.dropout = Dropout(dropout, site=_DROPOUT_SITE)
+        self.labels = Linear(hidden_size, num_labels, std=std)
+
+    def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return ``[S, C]`` fp32 for the sequences of a batch."""
+        firsts_S = batch["firsts"]
+        x_SD = self.normed(x_BTD.flatten(0, 1).index_select(0, firsts_S))
+        pooled = self.dropout(torch.tanh(self.pooler(x_SD)), batch["keys"].flatten()[firsts_S])
+        logits: Tensor = self.labels(pooled).float()
+        return logits
+
+    def classify(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Score the classes of sequences; labels of -100 are not scored.
+
+        Returns:
+            The summed cross-entropy in nats and the number of right answers; fp32 scalars, the second without a
+            gradient.
+        """
+        logits_SC, labels_S = self.label_logits(x_BTD, batch), batch["labels"]
+        loss = functional.cross_entropy(logits_SC, labels_S, ignore_index=NOT_SCORED, reduction="sum")
+        return loss, (logits_SC.argmax(1) == labels_S).sum().float()
+
+
+class SpanHead(LabelHead):
+    """Two logits a token, for the beginning and the end of a span (Devlin et al. 2019, section 4.2).
+
+    Args:
+        hidden_size: D.
+        vocab_size: of the embedding.
+        std: standard deviation of the initial weights.
+        norm: see ``LabelHead``.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, *, std: float, norm: LayerNorm | None) -> None:
+        super().__init__(vocab_size, norm=norm)
+        self.spans = Linear(hidden_size, 2, std=std)
+
+    def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return ``[S, T, 2]`` fp32, T being the longest sequence's; -inf beyond a sequence's end."""
+        firsts_S, lengths_S = batch["firsts"], batch["lengths"]
+        places = torch.arange(int(lengths_S.max()), device=x_BTD.device)
+        outside_ST = places >= lengths_S[:, None]
+        flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+        logits_ST2: Tensor = self.spans(self.normed(x_BTD)).flatten(0, 1)[flat_ST].float()
+        return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
+
+    def locate(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Score spans: mean of the cross-entropies of beginning and end, over a sequence's own tokens.
+
+        Returns:
+            The sum over sequences in nats, and of how many both are right; fp32 scalars, the second without a gradient.
+        """
+        logits_ST2, labels_S2 = self.span_logits(x_BTD, batch), batch["labels"]
+        logits_NT = logits_ST2.transpose(1, 2).flatten(0, 1)
+        loss = functional.cross_entropy(logits_NT, labels_S2.flatten(), ignore_index=NOT_SCORED, reduction="sum")
+        return loss / 2, (logits_ST2.argmax(1) == labels_S2).all(1).sum().float()

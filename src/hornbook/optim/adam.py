@@ -1,0 +1,96 @@
+"""Adam and AdamW: torch's fused pass over slots with states ``exp_avg`` (m) and ``exp_avg_sq`` (v).
+
+::
+
+    m = β₁ m + (1-β₁) g;   v = β₂ v + (1-β₂) g²
+    m̂ = m / (1-β₁ᵗ);       v̂ = v / (1-β₂ᵗ)             without bias correction: m̂ = m, v̂ = v
+    w -= lr · m̂ / (√v̂ + ε)
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam as torch_adam
+
+from hornbook.config.optimizers import AdamConfig, AdamWConfig, MomentsConfig
+from hornbook.optim.slots import Slot
+
+STATE_NAMES = ("exp_avg", "exp_avg_sq")
+
+
+def adamw(slots: Sequence[Slot], config: AdamWConfig, *, learning_rate: float, count: int) -> None:
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2), in place: Adam after ``w -= lr · decay · w``.
+
+    Args:
+        slots: fp32 tensors with states ``exp_avg`` and ``exp_avg_sq``.
+        config: betas, epsilon and decay; slots with ``decay`` false are not decayed.
+        learning_rate: of this update.
+        count: t, the number of this update, from 1.
+    """
+    _by_decay(slots, config, learning_rate, count, decoupled=True)
+
+
+def adam(slots: Sequence[Slot], config: AdamConfig, *, learning_rate: float, count: int) -> None:
+    """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``; arguments as for ``adamw``."""
+    _by_decay(slots, config, learning_rate, count, decoupled=False)
+
+
+def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
+    """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
+
+    The fused pass writes them: with a rate of 1 they are what it adds to zeros.
+    """
+    directions = [torch.zeros_like(slot.parameter) for slot in slots]
+    _fused(directions, slots, config, learning_rate=1.0, count=count)
+    return directions
+
+
+def _by_decay(
+    slots: Sequence[Slot], config: MomentsConfig, learning_rate: float, count: int, *, decoupled: bool
+) -> None:
+    for decay in (True, False):
+        group = [slot for slot in slots if slot.decay is decay]
+        _fused(
+            [slot.parameter for slot in group],
+            group,
+            config,
+            learning_rate=learning_rate,
+            count=count,
+            weight_decay=config.weight_decay if decay else 0.0,
+            decoupled=decoupled,
+        )
+
+
+def _fused(
+    parameters: list[Tensor],
+    slots: Sequence[Slot],
+    config: MomentsConfig,
+    *,
+    learning_rate: float,
+    count: int,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> None:
+    """Update ``parameters``, which may be others than those of ``slots``, by the slots' gradients and moments."""
+    if not slots:
+        return
+    past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
+    torch_adam(
+        parameters,
+        [slot.gradient for slot in slots],
+        [slot.state["exp_avg"] for slot in slots],
+        [slot.state["exp_avg_sq"] for slot in slots],
+        [],
+        [torch.full((), float(past), device=slot.parameter.device) for slot in slots],
+        fused=True,
+        amsgrad=False,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        lr=learning_rate,
+        weight_decay=weight_decay,
+        eps=config.epsilon,
+        maximize=False,
+        decoupled_weight_decay=decoupled,
+    )

@@ -1,0 +1,178 @@
+"""Arrow files of Hugging Face data sets: found in their folder, and walked through before pyarrow meets them.
+
+    folder/state.json                      {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
+    folder/data-00000-of-00002.arrow       message | message | ... | end      a head, flatbuffers, a body, each
+
+    with open_stream(path) as stream:
+        for batch in stream: ...
+
+What ``save_to_disk`` writes is read with pyarrow, the extra ``arrow``. pyarrow maps a file into memory and believes the
+lengths that it states, so each of them is compared with the file first. The price: the heads are read twice.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hornbook.errors import DataError, UserError
+from hornbook.storage.documents import read_json
+from hornbook.storage.system import translated
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STATE: Final = "state.json"
+SPLITS: Final = "dataset_dict.json"
+_HEAD: Final = struct.Struct("<Ii")
+_CONTINUES: Final = 0xFFFFFFFF
+_END_OF_STREAM: Final = _HEAD.pack(_CONTINUES, 0)
+_IS_BATCH: Final = 3
+_MAX_METADATA_BYTES: Final = 16 << 20
+
+
+def import_pyarrow(what: str = "Arrow data sets") -> Any:
+    """The module ``pyarrow``.
+
+    Raises:
+        UserError: it is not installed; the message says that ``what`` needs it.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise UserError(f"{what} need pyarrow, the extra 'arrow': .venv/bin/pip install -e '.[arrow]'") from None
+    return pyarrow
+
+
+def shown(said: object) -> str:
+    """What pyarrow says, of an error or a type, in one short line: it quotes whatever a file holds."""
+    text = "".join(character if character.isprintable() else " " for character in str(said)[:1000])
+    return " ".join(text.split())[:120] or type(said).__name__
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether ``save_to_disk`` made this folder, of one split or of several."""
+    return (path / STATE).is_file() or (path / SPLITS).is_file()
+
+
+def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
+    """The ``.arrow`` files of a folder that ``save_to_disk`` made, in their order.
+
+    Args:
+        path: the folder, of one split or of several.
+        split: which split, where there are several.
+
+    Raises:
+        UserError: one of several splits was not chosen, or one was where there are none.
+        DataError: it is no such folder, or a damaged one, or its rows are only a selection of those in its files.
+    """
+    if (path / SPLITS).is_file():
+        path = path / _choose(path, split)
+    elif split is not None:
+        raise UserError(f"{path} has no splits; leave out --split")
+    if not (path / STATE).is_file():
+        raise DataError(f"{path}: has no {STATE}; expected a folder that save_to_disk made, or an .arrow file")
+    state = read_json(path / STATE, "the state of the data set")
+    entries = state.get("_data_files") if isinstance(state, dict) else None
+    entries = entries if isinstance(entries, list) else []
+    names: list[Any] = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not names or not all(map(_is_name, names)):
+        raise DataError(f"{path / STATE}: expected _data_files, a list of file names; the file is damaged")
+    if state.get("_indices_data_files"):
+        raise DataError(f"{path}: its rows are a selection of other rows; save it after flatten_indices()")
+    return tuple(path / name for name in names)
+
+
+@contextmanager
+def open_stream(path: Path, name: str | None = None) -> Iterator["pyarrow.RecordBatchStreamReader"]:
+    """Open an ``.arrow`` file whose every length agrees with the file; what pyarrow finds wrong later is told alike.
+
+    Args:
+        path: of the file.
+        name: what errors call it, if not by its path.
+
+    Raises:
+        UserError: pyarrow is not installed.
+        DataError: here or in the block: the file is missing or damaged, or its batches are compressed.
+        StorageError: it cannot be read.
+    """
+    arrow = import_pyarrow()
+    name = name or str(path)
+    if not path.is_file():
+        raise DataError(f"{name}: there is no such file; the data set is incomplete")
+    _check_messages(path, name)
+    try:
+        with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as stream:
+            yield stream
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{name}: is damaged, or no Arrow stream ({shown(error)})") from None
+
+
+def _choose(path: Path, split: str | None) -> str:
+    content = read_json(path / SPLITS, "the list of splits")
+    splits = content.get("splits") if isinstance(content, dict) else None
+    if not isinstance(splits, list) or not all(map(_is_name, splits)):
+        raise DataError(f"{path / SPLITS}: expected splits, a list of names; the file is damaged")
+    if split is None and len(splits) == 1:
+        return str(splits[0])
+    if split is None or split not in splits:
+        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with --split")
+    return split
+
+
+def _is_name(value: object) -> bool:
+    """Whether it is the name of something in a folder, and leads nowhere else."""
+    return isinstance(value, str) and value not in ("", ".", "..") and value == Path(value).name
+
+
+def _check_messages(path: Path, name: str) -> None:
+    """Go from message to message of a stream, so that pyarrow meets no length that the file does not have.
+
+    Raises:
+        DataError: a message is cut off, or a batch compressed; or the stream does not end where the file does.
+        StorageError: it cannot be read.
+    """
+    place = 0
+    with translated("read", path), path.open("rb") as file:
+        size = path.stat().st_size
+        while (head := file.read(_HEAD.size)) != _END_OF_STREAM:
+            mark, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+            if mark != _CONTINUES or not 0 < length <= min(_MAX_METADATA_BYTES, size - place - _HEAD.size):
+                raise DataError(f"{name}: at byte {place} is no message of an Arrow stream; it is damaged or truncated")
+            body, is_compressed = _describe(name, place, file.read(length))
+            if is_compressed:
+                raise DataError(f"{name}: its batches are compressed, which `datasets` never does; save it anew")
+            if not 0 <= body <= size - file.tell():
+                raise DataError(f"{name}: the message at byte {place} has {body} bytes; {size - file.tell()} are left")
+            place = file.seek(body, os.SEEK_CUR)
+        if place + _HEAD.size != size:
+            raise DataError(f"{name}: its stream ends before the file; it is damaged")
+
+
+def _describe(name: str, place: int, metadata: bytes) -> tuple[int, bool]:
+    """How many bytes of a message follow its metadata, and whether it is a batch with compressed buffers.
+
+    A message is a table of flatbuffers with the fields version, kind, content and length of the body; a batch is one
+    with length, nodes, buffers and compression.
+    """
+    try:
+        (table,) = struct.unpack_from("<I", metadata)
+        _, kind, content, body = (_field_of(metadata, table, number) for number in range(4))
+        is_batch = kind and content and metadata[kind] == _IS_BATCH
+        batch = content + struct.unpack_from("<I", metadata, content)[0] if is_batch else 0
+        is_compressed = bool(batch) and _field_of(metadata, batch, 3) > 0
+        return struct.unpack_from("<q", metadata, body)[0] if body else 0, is_compressed
+    except (struct.error, IndexError):
+        raise DataError(f"{name}: the message at byte {place} is damaged") from None
+
+
+def _field_of(metadata: bytes, table: int, number: int) -> int:
+    """Where a table's field is, 0 if it has none."""
+    layout = table - struct.unpack_from("<i", metadata, table)[0]
+    if 4 + 2 * number >= struct.unpack_from("<H", metadata, layout)[0]:
+        return 0
+    offset: int = struct.unpack_from("<H", metadata, layout + 4 + 2 * number)[0]
+    return offset and table + offset

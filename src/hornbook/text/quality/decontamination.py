@@ -1,0 +1,113 @@
+"""Documents that overlap an evaluation set: training on them would measure memory.
+
+    lambada_test.jsonl  ->  {13-word sequences}        "... Shane said ..."  shares one of them  ->  goes
+
+The rule of GPT-3 (Brown et al. 2020, appendix C): sequences of 13 words in lower case without punctuation. A passage
+of fewer words counts as a whole, down to 8; what is shorter is found everywhere and left out. GPT-3 cut the
+surroundings of an overlap out of a document; here the document goes, which leaves no broken texts. The price: a book
+goes for one quotation, unless ``min_overlap`` asks for more; and a passage that was paraphrased is not found.
+
+Memory: 8 bytes for each sequence of the evaluation sets, and as much as 64 MiB for a table that answers "no" at once.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.errors import DataError, UserError
+from hornbook.text.documents import Document, ReadOptions, Tally, list_sources, read_sources
+from hornbook.text.quality.filter import StatelessFilter
+from hornbook.text.quality.words import ngrams, word_blocks
+
+SHORTEST: Final = 8
+_SLOTS_PER_HASH: Final = 16
+_MOST_SLOTS: Final = 1 << 26
+
+
+class Decontamination(StatelessFilter):
+    """Drops documents that share sequences of words with evaluation sets.
+
+    Args:
+        paths: their files: text, JSONL, Parquet, all that is told by its name.
+        field: where a record has its text.
+        num_words: how long a sequence is.
+        min_overlap: so many different sequences in common are too many.
+
+    Raises:
+        UserError: a path names nothing, or a number is out of its range.
+        DataError: a file cannot be read, or no passage in it has 8 words.
+        StorageError: the disk failed.
+    """
+
+    name = "overlapping an evaluation set"
+
+    def __init__(self, paths: Sequence[str], field: str = "text", num_words: int = 13, min_overlap: int = 1) -> None:
+        if num_words < SHORTEST or min_overlap < 1:
+            raise UserError(
+                f"an overlap cannot be {min_overlap:,} sequences of {num_words:,} words; expected 1 or more, of "
+                f"{SHORTEST} words or more (13 are usual)"
+            )
+        reading = ReadOptions(field=field)
+        hashes = [evaluation_ngrams(source, reading, num_words) for source in list_sources(paths, reading)]
+        lengths = sorted({length for found in hashes for length in found})
+        self._sets = {n: HashedSet(np.concatenate([found[n] for found in hashes if n in found])) for n in lengths}
+        self._min_overlap = min_overlap
+
+    def keeps(self, document: Document) -> bool:
+        """Tell whether a document shares fewer sequences than are too many."""
+        shared: set[int] = set()
+        for words in word_blocks(document.text, max(self._sets) - 1):
+            for length, known in self._sets.items():
+                shared.update(known.common(ngrams(words, length)))
+            if len(shared) >= self._min_overlap:
+                return False
+        return True
+
+
+class HashedSet:
+    """A set of 64-bit hashes, asked for many at once: a table by their first bits, then a search in their order.
+
+    Args:
+        hashes: uint64 [n], in any order.
+
+    Attributes:
+        hashes: each once, sorted.
+    """
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        self.hashes = np.unique(hashes)
+        size = min(_MOST_SLOTS, 1 << (_SLOTS_PER_HASH * len(self.hashes)).bit_length())
+        self._shift = np.uint64(64 - (size - 1).bit_length())
+        self._taken = np.zeros(size, dtype=np.bool_)
+        self._taken[self.hashes >> self._shift] = True
+
+    def common(self, hashes: NDArray[np.uint64]) -> list[int]:
+        """Return those of ``hashes``, uint64 [n], that are in the set."""
+        likely = hashes[self._taken[hashes >> self._shift]]
+        places = np.searchsorted(self.hashes, likely)
+        found = likely[self.hashes[np.minimum(places, len(self.hashes) - 1)] == likely]
+        return found.tolist()  # type: ignore[no-any-return]
+
+
+def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict[int, NDArray[np.uint64]]:
+    """Read an evaluation set and return the hashes of its sequences by their length, in 8..num_words.
+
+    Raises:
+        UserError: the file may not be read.
+        DataError: it cannot be read, or no passage in it has 8 words.
+        StorageError: the disk failed.
+    """
+    found: dict[int, list[NDArray[np.uint64]]] = {}
+    try:
+        for passage in read_sources([source], reading, Tally()):
+            for words in word_blocks(passage.text, num_words - 1):
+                length = min(num_words, len(words))
+                if length >= SHORTEST:
+                    found.setdefault(length, []).append(ngrams(words, length))
+    except DataError as error:
+        raise DataError(f"evaluation set {str(error).replace('--field', '--decontaminate-field')}") from error
+    if not found:
+        raise DataError(f"evaluation set {source}: no passage of {SHORTEST} words or more is in it; check the path")
+    return {length: np.unique(np.concatenate(hashes)) for length, hashes in found.items()}

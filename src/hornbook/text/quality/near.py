@@ -1,0 +1,164 @@
+"""Near duplicates: what resembles a document that stayed goes.
+
+    signature [128]  ->  21 bands of 6 bytes  ->  documents that agree on a band  ->  is one of them similar enough?
+
+Locality-sensitive hashing: documents of similarity s agree on a given band of r bytes with probability s**r, and on one
+of b bands with 1 - (1 - s**r)**b. r is the largest for which that is 0.99 at the threshold; the candidates are
+then compared by all 128 bytes, so a wrong candidate costs time and nothing else. Documents are compared with those that
+stayed and not with those that went: the first of a cluster stays, and what resembles only a dropped copy stays, too.
+
+The price is memory, 128 + 8 b bytes a document that stayed, or up to half as much again (b is 21 at 0.8: 0.3 to 0.5
+KB), and time where thousands of documents come from one template: of a chain of candidates the newest 128 are compared.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.errors import UserError
+from hornbook.text.documents import Document
+from hornbook.text.quality.signatures import NUM_HASHES, num_equal, signature_of
+from hornbook.text.quality.words import scramble
+
+LEAST_THRESHOLD: Final = 0.3
+_RECALL: Final = 0.99
+_LONGEST_CHAIN: Final = 128
+_LINKED_AT_ONCE: Final = 1 << 14
+_SMALLEST_TABLE: Final = 1024
+
+
+class NearDuplicates:
+    """Drops what resembles a document that stayed.
+
+    Args:
+        threshold: the least estimated Jaccard similarity of 5-word sequences that is too much, in 0.3..1.
+
+    Raises:
+        UserError: the threshold is out of its range.
+    """
+
+    name = "near duplicates"
+
+    def __init__(self, threshold: float) -> None:
+        if not LEAST_THRESHOLD <= threshold <= 1:
+            raise UserError(
+                f"near duplicates cannot be told at a similarity of {threshold:g}; expected {LEAST_THRESHOLD:g} to 1, "
+                "0.8 is usual"
+            )
+        self._index = SimilarityIndex(threshold)
+        self._num_reported = 0
+
+    def keeps(self, document: Document) -> bool:
+        """Tell whether a document resembles none that stayed; one without a word resembles nothing."""
+        signature = signature_of(document.text)
+        if signature is None:
+            return True
+        if self._index.has_similar(signature):
+            return False
+        self._index.extend(signature[None])
+        return True
+
+    def new_memory(self) -> NDArray[np.uint64]:
+        """Return the signatures of the documents that stayed since the last call, as uint64 [n, 16]."""
+        signatures = self._index.signatures[self._num_reported :]
+        self._num_reported += len(signatures)
+        return signatures.copy().view(np.uint64)
+
+    def remember(self, memory: NDArray[np.uint64]) -> None:
+        """Take back such signatures, uint64 [n, 16]."""
+        self._index.extend(np.ascontiguousarray(memory).view(np.uint8))
+        self._num_reported += len(memory)
+
+
+class SimilarityIndex:
+    """Signatures, and for each band of them a table of chains, newest first: ``heads`` -> ``older`` -> ``older`` -> 0.
+
+    Links are numbers of rows, counted from 1. All is a function of the signatures and their order, however they came.
+
+    Args:
+        threshold: the least estimated similarity that counts.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._needed = num_equal(threshold)
+        self._band_rows = band_rows(threshold)
+        self._bands = np.arange(NUM_HASHES // self._band_rows)
+        self._multipliers = scramble(np.arange(1, 1 + self._band_rows, dtype=np.uint64))
+        self._count = 0
+        self._signatures = np.empty((0, NUM_HASHES), dtype=np.uint8)
+        self._older = np.empty((0, len(self._bands)), dtype=np.uint32)
+        self._reserve(_SMALLEST_TABLE)
+
+    @property
+    def signatures(self) -> NDArray[np.uint8]:
+        """All that were put in, uint8 [n, 128]; a view."""
+        return self._signatures[: self._count]
+
+    def has_similar(self, signature: NDArray[np.uint8]) -> bool:
+        """Tell whether one of the signatures that were put in is similar to this one, uint8 [128]."""
+        bands = self._bands
+        links = self._heads[bands, self._slots(signature[None])[0]]
+        for _ in range(_LONGEST_CHAIN):
+            linked = links > 0
+            bands, rows = bands[linked], links[linked] - 1
+            if not len(rows):
+                break
+            if (self._signatures[rows] == signature).sum(axis=1).max() >= self._needed:
+                return True
+            links = self._older[rows, bands]
+        return False
+
+    def extend(self, signatures: NDArray[np.uint8]) -> None:
+        """Put signatures in, uint8 [n, 128]."""
+        count = self._count + len(signatures)
+        if count > len(self._signatures):
+            self._reserve(1 << (count - 1).bit_length())
+        self._signatures[self._count : count] = signatures
+        self._link(self._count, count)
+        self._count = count
+
+    def _reserve(self, size: int) -> None:
+        """Make room for ``size`` signatures, a power of two, and link those that are there anew."""
+        grown = np.empty((size, NUM_HASHES), dtype=np.uint8)
+        grown[: self._count] = self.signatures
+        self._signatures = grown
+        self._older = np.empty((size, len(self._bands)), dtype=np.uint32)
+        self._heads = np.zeros((len(self._bands), size), dtype=np.uint32)
+        self._shift = np.uint64(64 - (size - 1).bit_length())
+        self._link(0, self._count)
+
+    def _link(self, start: int, stop: int) -> None:
+        for first in range(start, stop, _LINKED_AT_ONCE):
+            slots = self._slots(self._signatures[first : min(stop, first + _LINKED_AT_ONCE)])
+            if len(slots) == 1:
+                self._older[first] = self._heads[self._bands, slots[0]]
+                self._heads[self._bands, slots[0]] = first + 1
+            else:
+                for band in range(len(self._bands)):
+                    self._link_band(band, first, slots[:, band])
+
+    def _link_band(self, band: int, first: int, slots: NDArray[np.uint64]) -> None:
+        """Link rows ``first``, ``first + 1``, ... into the chains of one band; ``slots`` [n] says into which."""
+        order = np.argsort(slots, kind="stable")
+        grouped = slots[order]
+        older = self._heads[band, grouped]
+        follows = np.flatnonzero(grouped[1:] == grouped[:-1]) + 1
+        older[follows] = order[follows - 1] + first + 1
+        self._older[order + first, band] = older
+        self._heads[band, grouped] = order + first + 1  # of several in one slot the last is written last
+
+    def _slots(self, signatures: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Return where the chains of signatures [n, 128] begin, uint64 [n, bands]."""
+        num_bands, num_rows = self._bands.size, self._band_rows
+        bands = signatures[:, : num_bands * num_rows].reshape(-1, num_bands, num_rows)
+        sums: NDArray[np.uint64] = bands @ self._multipliers
+        return scramble(sums) >> self._shift
+
+
+def band_rows(threshold: float) -> int:
+    """Return the bytes a band: the most that find a document of similarity ``threshold`` with probability 0.99."""
+    fitting = (
+        rows for rows in range(NUM_HASHES, 1, -1) if 1 - (1 - threshold**rows) ** (NUM_HASHES // rows) >= _RECALL
+    )
+    return next(fitting, 2)

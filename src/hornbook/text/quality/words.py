@@ -1,0 +1,68 @@
+r"""A text as numbers, one a word, and as sequences of n of them.
+
+    "Don't stop -- don_t STOP!"   ->   don t stop don t stop   ->   [a b c a b c]   ->   n = 2: [ab bc ca ab bc]
+
+Words are compared in lower case (case-folded) and without punctuation, which separates them: so ``don't``, ``don 't``
+and WikiText's ``well @-@ known`` are the same on either side of a comparison. Where writing has no blanks (Chinese,
+Japanese, Thai, Lao, Khmer, Burmese), each character counts as a word. A word's number is the CRC-32 of its UTF-8,
+the same on every machine; n of them are hashed into 64 bits. The price: in a vocabulary of 100,000 words, some pair
+has one number.
+
+Long texts are taken a million characters at a time, so that memory holds the words of a block, not those of a book.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_CHARACTERS: Final = 1 << 20
+_UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD: Final = re.compile(rf"[^\W_{_UNSPACED}]+|[{_UNSPACED}]")
+_SEPARATOR: Final = re.compile(r"[\W_]")
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
+_FINAL_MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
+
+
+def word_blocks(text: str, overlap: int) -> Iterator[NDArray[np.uint64]]:
+    """Yield the numbers of a text's words, uint64 [n], a block of text at a time.
+
+    Each block begins with the last ``overlap`` words before it, so every sequence of up to ``overlap + 1`` words lies
+    in one block; some of the shorter ones lie in two. A text that has no more words than ``overlap`` is all in the
+    last block.
+    """
+    tail = np.empty(0, dtype=np.uint64)
+    for block in text_blocks(text, _SEPARATOR):
+        numbers = [crc32(word.encode()) for word in _WORD.findall(block.casefold())]
+        words = np.concatenate((tail, np.array(numbers, dtype=np.uint64)))
+        yield words
+        tail = words[max(0, len(words) - overlap) :]
+
+
+def text_blocks(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
+    """Cut a text after the first ``boundary`` from a million characters on, again and again; the last may be empty."""
+    start = 0
+    while len(text) - start > BLOCK_CHARACTERS and (cut := boundary.search(text, start + BLOCK_CHARACTERS)):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
+
+
+def ngrams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
+    """Return a hash of each sequence of ``length`` of n words, in their order: uint64 [n - length + 1], or none."""
+    count = max(0, len(words) - length + 1)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for place in range(length if count else 0):
+        hashes *= _MULTIPLIER
+        hashes += words[place : place + count]
+    return scramble(hashes)
+
+
+def scramble(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the values, uint64 of any shape, with all bits depending on all bits."""
+    values = (values ^ (values >> np.uint64(32))) * _FINAL_MULTIPLIER
+    values = (values ^ (values >> np.uint64(32))) * _FINAL_MULTIPLIER
+    return values ^ (values >> np.uint64(32))

@@ -1,0 +1,44 @@
+r"""WikiText's files, article by article, as systems A and B take them.
+
+    " \n = Robert Boulter = \n \n Robert Boulter is ... \n = = Career = = \n ... \n \n = Du Fu = \n \n Du Fu ..."
+          ^ document at byte 2 ............................................................ ^ document ...
+
+An article begins with a line `` = Title = `` between blank lines, or between a blank line and an end of the file; the
+test split has lines like it within a paragraph, broken formulas (``= 1 henry and capacitance C =``). Text is taken as
+it is: the documents laid end to end are the file, but for blank lines before the first title. The price: one line is
+read ahead. The data set: Merity et al., "Pointer Sentinel Mixture Models", 2016.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import chain, pairwise
+from typing import BinaryIO, Final
+
+from hornbook.text.readers.passages import Passage
+from hornbook.text.readers.streams import Line, read_lines
+from hornbook.text.reading import Outcome, ReadOptions, Source
+
+_TITLE: Final = re.compile(rb" ?= (?!= )[^\n]*(?<! =) = ?\r?\n?")
+_LONGEST_TITLE: Final = 4096
+
+
+def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
+    """Read the articles of a file of WikiText; what stands before the first is a document, too, unless it is blank."""
+    passage = Passage(source, options)
+    after_blank = True
+    for line, following in pairwise(chain(read_lines(stream, options.max_line_bytes), (None,))):
+        assert line is not None, "None is the last"
+        if after_blank and _is_title(line) and (following is None or _is_blank(following)):
+            yield from passage.take()
+        passage.add(line)
+        after_blank = _is_blank(line)
+    yield from passage.take()
+
+
+def _is_title(line: Line) -> bool:
+    content = line.content or b""
+    return len(content) <= _LONGEST_TITLE and _TITLE.fullmatch(content) is not None
+
+
+def _is_blank(line: Line) -> bool:
+    return line.content is not None and not line.content.strip()

@@ -1,0 +1,160 @@
+"""Tokenizers out of texts: the pair of neighbours that is most frequent becomes a token, again and again.
+
+    "low low slow"   ->   l·o (3), lo·w (3), s·low (1), ...          byte-level BPE (Sennrich et al., 2016)
+    "low low slow"   ->   ##o·##w (3), l·##ow (2), s·##l (1), ...    WordPiece: a word's beginning is a symbol by itself
+
+The same texts give the same tokenizer, in any order, on any machine. The library's own trainer breaks ties by the
+numbers of the symbols, and those of WordPiece's ``##x`` come in the order of a hash table that differs from process to
+process; so the words are counted here first and their symbols handed over in order. The price: WordPiece goes over the
+text twice, the second time as words. Memory holds the distinct words, not the texts.
+"""
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final, Literal
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from hornbook.errors import UserError
+from hornbook.text import byte_pairs
+from hornbook.text.byte_pairs import CUT, BytePairs, byte_symbols
+from hornbook.text.cuts import cuts
+from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
+from hornbook.text.tokenizer_kinds import Rules
+from hornbook.text.vocabulary import MAX_VOCAB_SIZE, by_id
+from hornbook.text.word_pieces import PREFIX, WordPieces
+
+Kind = Literal["byte-bpe", "roberta", "wordpiece"]
+
+END_OF_TEXT: Final = "<|endoftext|>"
+MIN_VOCAB_SIZES: Final[dict[Kind, int]] = {"byte-bpe": 256 + 1, "roberta": 256 + len(ROBERTA_TOKENS), "wordpiece": 100}
+"""256 bytes and the special tokens; for WordPiece, the special tokens and some letters."""
+
+_MIN_CHARACTERS: Final = 1000
+_COVERAGE: Final = 0.9995
+_RAW_WORDS: Final = 1 << 20
+_REPEATED: Final = 1 << 14
+
+
+def train_rules(documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True) -> Rules:
+    """Learn a tokenizer from texts.
+
+    Args:
+        documents: the texts, read once.
+        vocab_size: number of tokens. Few texts may give fewer.
+        kind: ``byte-bpe`` as GPT-2 has it, ``<|endoftext|>`` last; ``roberta``, the same with RoBERTa's special tokens,
+            four of them first and ``<mask>`` last; ``wordpiece`` as BERT has it, its special tokens first.
+        lowercase: for WordPiece: texts are put into lower case and accents are taken off.
+
+    Raises:
+        UserError: ``vocab_size`` is out of range, or there is no text.
+    """
+    if not MIN_VOCAB_SIZES[kind] <= vocab_size <= MAX_VOCAB_SIZE:
+        least = {"byte-bpe": "256 bytes and the end-of-text token", "roberta": "256 bytes and 5 special tokens"}
+        raise UserError(
+            f"vocab_size {vocab_size} is out of range: expected {MIN_VOCAB_SIZES[kind]} "
+            f"({least.get(kind, 'special tokens and letters')}) to {MAX_VOCAB_SIZE}"
+        )
+    seen = _Counted(documents)
+    if kind == "wordpiece":
+        trained: Rules = _train_word_pieces(seen, vocab_size, lowercase)
+    else:
+        trained = _train_byte_pairs(seen, vocab_size, ROBERTA_TOKENS if kind == "roberta" else (END_OF_TEXT,))
+    if not seen.count:
+        raise UserError("there is no text to train a tokenizer on; check the inputs")
+    return trained
+
+
+def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[str, ...]) -> BytePairs:
+    """Learn merges of bytes; the last special token has the last id, the others the first ones."""
+    library = byte_pairs.bare_library(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(special), initial_alphabet=list(byte_symbols()), show_progress=False
+    )
+    library.train_from_iterator((cut for text in documents for cut in cuts(text, CUT)), trainer)
+    model = json.loads(library.to_str())["model"]  # the one way to the merges
+    assert not set(special) & set(model["vocab"]), "the pattern keeps merges from spelling a special token"
+    *first, last = special
+    tokens = [*first, *by_id(model["vocab"]), last]
+    return BytePairs(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=tuple((left, right) for left, right in model["merges"]),
+        special=special,
+        end_of_text=END_OF_TEXT if END_OF_TEXT in special else "</s>",
+    )
+
+
+def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieces:
+    """Learn WordPiece: special tokens, then characters, then ``##`` characters, then merges."""
+    untrained = WordPieces(vocab={}, special=BERT_TOKENS, lowercase=lowercase)
+    counts = _count_words(documents, untrained)
+    characters = _alphabet(counts, at_most=(vocab_size - len(BERT_TOKENS)) // 2)
+    words = sorted(word for word in counts if characters.issuperset(word))
+    symbols = [*sorted(characters), *sorted({PREFIX + character for word in words for character in word[1:]})]
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token=untrained.unknown))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*BERT_TOKENS, *symbols], show_progress=False
+    )
+    library.train_from_iterator((run for word in words for run in _repeated(word, counts[word])), trainer)
+    return replace(untrained, vocab=by_id(library.get_vocab()))
+
+
+def _count_words(documents: Iterable[str], rules: WordPieces) -> Counter[str]:
+    """How often each word occurs, by BERT's rules for words; those are applied once to what is between blanks."""
+    normalizer, words, raw = rules.normalizer(), Counter[str](), Counter[str]()
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def settle() -> None:
+        for text, count in raw.items():
+            for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)):
+                words[word] += count
+        raw.clear()
+
+    for text in documents:
+        for cut in rules.stretches(text):
+            raw.update(cut.split())
+        if len(raw) > _RAW_WORDS:
+            settle()
+    settle()
+    return words
+
+
+def _alphabet(counts: Counter[str], at_most: int) -> set[str]:
+    """The most frequent characters: 1000 of them, or more until 99.95 % of the text are made of them.
+
+    A word with others is unknown. The limits are those of BERT's and SentencePiece's trainers.
+    """
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    ranked = sorted(characters, key=lambda character: (-characters[character], character))
+    covered = accumulate(characters[character] for character in ranked)
+    needed = bisect_left(list(covered), _COVERAGE * characters.total()) + 1
+    return set(ranked[: min(at_most, max(_MIN_CHARACTERS, needed))])
+
+
+def _repeated(word: str, count: int) -> Iterator[str]:
+    """A word ``count`` times, a blank after each, in texts of some length."""
+    whole, rest = divmod(count, _REPEATED)
+    yield from (f"{word} " * _REPEATED for _ in range(whole))
+    yield f"{word} " * rest
+
+
+class _Counted:
+    """Texts on their way, counted."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = texts
+        self.count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.count += 1
+            yield text

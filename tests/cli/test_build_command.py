@@ -1,0 +1,215 @@
+import json
+import os
+import re
+import signal
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.cli.progress import Point, progress_line, token_progress
+from hornbook.data import parts, pipeline
+from hornbook.data.store import open_store
+from hornbook.text.tokenizer import Tokenizer
+from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
+
+BERT_SAMPLE = SHARED / "text" / "bert_sample_text.txt"
+SENTENCES = "The cat sat. It was a mat.\n\nThe dog ran."
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A working folder with a folder of texts and a tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "texts")
+    tiny_tokenizer().save(tmp_path / "tok")
+    return tmp_path
+
+
+def build(*words, tokenizer="tok", output="out"):
+    return main(["corpus", "build", *words, "--tokenizer", tokenizer, "--output", output])
+
+
+def interrupt_at(monkeypatch, number):
+    """Press Ctrl-C while the batch of this number is tokenized; return how many were."""
+    calls, encode_batch = [], Tokenizer.encode_batch
+
+    def encode(self, some):
+        calls.append(some)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return encode_batch(self, some)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode)
+    return calls
+
+
+def test_ctrl_c_says_how_to_go_on(texts, capsys, monkeypatch):
+    monkeypatch.setattr(pipeline, "BATCH_BYTES", 500)
+    monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt_at(monkeypatch, 7)
+        assert build("texts") == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    notice, interrupted = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"hornbook: [23] finished parts kept: the same command goes on from .* remove .*out.building", notice
+    )
+    assert interrupted == "hornbook: error: interrupted"
+    assert build("texts", "--json") == 0
+    captured = capsys.readouterr()
+    assert re.match(r"hornbook: going on behind [23] finished parts of an interrupted build", captured.err)
+    assert json.loads(captured.out)["splits"]["train"]["documents"] == len(TEXTS)
+    assert main(["corpus", "verify", "out"]) == 0
+
+
+def test_sentences(texts, capsys):
+    pytest.importorskip("sentencex")
+    (texts / "a.txt").write_text(SENTENCES)
+    assert build("a.txt", "--sequences", "sentences", "--json") == 0
+    store, tokenizer = open_store("out"), tiny_tokenizer()
+    assert (store.num_documents, store.num_sequences, store.end_of_text, store.sequences) == (
+        1,
+        3,
+        "absent",
+        "sentences",
+    )
+    assert store.end_of_text_id is None and tokenizer.decode(store.document(0)) == SENTENCES
+    ends = store.sequence_starts(0)
+    assert tokenizer.decode(store.read(0, 0, int(ends[1]))) == "The cat sat."
+    assert main(["corpus", "verify", "out"]) == 0
+    assert build("a.txt", "--sequences", "sentences", "--sentence-language", "de") == 2
+    assert "from other options" in capsys.readouterr().err
+
+
+def test_lines(texts):
+    (texts / "a.txt").write_text("one line\nanother. line\n\n")
+    assert build("a.txt", "--sequences", "lines") == 0
+    store = open_store("out")
+    assert (store.num_sequences, store.end_of_text, store.sequences) == (2, "absent", "sentences")
+    assert tiny_tokenizer().decode(store.document(0)) == "one line\nanother. line\n\n"
+
+
+def test_documents_between_blank_lines_with_a_sentence_a_line(texts, capsys):
+    content = "one line\nanother. line\n\n\nthe cat\nsat\non the mat\n"
+    (texts / "a.txt").write_text(content)
+    words = ("a.txt", "--from", "blank-lines", "--sequences", "lines")
+    assert build(*words) == 0
+    store, tokenizer = open_store("out"), tiny_tokenizer()
+    found = [
+        [tokenizer.decode(store.read(number, int(start), int(end - start))) for start, end in pairwise(ends)]
+        for number, ends in ((number, store.sequence_starts(number)) for number in range(store.num_documents))
+    ]
+    assert [[line.strip() for line in lines] for lines in found] == [
+        ["one line", "another. line"],
+        ["the cat", "sat", "on the mat"],
+    ]
+    assert main(["corpus", "verify", "out"]) == 0
+    capsys.readouterr()
+    assert build("a.txt", "--from", "blank-lines") == 2
+    assert "from other options" in capsys.readouterr().err
+    assert build(*words) == 0
+
+
+@pytest.mark.skipif(not BERT_SAMPLE.exists(), reason=f"{BERT_SAMPLE} is not there")
+def test_the_sample_text_of_bert(texts, capsys):
+    words = ("--from", "blank-lines", "--sequences", "lines")
+    assert build(str(BERT_SAMPLE), *words, tokenizer=str(SHARED / "tokenizers" / "bert-base-uncased")) == 0
+    store, blocks = open_store("out"), BERT_SAMPLE.read_text().strip().split("\n\n")
+    assert (store.num_documents, store.sequences, store.end_of_text) == (len(blocks), "sentences", "absent")
+    assert np.diff(store.first_sequences).tolist() == [len(block.splitlines()) for block in blocks]
+    capsys.readouterr()
+    for command in ("inspect", "verify"):
+        assert main(["corpus", command, "out"]) == 0
+        assert "3 documents, 31 sentences (10.3 a document)" in capsys.readouterr().out
+
+
+def test_a_tokenizer_without_end_of_text(texts):
+    Tokenizer.train(TEXTS, 200, kind="wordpiece").save(texts / "bert")
+    assert build("texts", tokenizer="bert") == 0
+    store = open_store("out")
+    assert (store.end_of_text, store.end_of_text_id, store.sequences) == ("absent", None, "documents")
+    assert store.num_documents == len(TEXTS) and main(["corpus", "verify", "out"]) == 0
+
+
+def test_filters_are_counted_and_reported(texts, capsys):
+    (texts / "texts" / "copy.jsonl").write_bytes((texts / "texts" / "rest.jsonl").read_bytes())
+    words = ("texts", "--drop-duplicates", "--min-words", "4")
+    assert build(*words) == 2
+    captured = capsys.readouterr().err
+    assert "the corpus looks wrong" in captured and "--allow unused-file" in captured
+    assert build(*words, "--allow", "unused-file", "--max-dropped", "0.6", "--json") == 0
+    captured = capsys.readouterr()
+    dropped = json.loads(captured.out)["dropped"]
+    assert "going on behind 1 finished part" in captured.err and "dropped: " in captured.err
+    assert dropped["exact duplicates"] > 40 and sum(dropped.values()) == 110 - open_store("out").num_documents
+    record = json.loads((texts / "out" / "build.json").read_text())
+    assert record["read"]["dropped"] == dropped
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["texts", "--sequences", "paragraphs"], "--sequences"),
+        (["texts", "--sentence-language", "de"], "--sentence-language does nothing without --sequences sentences"),
+        (["texts", "--sequences", "sentences", "--end-of-text", "stored"], "leave out --end-of-text"),
+        (["texts", "--sequences", "sentences", "--sentence-language", "Deutsch"], "is no language"),
+        (["texts", "--tokenizer", "bert", "--end-of-text", "stored"], "has no end-of-text token"),
+        (["texts", "--min-characters", "100000"], "dropped by filters); check the inputs"),
+        (["texts", "void.txt"], "void.txt gave no document"),
+        (["texts", "--max-dropped", "0.1", "--min-words", "20", "--allow", "unused-file"], "more than 10%"),
+        (["texts", "--decontaminate", "nothing"], "nothing"),
+        (["texts", "--keep-matching", "("], "("),
+        (["texts", "--encoder", "fast"], "--encoder"),
+        (["texts", "--field", "body"], "no field 'body'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(texts, capsys, words, part):
+    pytest.importorskip("sentencex")
+    (texts / "void.txt").write_text("")
+    Tokenizer.train(TEXTS, 200, kind="wordpiece").save(texts / "bert")
+    assert main(["corpus", "build", "--tokenizer", "tok", "--output", "out", *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert part in lines[-1] and lines[-1].startswith("hornbook: error: ")
+    assert lines[:-1] == [line for line in lines if "the same command goes on" in line]
+    assert not (texts / "out").exists()
+
+
+def test_a_store_whose_manifest_disagrees(texts, capsys):
+    assert build("texts") == 0
+    path = texts / "out" / "train" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"num_documents": 7}))
+    capsys.readouterr()
+    assert build("texts") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_line_of_progress():
+    start = Point(seconds=10.0, tokens=500, read=1 << 20, total=5 << 20)
+    now = Point(seconds=14.0, tokens=2500, read=2 << 20, total=5 << 20)
+    assert progress_line("9 documents", start, now) == (
+        "2.0 MiB of 5.0 MiB read, 9 documents, 2,500 tokens, 500 tokens/s, 0:00:12 left"
+    )
+    unknown = Point(seconds=14.0, tokens=2500, read=2 << 20)
+    assert progress_line("9 documents", start, unknown) == "2.0 MiB read, 9 documents, 2,500 tokens, 500 tokens/s"
+    assert progress_line("9 converted", Point(seconds=0, tokens=0), Point(seconds=2, tokens=10)) == (
+        "9 converted, 10 tokens, 5 tokens/s"
+    )
+
+
+def test_lines_of_progress_now_and_then(capsys, monkeypatch):
+    times = iter((0.0, 1.0, 31.0, 32.0, 62.0))
+    monkeypatch.setattr("hornbook.cli.progress.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("rich.status.Status.start", lambda self: None)
+    monkeypatch.setattr("rich.status.Status.stop", lambda self: None)
+    with token_progress() as show:
+        for tokens in (100, 200, 300, 400):
+            show("some", tokens, tokens, 1000)
+    assert capsys.readouterr().err.splitlines() == [
+        "200 B of 1000 B read, some, 200 tokens, 3 tokens/s, 0:04:00 left",
+        "400 B of 1000 B read, some, 400 tokens, 5 tokens/s, 0:02:02 left",
+    ]

@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.measure.corpus import CorpusJob, build_with_tokenizers, map_with_datasets, measure_corpus
+from tiny_text import TEXTS, tiny_tokenizer
+
+
+@pytest.fixture
+def job(tmp_path):
+    tiny_tokenizer().save(tmp_path / "tok")
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    return CorpusJob(source=tmp_path / "texts.jsonl", field="body", tokenizer=str(tmp_path / "tok"), threads=1)
+
+
+NUM_TOKENS = sum(len(tiny_tokenizer().encode(text)) for text in TEXTS)
+
+
+def test_the_best_round_counts(job, monkeypatch):
+    times = iter(((3.0, 70), (5.0, 70), (2.0, 70), (4.0, 70)))
+    monkeypatch.setattr("hornbook.measure.corpus._in_a_process", lambda contender, job: next(times))
+    speeds = measure_corpus({"a": build_with_tokenizers, "b": build_with_tokenizers}, job, 2)
+    assert {name: speed.seconds for name, speed in speeds.items()} == {"a": 2.0, "b": 4.0}
+    assert speeds["a"].tokens_per_second == 35.0
+    assert speeds["a"].megabytes_per_second == pytest.approx(job.source.stat().st_size / 2e6)
+
+
+def test_the_command(job, capsys):
+    words = ["bench", "corpus", str(job.source), "--field", "body", "--tokenizer", job.tokenizer, "--rounds", "1"]
+    assert main([*words, "--json"]) == 0
+    contenders = json.loads(capsys.readouterr().out)["contenders"]
+    assert list(contenders) == ["hornbook", "hornbook (tokenizers)"]
+    assert {speed["tokens"] for speed in contenders.values()} == {NUM_TOKENS}
+    assert main(["bench", "corpus", "nothing.jsonl", "--tokenizer", job.tokenizer]) == 2
+    assert "nothing.jsonl: no such file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_peer_makes_as_many_tokens(job):
+    pytest.importorskip("datasets")
+    assert measure_corpus({"datasets": map_with_datasets}, job, 1)["datasets"].tokens == NUM_TOKENS

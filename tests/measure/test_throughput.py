@@ -1,0 +1,79 @@
+"""The timing of training steps: every contender makes the same steps, and tokens are counted without padding."""
+
+import json
+
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.config import load_recipe
+from hornbook.data.batches import size_of
+from hornbook.measure import throughput
+from hornbook.measure.peers import transformers_step
+from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
+from hornbook.parallel.world import World
+
+_SIZES = (
+    "--model.num-layers=1 --model.hidden-size=32 --model.num-heads=2 --model.max-positions=96 --model.vocab-size=70 "
+    "--data.sequence-length=96 --training.global-batch-size=6 --training.micro-batch-size=3 --precision.compute=fp32"
+)
+SIZES = _SIZES.split()
+FAMILIES = {
+    "demo": [],
+    "bert-tiny": [],
+    "bert-mini": ["--model.family", "roberta", "--objective.name", "mlm"],
+}
+
+
+def small(name):
+    overrides = [*SIZES, *FAMILIES[name]]
+    if "roberta" in overrides:
+        overrides += ["--objective.max-predictions", "8"]
+    return load_recipe(name, overrides, require_data=False).recipe
+
+
+def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch):
+    """A clock that a contender turns itself, slow in the last round."""
+    now, calls = [0.0], []
+
+    def contender(name: str, seconds: float, tokens: int):
+        def step() -> int:
+            calls.append(name)
+            now[0] += seconds * (10.0 if len(calls) > 8 else 1.0)
+            return tokens
+
+        return step
+
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now[0])
+    contenders = {"a": contender("a", 1.0, 6), "b": contender("b", 2.0, 6)}
+    speeds = measure_steps(contenders, World(), rounds=3)
+    assert calls == ["a", "b"] * 5
+    assert [(speed.step_seconds, speed.tokens_per_second) for speed in speeds.values()] == [(1.0, 6.0), (2.0, 3.0)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_train_on_the_same_tokens(name):
+    recipe = small(name)
+    with synthetic_loader(recipe, World().device) as loader:
+        expected = [sum(size_of(batch).tokens for batch in next(loader)) for _ in range(2)]
+    peers = [transformers_step(recipe, World(), precision=precision) for precision in ("fp32", "bf16")]
+    for step in (hornbook_step(recipe, World()), *peers):
+        assert [step(), step()] == expected
+
+
+def test_an_encoders_tokens_are_counted_without_padding():
+    recipe = small("bert-tiny")
+    places = recipe.training.global_batch_size * recipe.sequence_length
+    assert 0 < hornbook_step(recipe, World())() < places
+
+
+def test_the_command_gives_the_ratio(capsys):
+    options = ["--peer", "transformers", "--rounds", "1", "--threads", "1", "--json"]
+    assert main(["bench", "step", "bert-tiny", *SIZES, *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    ours, *others = [row["tokens_per_second"] for row in result["contenders"].values()]
+    assert result["ratio"] == pytest.approx(ours / max(others))
+
+
+def test_a_model_that_the_peer_lacks_is_refused(capsys):
+    assert main(["bench", "step", "bert-tiny", *SIZES, "--model.family", "groupbert", "--peer", "transformers"]) == 2
+    assert "transformers has no model of the family groupbert" in capsys.readouterr().err

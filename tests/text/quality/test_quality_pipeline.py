@@ -1,0 +1,109 @@
+import json
+import random
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+from tiny_documents import document, some_words
+
+from hornbook.errors import UserError
+from hornbook.text.quality.options import QualityOptions
+from hornbook.text.quality.pipeline import build_filters
+from tiny_text import SHARED, one_line
+
+WEB = SHARED / "text" / "openwebtext-1000.jsonl"
+
+
+@pytest.fixture
+def evaluation(tmp_path):
+    path = tmp_path / "evaluation.txt"
+    path.write_text(" ".join(some_words(20, 99)))
+    return str(path)
+
+
+def filter_all(filters, texts):
+    """What stays, and what went by which filter."""
+    dropped, stayed = Counter(), []
+    for text in texts:
+        name = next((item.name for item in filters if not item.keeps(document(text))), None)
+        dropped[name] += 1
+        stayed += [text] if name is None else []
+    del dropped[None]
+    return stayed, dict(dropped)
+
+
+def test_by_default_everything_stays():
+    assert build_filters(QualityOptions()) == []
+
+
+def test_options_are_json():
+    options = QualityOptions(languages=("en",), near_duplicates=0.8)
+    read = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(json.dumps(asdict(options))).items()
+    }
+    assert QualityOptions(**read) == options
+
+
+def test_all_of_them_in_their_order(evaluation):
+    options = QualityOptions(
+        min_words=2,
+        keep_matching=("a",),
+        drop_matching=("b", "c"),
+        exact_duplicates=True,
+        languages=("en",),
+        near_duplicates=0.8,
+        decontaminate=(evaluation,),
+    )
+    assert [item.name for item in build_filters(options)] == [
+        "too short",
+        "without 'a'",
+        "with 'b'",
+        "with 'c'",
+        "exact duplicates",
+        "overlapping an evaluation set",
+        "in other languages",
+        "near duplicates",
+    ]
+
+
+def test_a_document_counts_under_the_first_filter_that_drops_it(evaluation):
+    page = " ".join(some_words(300, 1))
+    texts = ["short", page, page + "\n", page + " more", " ".join(some_words(20, 99)), "stamp " * 30, "other " * 30]
+    options = QualityOptions(
+        min_words=20, drop_matching=("^stamp",), exact_duplicates=True, near_duplicates=0.8, decontaminate=(evaluation,)
+    )
+    stayed, dropped = filter_all(build_filters(options), texts)
+    assert stayed == [page, "other " * 30]
+    assert dropped == {
+        "too short": 1,
+        "with '^stamp'": 1,
+        "exact duplicates": 1,
+        "near duplicates": 1,
+        "overlapping an evaluation set": 1,
+    }
+
+
+def test_evaluation_sets_are_read_when_nothing_else_is_wrong():
+    for wrong in ({"languages": ("xx",)}, {"near_duplicates": 2.0}, {"keep_matching": ("(",)}, {"min_words": -1}):
+        with pytest.raises(UserError) as caught:
+            build_filters(QualityOptions(decontaminate=("missing.jsonl",), **wrong))
+        assert one_line(caught.value) and "missing.jsonl" not in str(caught.value)
+
+
+@pytest.mark.skipif(not WEB.exists(), reason="needs ../shared/data/text/openwebtext-1000.jsonl")
+def test_duplicates_put_into_web_pages_are_counted(evaluation):
+    pages = [json.loads(line)["text"] for line in WEB.read_text().splitlines()[:400]]
+    draws = random.Random(1)
+    copies = [page.replace(" ", "  ") for page in draws.sample(pages, 30)]
+    edited = [page + f"\n\nPosted on day {number}" for number, page in enumerate(draws.sample(pages, 20))]
+    foreign = ["Der Kapitän stand auf der Brücke und sah nach Westen. " * 3 + f"Tag {number}." for number in range(5)]
+    foreign = [" ".join(draws.sample(text.split(), len(text.split()))) for text in foreign]
+    options = QualityOptions(
+        exact_duplicates=True, near_duplicates=0.8, languages=("en", "pcm"), decontaminate=(evaluation,)
+    )
+    stayed, dropped = filter_all(build_filters(options), [*pages, *copies, *edited, *foreign])
+    assert dropped["exact duplicates"] == 30
+    assert dropped["near duplicates"] == 20
+    assert dropped["in other languages"] <= 6
+    assert len(stayed) >= 399

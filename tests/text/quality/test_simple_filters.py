@@ -1,0 +1,94 @@
+import sys
+import time
+
+import pytest
+from tiny_documents import document, kept
+
+from hornbook.errors import UserError
+from hornbook.text.quality.language import SAMPLED_CHARACTERS, Language, middle
+from hornbook.text.quality.length import Length
+from hornbook.text.quality.patterns import Pattern
+from tiny_text import one_line
+
+ENGLISH = "The ship sailed at noon, and nobody on the quay could say where she was bound for."
+GERMAN = "Das Schiff lief am Mittag aus, und niemand am Kai konnte sagen, wohin die Reise ging."
+FRENCH = "Le navire est parti à midi, et personne sur le quai ne pouvait dire où il allait."
+
+
+@pytest.fixture
+def missing(monkeypatch):
+    """Make a library look as if it were not installed."""
+    return lambda name: monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_short_documents_go():
+    texts = ["", "  a b c  ", "abcd", "a b c d", "\n ab\u3000cd ef\tg"]
+    assert kept(Length(min_characters=5), texts) == ["  a b c  ", "a b c d", "\n ab\u3000cd ef\tg"]
+    assert kept(Length(min_characters=6), texts) == ["a b c d", "\n ab\u3000cd ef\tg"]
+    assert kept(Length(min_words=3), texts) == ["  a b c  ", "a b c d", "\n ab\u3000cd ef\tg"]
+    assert kept(Length(min_characters=6, min_words=4), texts) == ["a b c d", "\n ab\u3000cd ef\tg"]
+    assert kept(Length(min_characters=5, min_words=4), ["abcdef"]) == []
+
+
+def test_length_cannot_be_negative():
+    with pytest.raises(UserError) as caught:
+        Length(min_words=-1)
+    assert one_line(caught.value, "-1", "expected 0 or more")
+
+
+def test_patterns_keep_or_drop():
+    texts = ["A whale!", "whales\nand ships", "ships", "Größe"]
+    assert kept(Pattern(r"(?i)WHALE\b", "keep"), texts) == ["A whale!"]
+    assert kept(Pattern("whale", "drop"), texts) == ["ships", "Größe"]
+    assert kept(Pattern(r"(?m)^and", "keep"), texts) == ["whales\nand ships"]
+    assert kept(Pattern(r"ö\pL", "keep"), texts) == ["Größe"]
+
+
+def test_a_pattern_that_would_keep_a_backtracking_engine_busy_takes_no_time():
+    text = "a" * 1_000_000 + "b"  # for `re`, some dozens would be too many
+    started = time.perf_counter()
+    assert Pattern("^(a+)+$", "drop").keeps(document(text))
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{2000}", "(?=a)", r"(a)\1", "\ud800", "[z-a]"])
+def test_bad_patterns_are_one_line(pattern, capfd):
+    with pytest.raises(UserError) as caught:
+        Pattern(pattern, "keep")
+    assert one_line(caught.value, repr(pattern), "RE2")
+    assert capfd.readouterr().err == ""  # the library has a log of its own
+
+
+def test_languages():
+    texts = [ENGLISH, GERMAN, FRENCH]
+    assert kept(Language(["en"], 0.5), texts) == [ENGLISH]
+    assert kept(Language(["de", "fr"], 0.5), texts) == [GERMAN, FRENCH]
+    assert kept(Language(["en"], 0.5), ["", "12 34"]) == []
+    assert kept(Language(["en"], 0.0), texts) == texts
+
+
+def test_the_language_is_that_of_the_middle():
+    text = GERMAN * 20 + ENGLISH * 100 + FRENCH * 20
+    assert kept(Language(["en"], 0.9), [text]) == [text]
+    assert len(middle(text)) == SAMPLED_CHARACTERS and middle(text) in ENGLISH * 100
+    assert middle(ENGLISH) == ENGLISH
+
+
+def test_bad_languages_are_one_line():
+    with pytest.raises(UserError) as caught:
+        Language(["en", "english"], 0.5)
+    assert one_line(caught.value, "'english'", "such as de, en or zh")
+    with pytest.raises(UserError) as caught:
+        Language(["en"], 1.5)
+    assert one_line(caught.value, "1.5", "expected 0 to 1")
+
+
+def test_missing_extras_are_named(missing):
+    missing("re2")
+    with pytest.raises(UserError) as caught:
+        Pattern("a", "keep")
+    assert one_line(caught.value, "google-re2", "'patterns'")
+    missing("py3langid.langid")
+    with pytest.raises(UserError) as caught:
+        Language(["en"], 0.5)
+    assert one_line(caught.value, "py3langid", "'language'")

@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hornbook.text import byte_pairs, word_pieces
+from hornbook.text.cuts import cuts
+from hornbook.text.tokenizer import Tokenizer
+from tiny_text import TEXTS
+
+ODD = "\0\t\n\v\f\r\x1c\x1f\x7f\x85\xa0\xad\u0301\u0345\u1680\u180e\u2000\u200b\u200d\u2028\u202f\u3000\ufeff\ufffd"
+FRAGMENTS = [
+    "  ",
+    " ",
+    "\n",
+    "\r\n",
+    "'s",
+    "'ll",
+    "don't",
+    "[MASK]",
+    "[SEP]",
+    "<mask>",
+    "##a",
+    "1234",
+    "½Ⅷ٣",
+    "中。文",
+    "，",
+]
+FRAGMENTS += [
+    "e\u0301",
+    ".\u0301",
+    "\u0344",
+    "Σας",
+    "İ",
+    "नमस्ते",
+    "👩\u200d🚀",
+    "\U0001d165\u0327",
+    " a",
+    "$",
+    "_",
+    "ﬁ",
+    *ODD,
+]
+texts = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=8)), max_size=12).map("".join)
+KINDS = {
+    "byte-bpe": Tokenizer.train([*TEXTS, "".join(FRAGMENTS)], 300),
+    "wordpiece": Tokenizer.train([*TEXTS, "".join(FRAGMENTS)], 400, kind="wordpiece"),
+    "wordpiece cased": Tokenizer.train([*TEXTS, "".join(FRAGMENTS)], 400, kind="wordpiece", lowercase=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200, deadline=None)
+@given(text=texts, size=st.integers(1, 12))
+def test_cuts_change_no_token(kind, text, size):
+    tokenizer = KINDS[kind]
+    pieces = list(tokenizer.rules.stretches(text, size))
+    assert "".join(pieces) == text
+    whole = tokenizer._library.encode(text, add_special_tokens=False).ids
+    assert [number for piece in pieces for number in tokenizer.encode(piece)] == whole
+
+
+@pytest.mark.parametrize("place", [byte_pairs.CUT, word_pieces.CUT])
+def test_cuts_have_the_size_asked_for(place):
+    text = "some words of a text, " * 10_000
+    lengths = [len(piece) for piece in cuts(text, place, 100)]
+    assert max(lengths) < 110 and min(lengths[:-1]) >= 100
+    assert list(cuts("", place, 5)) == [""]
+    assert list(cuts("x" * 50, place, 5)) == ["x" * 50]
+
+
+def test_letters_without_end_are_one_unknown_word_and_little_memory():
+    tokenizer = KINDS["wordpiece"]
+    blob = "0aF" * 20_000
+    for text in (blob, f"the {blob}é{blob}s cat.", f"é{blob}", f"{blob[:50]}\u0301{blob}"):
+        pieces = list(tokenizer.rules.stretches(text))
+        assert sum(map(len, pieces)) < 300
+        whole = tokenizer._library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == whole and tokenizer.unknown_id in whole
+    words = "0aF " * 20_000
+    assert "".join(tokenizer.rules.stretches(words)) == words
+
+
+@pytest.mark.parametrize("chinese", [True, False])
+def test_chinese_is_cut_between_characters_where_these_are_words(chinese):
+    rules = replace(KINDS["wordpiece"].rules, handle_chinese_chars=chinese)
+    assert (len(list(rules.stretches("中文字" * 10, 10))) == 3) is chinese

@@ -1,0 +1,170 @@
+"""Data sets by name: from a hub on this machine's loopback, then from the cache that it left, in other processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hornbook.errors import UserError
+from hornbook.text.documents import ReadOptions
+from hornbook.text.hub import is_dataset_name, is_file_name, list_files
+from tiny_hub import CONVERTED, commit_of, serve_hub
+from tiny_text import one_line
+
+COMMIT = commit_of("some/words", "main")
+READ = """
+import json, sys
+from hornbook.errors import HornbookError
+from hornbook.text.documents import ReadOptions, read_documents
+
+for line in sys.argv[1:]:
+    request = json.loads(line)
+    try:
+        documents = list(read_documents(request.pop("inputs"), ReadOptions(**request)))
+        print(json.dumps([[document.text, document.source, document.offset] for document in documents]))
+    except HornbookError as error:
+        print(json.dumps([error.exit_code, str(error)]))
+"""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with serve_hub() as hub:
+        add(hub, tmp_path, "some/words", {"data.jsonl": b'{"text": "one"}\n{"text": "two"}\n', "README.md": b"# words"})
+        yield hub
+
+
+def add(hub, folder, name, files, revision="main"):
+    hub.repositories[name, revision] = home = folder / "served" / name / revision
+    for file, data in files.items():
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).write_bytes(data)
+
+
+def read(tmp_path, endpoint, *requests):
+    """What a process reads that sees this hub alone, or none: the documents of each request, or exit code and error."""
+    home = str(tmp_path / "home")
+    own = {"HF_HOME": home, "HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
+    lines = [json.dumps(request if isinstance(request, dict) else {"inputs": [request]}) for request in requests]
+    words = [sys.executable, "-c", READ, *lines]
+    environment = os.environ | own
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_data_set_of_the_hub_and_then_of_the_cache(hub, tmp_path):
+    source = f"hf:some/words@{COMMIT}/data.jsonl"
+    documents = [["one", source, 0], ["two", source, 16]]
+    found, again, file = read(tmp_path, hub.endpoint, "hf:some/words", "hf://datasets/some/words@main", source)
+    assert found == again == file == documents
+    fetched = [path for path in hub.asked if path.startswith("GET") and "/resolve/" in path]
+    assert fetched == [f"GET /datasets/some/words/resolve/{COMMIT}/data.jsonl"], "once, and nothing else"
+    hub.asked.clear()
+    found, unknown, tag = read(tmp_path, None, "hf:some/words", "hf:some/other", "hf:some/words@v2")
+    assert found == documents and hub.asked == []
+    for code, error in (unknown, tag):
+        assert code == 2 and "not in the cache, and the Hugging Face hub cannot be reached" in error
+    found, fails = read(tmp_path, "http://127.0.0.1:1", "hf:some/words", "hf:some/other")
+    assert found == documents and fails[0] == 2, "a hub that is down is as good as none"
+
+
+def test_what_was_not_fetched_is_not_left_out_offline(hub, tmp_path):
+    parts = {f"data/train-{number:05d}-of-00002.jsonl": b'{"text": "part"}\n' for number in range(2)}
+    add(hub, tmp_path, "some/parts", parts)
+    [[both]] = [read(tmp_path, hub.endpoint, {"inputs": ["hf:some/parts"], "exclude": ["*-00001-of*"]})]
+    assert len(both) == 1
+    [[code, error]] = read(tmp_path, None, "hf:some/parts")
+    assert code == 2 and "train-00001-of-00002.jsonl: not in the cache" in error
+
+
+def test_a_download_that_breaks_off_is_resumed(hub, tmp_path):
+    lines = b"".join(b'{"text": "%d"}\n' % number for number in range(20_000))
+    add(hub, tmp_path, "some/long", {"long.jsonl": lines})
+    hub.breaks.add("long.jsonl")
+    [found] = read(tmp_path, hub.endpoint, "hf:some/long")
+    assert [text for text, _, _ in found] == [str(number) for number in range(20_000)]
+    assert hub.asked.count(f"GET /datasets/some/long/resolve/{commit_of('some/long', 'main')}/long.jsonl") == 2
+
+
+def test_configurations_and_splits(hub, tmp_path):
+    add(hub, tmp_path, "some/wiki", {"en/a.jsonl": b'{"text": "en"}', "en/b.jsonl": b'{"text": "t"}', "de.txt": b"de"})
+    english = [{"split": "train", "path": "en/a*"}, {"split": "test", "path": ["en/b.jsonl"]}]
+    configs = [{"config_name": "en", "data_files": english}, {"config_name": "de", "data_files": "*.txt"}]
+    hub.cards["some/wiki"] = {"configs": configs}
+    name = {"inputs": ["hf:some/wiki"]}
+    found, *errors = read(
+        tmp_path,
+        hub.endpoint,
+        name | {"config": "en", "split": "test"},
+        name,
+        name | {"config": "fr"},
+        name | {"config": "en"},
+        name | {"config": "en", "split": "dev"},
+    )
+    assert [text for text, _, _ in found] == ["t"]
+    parts = [
+        "configurations en, de; choose",
+        "none is called 'fr'; choose one with --config",
+        "splits train, test; choose",
+    ]
+    parts.append("none is called 'dev'; choose one with --split")
+    assert all(code == 2 and part in error for (code, error), part in zip(errors, parts, strict=True)), errors
+    [found] = read(tmp_path, hub.endpoint, name | {"config": "de", "format": "lines"})
+    assert [text for text, _, _ in found] == ["de"]
+
+
+def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
+    add(hub, tmp_path, "some/script", {"script.py": b"import os; os.abort()", "data.zip": b"PK"})
+    [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/script")
+    assert code == 2 and "no such revision" in error
+    data = {"plain/train/0000.parquet": (tmp_path / "x.parquet").read_bytes(), "plain/test/0000.parquet": b"PAR1"}
+    add(hub, tmp_path, "some/script", data, revision=CONVERTED)
+    found, parquets = read(
+        tmp_path,
+        hub.endpoint,
+        {"inputs": ["hf:some/script"], "split": "train"},
+        {"inputs": [f"hf:some/script@{CONVERTED}"], "split": "train", "format": "parquet"},
+    )
+    assert found == parquets
+    source = f"hf:some/script@{commit_of('some/script', CONVERTED)}/plain/train/0000.parquet"
+    assert found == [["one", source, 0], ["two", source, 1]]
+
+
+def test_refusals_are_one_line(hub, tmp_path):
+    add(hub, tmp_path, "some/secret", {"a.jsonl": b"{}"})
+    hub.gated.add("some/secret")
+    outcomes = read(tmp_path, hub.endpoint, "hf:some/none", "hf:some/secret", "hf:some/words@v9")
+    parts = ["no such data set", "is gated; ask for access", "has no such revision"]
+    for (code, error), part in zip(outcomes, parts, strict=True):
+        assert code == 2 and part in error and "\n" not in error
+    hub.fails = True
+    [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/words")
+    assert code == 1 and "the Hugging Face hub failed (HfHubHTTPError); try again" in error
+
+
+def test_a_full_disk_or_a_listing_that_rotted_is_one_line(hub, tmp_path):
+    read(tmp_path, hub.endpoint, "hf:some/words")
+    [saved] = (tmp_path / "home").rglob("hornbook-main.json")
+    for content in ('{"commit": "../x", "files": [], "configs": []}', '{"commit', "[]"):
+        saved.write_text(content)
+        [[code, error]] = read(tmp_path, None, "hf:some/words")
+        assert code in (1, 2) and "\n" not in error and "hornbook-main.json" in error
+
+
+def test_names(monkeypatch):
+    assert is_dataset_name("hf:a/b") and not is_dataset_name("hfa/b") and not is_dataset_name("./hf:a")
+    assert is_file_name(f"hf:a/b@{COMMIT}/c d.txt") and not is_file_name("hf:a/b@main/c") and not is_file_name("hf:a/b")
+    for name in ("hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@", "hf:a/b@../x", "hf:a\nb", f"hf:a/b@{COMMIT}/../c"):
+        with pytest.raises(UserError) as caught:
+            list_files(name, ReadOptions())
+        assert one_line(caught.value, "is no data set of the Hugging Face hub; expected hf:owner/name")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError) as caught:
+        list_files("hf:a/b", ReadOptions())
+    assert one_line(caught.value, "hf:a/b: ", "the extra 'hub': .venv/bin/pip install -e '.[hub]'")

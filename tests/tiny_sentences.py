@@ -1,0 +1,40 @@
+"""Sentence stores of given tokens, with a tokenizer that is a stand-in, made without a build."""
+
+import numpy as np
+
+from hornbook.data.manifest import MANIFEST, STORE_FILES, Manifest
+from hornbook.data.megatron import IndexedWriter
+from hornbook.data.rows import DOCUMENT_ROW, npy_bytes
+from hornbook.storage import Written, sha256_file, write_file
+
+
+def sentence_store(folder, documents, *, tokenizer=None, end_of_text_id=None, sequences="sentences"):
+    """Write a store of documents, each a list of sentences, each a list of ids; return its folder."""
+    folder.mkdir(parents=True)
+    with IndexedWriter(folder / "tokens", "uint16") as writer:
+        for sentences in documents:
+            for sentence in sentences:
+                writer.add_sequence(np.asarray(sentence, dtype=np.uint16))
+            writer.end_document()
+    (folder / "documents.npy").write_bytes(npy_bytes(np.zeros(len(documents), dtype=DOCUMENT_ROW)))
+    (folder / "tokenizer.json").write_text(tokenizer.to_json() if tokenizer else "{}")
+    manifest = Manifest(
+        num_documents=len(documents),
+        num_tokens=sum(len(sentence) for sentences in documents for sentence in sentences),
+        num_bytes=0,
+        dtype="uint16",
+        end_of_text="absent" if end_of_text_id is None else "stored",
+        end_of_text_id=end_of_text_id,
+        tokenizer=tokenizer.digest if tokenizer else "none",
+        vocab_size=tokenizer.vocab_size if tokenizer else 1000,
+        split="train",
+        options={},
+        sources=("-",),
+        files={
+            name: Written(size=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+            for name in STORE_FILES
+        },
+        sequences=sequences,
+    )
+    write_file(folder / MANIFEST, manifest.to_bytes())
+    return folder
