@@ -19,6 +19,8 @@ from hornbook.evaluate import task_names
 PAGE = ROOT / "docs" / "from-the-old-systems.md"
 SYSTEMS = "ABCDE"
 ABSENT = ("none", "not yet")
+KINDS = ("gpt2-small", "bert-base-wikitext2")
+"""A decoder and an encoder: what is no value for the one may be one for the other."""
 
 CODE = re.compile(r"`(?P<code>[^`\n]+)`")
 OPTION_LINE = re.compile(r"^  (?P<names>-[^{ ]*(?:, --[\w.-]+)*)(?: \{(?P<choices>[^}]*)\})?", re.MULTILINE)
@@ -71,7 +73,9 @@ def exists(code: str) -> bool:
     if code in bundled_recipes():
         return True
     if code.startswith("--"):
-        return key_exists(program[2:].replace("-", "_"), rest)
+        options = re.findall(r"--(\S+)(?: (?!--)(\S+))?", code)
+        alone = len(options) == 1
+        return all(key_exists(name.replace("-", "_"), value if alone else "") for name, value in options)
     key, _, value = code.partition(" = ")
     return key_exists(key, value.strip('"'))
 
@@ -81,8 +85,13 @@ def key_exists(key: str, value: str) -> bool:
     section, _, name = key.partition(".")
     if section not in SECTIONS or name not in specs(section):
         return False
+    return not value or any(makes_recipe(kind, [f"--{key}", value]) for kind in KINDS)
+
+
+def makes_recipe(name: str, overrides: list[str]) -> bool:
+    """Tell whether the validator takes a bundled recipe with these options."""
     with contextlib.suppress(RecipeError):
-        return not value or bool(load_recipe("gpt2-small", [f"--{key}", value], require_data=False))
+        return bool(load_recipe(name, overrides, require_data=False))
     return False
 
 
@@ -147,6 +156,25 @@ def test_no_other_name_is_made_up() -> None:
     assert [code for code in named if not exists(code)] == []
 
 
+def test_options_of_shipped_runs_make_a_recipe() -> None:
+    """Together, with each recipe that their row names."""
+    runs = [
+        (recipe, options)
+        for system in SYSTEMS
+        for row in rows_of(system)
+        for recipe in set(codes_of(row.here)) & set(bundled_recipes())
+        for options in codes_of(row.note)
+        if options.startswith("--") and is_ours(options)
+    ]
+    assert len(runs) > 30
+    assert [run for run in runs if not makes_recipe(run[0], run[1].split())] == []
+
+
+def test_options_that_make_no_recipe_would_be_found() -> None:
+    assert not makes_recipe("bert-tiny", ["--training.global-batch-size", "12"])
+    assert not makes_recipe("bert-tiny", ["--schedule.name", "linear", "--schedule.decay-steps", "9"])
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -159,6 +187,7 @@ def test_no_other_name_is_made_up() -> None:
         "torchrun --num-processes",
         "--model.num-layer",
         "--model.activation swish",
+        "--model.qkv-bias false --model.layer-normepsilon 1e-3",
         "model.num_layer",
         'model.activation = "swish"',
         "modell.num_layers",
