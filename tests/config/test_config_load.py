@@ -113,13 +113,27 @@ def test_a_tag_can_be_switched_where_the_keys_fit(recipe):
     assert load_recipe(recipe, ["--schedule.name", "linear"]).recipe.schedule == LinearConfig(final_fraction=0.1)
 
 
-def test_a_tag_that_does_not_fit_names_the_keys_in_the_way(recipe, tmp_path):
-    assert problems(recipe, "--schedule.name", "constant") == [
-        'schedule.final_fraction (recipes/mine.toml:15): no option of schedule.name = "constant", '
+def test_a_tag_in_a_file_does_not_fit_what_stands_beside_it(tmp_path):
+    path = write(tmp_path, RECIPE.replace('"cosine"', '"constant"'))
+    assert problems(path) == [
+        f'schedule.final_fraction ({path}:15): no option of schedule.name = "constant", '
         'only of "linear" or "cosine" or "polynomial"; remove it or change schedule.name'
     ]
-    bare = write(tmp_path, RECIPE.replace("final_fraction = 0.1", "warmup_steps = 3"))
-    assert load_recipe(bare, ["--schedule.name", "constant"]).recipe.schedule == ConstantConfig(warmup_steps=3)
+
+
+def test_a_tag_on_the_command_line_drops_the_recipes_options_of_others(recipe):
+    resolved = load_recipe(recipe, ["--schedule.name", "constant"])
+    assert resolved.recipe.schedule == ConstantConfig()
+    expected = "command line, in place of schedule.final_fraction (recipes/mine.toml:15)"
+    assert resolved.sources["schedule.name"] == expected
+    (problem,) = problems(recipe, "--schedule.name", "constant", "--schedule.final-fraction", "0.2")
+    assert problem.startswith('schedule.final_fraction (command line): no option of schedule.name = "constant"')
+
+
+def test_a_misspelt_key_is_not_dropped_with_them(tmp_path):
+    path = write(tmp_path, RECIPE.replace("final_fraction", "final_fractoin"))
+    (problem,) = problems(path, "--schedule.name", "constant")
+    assert "unknown key" in problem
 
 
 def test_the_length_on_the_command_line_replaces_the_recipes(recipe):

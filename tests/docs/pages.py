@@ -41,9 +41,10 @@ def prose_of(page: Path) -> str:
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def commands_of(page: Path) -> list[str]:
-    """The lines of a page's ``sh`` blocks."""
-    return [line for block in blocks_of(page) if block.language == "sh" for line in block.body.splitlines()]
+def commands_of(page: Path, *languages: str) -> list[str]:
+    """The lines of a page's ``sh`` blocks, which anybody can run; those of ``shell`` blocks name files one has not."""
+    chosen = languages or ("sh",)
+    return [line for block in blocks_of(page) if block.language in chosen for line in block.body.splitlines()]
 
 
 class Shell:

@@ -37,12 +37,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ``hornbook`` line of a ``sh`` block gets past the parser, and its recipe past the validator."""
+    """Every ``hornbook`` line of a block of commands gets past the parser, and its recipe past the validator."""
     understood = []
     for command in COMMANDS:
         module = importlib.import_module(f"hornbook.cli.{command}")
         monkeypatch.setattr(module, "run", understood.append)
-    calls = [words for command in commands_of(page) for words in words_of(command)]
+    calls = [words for command in commands_of(page, "sh", "shell") for words in words_of(command)]
     assert [words for words in calls if main(words) != 0] == []
     assert len(understood) == len(calls)
     for arguments in understood:

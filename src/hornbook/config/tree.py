@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hornbook.config.options import describe
+from hornbook.config.registry import TAGS, choices
 from hornbook.errors import RecipeError
 
 COMMAND_LINE = "command line"
@@ -101,17 +103,37 @@ def override_leaves(options: Sequence[tuple[str, str | None]]) -> Tree:
 
 
 def merge(recipe: Tree, overrides: Tree) -> Tree:
-    """Lay the command line over the recipe; an exclusive option on the command line drops the recipe's other ones."""
+    """Lay the command line over the recipe; what it chooses drops what the recipe says of other choices.
+
+    An exclusive option drops the recipe's other ones, a ``family`` or ``name`` the options that it does not have.
+    """
     merged = {**recipe, **overrides}
     for group in EXCLUSIVE:
         chosen = [key for key in group if key in overrides and _is_set(overrides[key])]
-        dropped = [key for key in group if key in recipe and key not in overrides]
-        if chosen and dropped:
-            before = ", ".join(f"{dotted(key)} ({recipe[key].source})" for key in dropped)
-            merged[chosen[0]] = replace(merged[chosen[0]], source=f"{COMMAND_LINE}, in place of {before}")
-            for key in dropped:
-                del merged[key]
+        if chosen:
+            _drop(merged, chosen[0], [key for key in group if key in recipe and key not in overrides])
+    for section, tag in TAGS.items():
+        if (section, tag) in overrides:
+            own = [key for key in recipe if key[0] == section and key not in overrides]
+            _drop(merged, (section, tag), [key for key in own if _is_of_others(key, overrides[section, tag].value)])
     return merged
+
+
+def _drop(merged: Tree, chosen: Key, dropped: list[Key]) -> None:
+    """Take keys out; the source of the chosen one tells what it stands in place of."""
+    if dropped:
+        before = ", ".join(f"{dotted(key)} ({merged[key].source})" for key in dropped)
+        merged[chosen] = replace(merged[chosen], source=f"{COMMAND_LINE}, in place of {before}")
+    for key in dropped:
+        del merged[key]
+
+
+def _is_of_others(key: Key, tag: object) -> bool:
+    """Tell whether other choices of the section have this option, and the chosen one has not."""
+    known = choices(key[0])
+    if not isinstance(tag, str) or tag not in known:
+        return False
+    return key[1] not in describe(known[tag]) and any(key[1] in describe(other) for other in known.values())
 
 
 def _entries(document: Mapping[str, object], sections: Collection[str]) -> Iterator[tuple[Key, object]]:

@@ -123,6 +123,11 @@ def size_of(batch: Batch) -> Size:
     return Size(len(batch["tokens"]), int((batch["targets"] != NOT_SCORED).sum()), 0)
 
 
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on a device; from page-locked memory the copy overlaps with the device's work."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
     """Raise DataError if ``batch`` holds a token that a model of ``vocab_size`` does not have.
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hornbook.data.batches import Batch
+from hornbook.data.batches import Batch, placed
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
 
@@ -25,7 +25,7 @@ class Executor(Protocol):
 
         Args:
             model: in training mode, without gradients.
-            micro_batches: all of this rank's, on the model's device.
+            micro_batches: all of this rank's, in the host's memory; each is moved when its turn comes.
             objective: gives the sums of its terms.
             counts: scored items of the *global* batch, by term.
 
@@ -40,7 +40,8 @@ def resident(
     """Run one micro-batch after the other through a model that is whole and on its device (see ``Executor``)."""
     device = model.embedding.tokens.device
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
-    for batch in micro_batches:
+    for waiting in micro_batches:
+        batch = placed(waiting, device)
         sums = objective.sums(model.head, model.trunk(batch), batch)
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():

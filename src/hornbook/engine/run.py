@@ -66,7 +66,7 @@ class Run:
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
-        """Give this rank's micro-batches, step by step from where the run is, on the device."""
+        """Give this rank's micro-batches, step by step from where the run is, in the host's memory."""
         training = self.recipe.training
         with Loader(
             self.data.maker,
@@ -78,7 +78,7 @@ class Run:
             pin_memory=self.device.type == "cuda",
         ) as loader:
             self.clock.start()
-            yield ([self._place(batch) for batch in batches] for batches in loader)
+            yield ([self._checked(batch) for batch in batches] for batches in loader)
 
     def record(self, result: StepResult) -> None:
         """Add a step to the clock and, when it is due, to the log and the screen."""
@@ -195,9 +195,9 @@ class Run:
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
 
-    def _place(self, batch: Batch) -> Batch:
+    def _checked(self, batch: Batch) -> Batch:
         refuse_unknown_tokens(batch, self.state.model.vocab_size)
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        return batch
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         progress = self.state.progress

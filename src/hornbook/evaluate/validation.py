@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hornbook.data.batches import HeldOut, refuse_unknown_tokens
+from hornbook.data.batches import HeldOut, placed, refuse_unknown_tokens
 from hornbook.data.loader import evaluation_batches
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective
@@ -61,9 +61,9 @@ def validate(
         held_out, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size, max_windows=max_windows
     ):
         refuse_unknown_tokens(batch, model.vocab_size)
-        placed = {name: tensor.to(world.device) for name, tensor in batch.items()}
+        moved = placed(batch, world.device)
         scored = objective.counts(batch)
-        found = objective.sums(model.head, model.trunk(placed), placed)
+        found = objective.sums(model.head, model.trunk(moved), moved)
         for name in names:
             sums[name] += float(found[name])
             counts[name] += scored[name]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from hornbook.config import DataConfig, LabelledConfig, Recipe
-from hornbook.data.batches import Batch
 from hornbook.data.loader import Loader
 from hornbook.engine.build import build_training
 from hornbook.engine.device import synchronize
@@ -100,9 +99,6 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
     loader = synthetic_loader(recipe, world.device)
 
     def step() -> int:
-        batches: list[Batch] = [
-            {name: tensor.to(world.device) for name, tensor in batch.items()} for batch in next(loader)
-        ]
-        return train_step(state, batches, trainer).num_tokens
+        return train_step(state, next(loader), trainer).num_tokens
 
     return step
