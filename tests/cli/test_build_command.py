@@ -158,7 +158,7 @@ def test_filters_are_counted_and_reported(texts, capsys):
         (["texts", "--sequences", "sentences", "--end-of-text", "stored"], "leave out --end-of-text"),
         (["texts", "--sequences", "sentences", "--sentence-language", "Deutsch"], "is no language"),
         (["texts", "--tokenizer", "bert", "--end-of-text", "stored"], "has no end-of-text token"),
-        (["texts", "--min-characters", "100000"], "dropped by filters); check the inputs"),
+        (["texts", "--min-characters", "100000"], "60 too short); check the inputs"),
         (["texts", "void.txt"], "void.txt gave no document"),
         (["texts", "--max-dropped", "0.1", "--min-words", "20", "--allow", "unused-file"], "more than 10%"),
         (["texts", "--decontaminate", "nothing"], "nothing"),
@@ -192,7 +192,7 @@ def test_the_line_of_progress():
     start = Point(seconds=10.0, tokens=500, read=1 << 20, total=5 << 20)
     now = Point(seconds=14.0, tokens=2500, read=2 << 20, total=5 << 20)
     assert progress_line("9 documents", start, now) == (
-        "2.0 MiB of 5.0 MiB read, 9 documents, 2,500 tokens, 500 tokens/s, 0:00:12 left"
+        "2.0 MiB of 5.0 MiB read, 9 documents, 500 tokens/s, 0:00:12 left"
     )
     unknown = Point(seconds=14.0, tokens=2500, read=2 << 20)
     assert progress_line("9 documents", start, unknown) == "2.0 MiB read, 9 documents, 2,500 tokens, 500 tokens/s"
@@ -210,6 +210,14 @@ def test_lines_of_progress_now_and_then(capsys, monkeypatch):
         for tokens in (100, 200, 300, 400):
             show("some", tokens, tokens, 1000)
     assert capsys.readouterr().err.splitlines() == [
-        "200 B of 1000 B read, some, 200 tokens, 3 tokens/s, 0:04:00 left",
-        "400 B of 1000 B read, some, 400 tokens, 5 tokens/s, 0:02:02 left",
+        "200 B of 1000 B read, some, 3 tokens/s, 0:04:00 left",
+        "400 B of 1000 B read, some, 5 tokens/s, 0:02:02 left",
     ]
+
+
+def test_mostly_unreadable_is_suspicious(texts, capsys):
+    lines = ['{"text": "one cat"}', '{"text": 1}', "{", '{"other": "a"}']
+    (texts / "bad.jsonl").write_text("\n".join(lines))
+    assert build("bad.jsonl", "--on-error", "skip") == 2
+    assert "3 of 4 documents were dropped (3 unreadable), more than 50%" in capsys.readouterr().err
+    assert build("bad.jsonl", "--on-error", "skip", "--allow", "dropped") == 0

@@ -49,6 +49,13 @@ def test_a_result_is_printed_as_json_alone_on_the_last_line(command, capsys):
     assert json.loads(out) == {"path": "a/b", "loss": None, "deep": [{"x": None}, [1, None]], "ok": True}
 
 
+def test_a_path_that_may_not_be_looked_at(command, capsys):
+    command(fail_with(PermissionError(13, "Permission denied", "closed/a.txt")))
+    assert main(["fake"]) == 2
+    line = "hornbook: error: cannot read closed/a.txt: Permission denied; check its permissions\n"
+    assert capsys.readouterr().err == line
+
+
 def test_scalars_of_numpy_become_numbers(command, capsys):
     import numpy as np
 

@@ -9,6 +9,7 @@ from hornbook.cli.main import main
 from hornbook.data.formats.bert_arrow import read_arrow, write_arrow
 from hornbook.data.formats.instances import Instances
 from hornbook.track.metrics import read
+from tiny_encoder_runs import encoder_tokenizer
 from tiny_lines import build_lines, line_tokenizer
 
 FORMATS = {"plain": "bert-tfrecord", "remasked": "bert-tfrecord-remasked", "arrow": "bert-arrow"}
@@ -29,6 +30,7 @@ def made(tmp_path_factory):
         assert main(["corpus", "instances", store, str(target), "--format", format_name, *sizes]) == 0
     write_arrow(folder / "unmasked", unmasked(read_arrow(folder / "arrow")))
     line_tokenizer().save(folder / "tokenizer")
+    encoder_tokenizer("roberta").save(folder / "others")
     return folder
 
 
@@ -136,6 +138,9 @@ def test_which_names_the_record(made, tmp_path, capsys, name):
         ("unmasked", [], "holds instances that are not masked: say by `--data.tokenizer FOLDER`"),
         ("plain.tfrecord", ["--data.validation=unmasked"], "unmasked holds instances that are not masked"),
         ("unmasked", ["--data.tokenizer=nowhere"], "nowhere"),
+        ("arrow", ["--objective.max-predictions=1"], "masked tokens, and objective.max_predictions is 1: set"),
+        ("plain.tfrecord", ["--data.tokenizer=others"], "others: it begins with token 2, and that one"),
+        ("missing.tfrecord", ["--data.tokenizer=tokenizer"], "missing.tfrecord: no such token store"),
         ("unmasked", ["--data.tokenizer=tokenizer", "--objective.short-sequence-probability=0.3"], "cut already"),
         ("corpus", ["--data.tokenizer=tokenizer", "--model.vocab-size=none"], "a token store knows its own tokenizer"),
         ("plain.tfrecord", ["--data.tokenizer=tokenizer", "--model.vocab-size=50"], "were made with 100 tokens"),

@@ -121,6 +121,10 @@ def test_tokenizers_learn_from_them_all(folder, capsys):
     [
         (["rows.parquet", "--field", "n"], "rows.parquet: the column 'n' is of type INT64; expected text"),
         (["rows.parquet", "--field", "x"], "rows.parquet: no column 'x' (columns: 'text', 'n')"),
+        (
+            ["bert.txt", "--from", "lines", "--field", "x"],
+            "--field does not apply to --from lines, which has no records",
+        ),
         (["bert.txt", "--from", "parquet"], "bert.txt: is no Parquet file, or a truncated one"),
         (["bert.txt", "--from", "arrow"], "bert.txt: at byte 0 is no message of an Arrow stream"),
         (["set", "--from", "arrow"], "set has the splits train, test; choose one with --split"),

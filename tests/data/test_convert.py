@@ -11,6 +11,7 @@ from hornbook.data.convert import ConvertOptions, convert, read_documents, read_
 from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
 from hornbook.data.formats.bert_tfrecord import write_plain
 from hornbook.data.formats.pickled import write_pickle
+from hornbook.data.megatron import IndexedWriter
 from hornbook.data.store import open_store
 from hornbook.data.verify import verify_store
 from hornbook.errors import DataError, StorageError, UserError
@@ -169,6 +170,16 @@ def test_options_of_documents_do_not_fit_instances(tmp_path):
 def test_two_end_of_text_tokens(tmp_path, pickled):
     with pytest.raises(UserError, match="is 299 by the source or tokenizer, not 5; leave out --end-of-text-id"):
         convert(pickled, tmp_path / "x", options("store", end_of_text_id=5))
+
+
+def test_a_tokenizer_that_ends_documents_otherwise_than_the_source(tmp_path):
+    with IndexedWriter(tmp_path / "theirs", "int32") as writer:
+        for tokens in ([5, 6, 9], [7, 8, 9]):
+            writer.add_document(tokens)
+    with pytest.raises(UserError, match="ends with token 9, but the tokenizer has token 299 for that; name the one"):
+        convert(tmp_path / "theirs", tmp_path / "x", options("store", end_of_text=None))
+    convert(tmp_path / "theirs", tmp_path / "x", options("store"))
+    assert lists(read_documents(tmp_path / "x", "store")) == [[5, 6, 9, 299], [7, 8, 9, 299]]
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_of_nothing(tmp_path, pickled):

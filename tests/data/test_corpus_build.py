@@ -168,7 +168,7 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
     [
         (b"", {}, DataError, "no document to build a corpus of (1 files, 1 documents empty, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
-        (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable"),
+        (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
         (b"text", {"validation": 1e-9}, DataError, "the validation split would be empty: none of 1 documents"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation 1.0"),

@@ -61,6 +61,12 @@ def test_a_batch_knows_what_was_read_and_dropped_before_it(monkeypatch):
     assert not reading.lost
 
 
+def test_filters_that_keep_next_to_nothing_do_not_hold_up_batches(monkeypatch):
+    monkeypatch.setattr(pipeline, "BATCH_BYTES_READ", 5)
+    batches = batches_of(documents(["a", "a", "a", "a", "b", "c", "c", "d"]), [ExactDuplicates()])
+    assert ["".join(document.text for document in batch.documents) for batch in batches] == ["ab", "cd"]
+
+
 def test_a_reading_goes_through_json():
     tally = Tally(documents=3, messages=["x: bad"], skipped=Counter(redirects=2), position=Position(4, 5))
     reading = Reading(tally=tally, dropped=Counter(a=1), lost=Counter({7: 2}), lost_bytes=Counter({7: 90}))

@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 
@@ -72,6 +73,16 @@ def test_a_document_without_its_end(built, tmp_path):
     with pytest.raises(DataError) as caught:
         verify_store(corpus)
     assert one_line(caught.value, "tokens.bin", "does not end with end-of-text (299)")
+
+
+def test_ends_that_readers_are_to_put_in_although_they_are_there(built, tmp_path):
+    path = shutil.copytree(built, tmp_path / "corpus") / "train" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"end_of_text": "inserted"}))
+    with pytest.raises(DataError) as caught:
+        verify_store(tmp_path / "corpus")
+    assert one_line(caught.value, "tokens.bin", "all documents end with end-of-text (299)", "build the store again")
+    build_tiny(tmp_path / "inserted", end_of_text="inserted")
+    assert verify_store(tmp_path / "inserted").documents > 0
 
 
 def test_stores_of_others(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import digest, stop_after, tiny_recipe
+from tiny_runs import digest, run_tiny, stop_after, tiny_recipe
 
 from hornbook import checkpoint
 from hornbook.checkpoint.huggingface import write_folder
@@ -161,7 +161,7 @@ def test_all_that_does_not_fit_is_told_at_once_and_nothing_is_left(trained: Path
         "model.num_heads is 2 there and 4 here",
         "model.activation is 'gelu_tanh' there and 'relu' here",
         "embedding.positions is [16, 32] and should be [20, 32]",
-        "blocks.1.attention.qkv_weight is not expected",
+        "blocks.1.attention.qkv_weight is not expected; so are 8 more",
     )
     assert not (tmp_path / "run" / "run.json").exists()
     start(tmp_path, "--training.steps=1", init=InitFrom(source=str(trained)))
@@ -220,3 +220,14 @@ def test_ranks_start_alike(trained: Path, tmp_path: Path) -> None:
     with open_run(recipe, tmp_path / "run", Second(1, 1), InitFrom(source=str(trained))) as run:
         found = run.state.to_tensors()["model"]
         assert all(torch.equal(found[name], value) for name, value in weights_of(trained).items())
+
+
+def test_a_start_that_never_made_a_step_does_not_hold_its_folder(tmp_path):
+    """Data that the model does not know end a run at its first step; the mended recipe may use the folder."""
+    with pytest.raises(UserError, match="holds another run"):
+        run_tiny(tmp_path)
+        run_tiny(tmp_path, "--model.hidden-size=48")
+    for name in ("checkpoints", "metrics.jsonl"):
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.write_text("")
+    assert run_tiny(tmp_path, "--model.hidden-size=48")["step"] == 8

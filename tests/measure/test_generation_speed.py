@@ -81,3 +81,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
 def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "generate", "demo", "--output-length", "1"]) == 2
     assert "must be at least 2" in capsys.readouterr().err
+
+
+def test_an_encoder_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "generate", "bert-tiny", "--threads", "1"]) == 2
+    assert "bert-tiny is an encoder, which writes no text" in capsys.readouterr().err

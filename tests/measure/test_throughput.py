@@ -20,6 +20,7 @@ SIZES = _SIZES.split()
 FAMILIES = {
     "demo": [],
     "bert-tiny": [],
+    "bert-small": ["--objective.name", "mlm"],
     "bert-mini": ["--model.family", "roberta", "--objective.name", "mlm"],
 }
 

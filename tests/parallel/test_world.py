@@ -32,6 +32,14 @@ def alone():
     return train_ranks.train(World())
 
 
+@pytest.fixture(scope="module")
+def encoders_alone(corpus, tmp_path_factory):
+    """What one process wrote."""
+    folder = tmp_path_factory.mktemp("alone")
+    train_ranks.make_runs(World(), corpus, folder)
+    return folder
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks_folder(request, corpus, tmp_path_factory):
     """What 2 and 4 processes wrote."""
@@ -82,11 +90,10 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(alone, ranks):
         assert (progress["num_updates"], progress["skipped_steps"], progress["samples"]) == (5, 1, 48)
 
 
-def test_encoders_learn_the_same_on_ranks(ranks_folder, corpus, tmp_path):
+def test_encoders_learn_the_same_on_ranks(ranks_folder, encoders_alone):
     """Losses, accuracies, the share of padding, and what is held out; ranks have other numbers of masked tokens."""
-    train_ranks.make_runs(World(), corpus, tmp_path)
     for family in train_ranks.ENCODERS:
-        rows, others = (read(folder / family / "metrics.jsonl") for folder in (tmp_path, ranks_folder))
+        rows, others = (read(folder / family / "metrics.jsonl") for folder in (encoders_alone, ranks_folder))
         assert {row["kind"] for row in rows} == {"train", "validation"}
         assert_same_rows(rows, others, 1e-6, but=["seconds", "tokens_per_second"])
 

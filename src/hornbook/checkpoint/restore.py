@@ -1,4 +1,4 @@
-"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once.
+"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once, of many alike the first.
 
 ::
 
@@ -28,6 +28,9 @@ from hornbook.text.tokenizer import Tokenizer
 _logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
+
+_MOST_TOLD = 4
+"""Tensors that an error names where many disagree in the same way; a large model has hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +117,22 @@ def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
 
 
 def mismatches(own: Tensors, stored: Tensors) -> list[str]:
-    """List every missing, extra or differently shaped tensor of ``stored``; all files of ``own`` count."""
+    """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
     problems = []
     for file, tensors in own.items():
         found = stored.get(file, {})
-        problems += [f"{name} is missing" for name in sorted(tensors.keys() - found.keys())]
-        problems += [f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())]
-        problems += [
-            f"{name} is {list(found[name].shape)} and should be {list(tensors[name].shape)}"
-            for name in sorted(tensors.keys() & found.keys())
-            if found[name].shape != tensors[name].shape
-        ]
+        problems += _first([f"{name} is missing" for name in sorted(tensors.keys() - found.keys())])
+        problems += _first([f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())])
+        problems += _first(
+            [
+                f"{name} is {list(found[name].shape)} and should be {list(tensors[name].shape)}"
+                for name in sorted(tensors.keys() & found.keys())
+                if found[name].shape != tensors[name].shape
+            ]
+        )
     return problems
+
+
+def _first(problems: list[str]) -> list[str]:
+    more = len(problems) - _MOST_TOLD
+    return [*problems[:_MOST_TOLD], f"so are {more} more"] if more > 0 else problems

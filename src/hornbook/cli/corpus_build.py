@@ -58,7 +58,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "--encoder",
         choices=("auto", "tokenizers"),
         default="auto",
-        help="auto: tiktoken, if it is installed and gives the same tokens, for inputs over 32 MiB; tokenizers: never",
+        help="auto: tiktoken, if it is installed and gives the same tokens, for inputs over 16 MiB; tokenizers: never",
     )
     add_quality_arguments(parser)
     parser.set_defaults(handler=build_command)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """What of an article is kept or dropped, and the formats that can tell it apart."""
 
+_HAVE_FIELDS = ("auto", "jsonl", "parquet", "arrow")
+
 _FORMATS = {
     "auto": "by the ending: jsonl for .jsonl, .ndjson and .json, parquet, arrow, else text (default)",
     "text": "a document a file",
@@ -54,7 +56,6 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--field",
-        default="text",
         metavar="NAME",
         help="where a line of JSONL or a row has the text; a.b for one inside another (default: text)",
     )
@@ -92,7 +93,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
 
     return ReadOptions(
         format=arguments.format,
-        field=arguments.field,
+        field=_field(arguments),
         suffixes=tuple(arguments.suffix),
         exclude=tuple(arguments.exclude),
         split=arguments.split,
@@ -101,6 +102,17 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         cleaning=_cleaning(arguments),
         processes=getattr(arguments, "threads", None) or _num_cores(),
     )
+
+
+def _field(arguments: argparse.Namespace) -> str:
+    """Where records have their text.
+
+    Raises:
+        UserError: it was given for a format without records.
+    """
+    if arguments.field and arguments.format not in _HAVE_FIELDS:
+        raise UserError(f"--field does not apply to --from {arguments.format}, which has no records; leave it out")
+    return arguments.field or "text"
 
 
 def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":

@@ -74,10 +74,14 @@ def are_instances(path: Path) -> bool:
         DataError: it is a damaged one.
     """
     from hornbook.data.formats.detect import detect_source
+    from hornbook.data.formats.tfrecord import begins_with_record
     from hornbook.storage.arrow import is_dataset
 
-    looks_so = path.suffix == ".arrow" or ".tfrecord" in path.name or is_dataset(path) or any(path.glob("*.tfrecord*"))
-    return path.exists() and looks_so and detect_source(path) in INSTANCE_FORMATS
+    if path.is_file():
+        looks_so = path.suffix == ".arrow" or ".tfrecord" in path.name or begins_with_record(path)
+    else:
+        looks_so = is_dataset(path) or any(path.glob("*.tfrecord*"))
+    return looks_so and detect_source(path) in INSTANCE_FORMATS
 
 
 def inspect_instances(path: Path) -> dict[str, object]:

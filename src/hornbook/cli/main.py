@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from hornbook import __version__
 from hornbook.cli.parser import CommandParser
-from hornbook.errors import HornbookError, RecipeError, StorageError
+from hornbook.errors import HornbookError, RecipeError, StorageError, UserError
 
 COMMANDS = {
     "train": "train a model as a recipe says, or go on with a run that stopped",
@@ -75,6 +75,11 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         if debug:
             traceback.print_exc()
         return _fail(error.problems if isinstance(error, RecipeError) else [str(error)], error.exit_code, as_json)
+    except PermissionError as error:  # of a look at a path, which raises it below a folder that is closed to us
+        if debug:
+            traceback.print_exc()
+        line = f"cannot read {error.filename}: {error.strerror}; check its permissions"
+        return _fail([line], UserError.exit_code, as_json)
     except Exception as error:  # the one place: past here is only the interpreter, and a user is owed a line
         if debug:
             traceback.print_exc()

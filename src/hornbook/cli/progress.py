@@ -1,6 +1,10 @@
 """How far a long command is: a live line on a terminal, else a line now and then, on standard error.
 
-1.2 GiB of 8.0 GiB read, 310,224 documents, 290,113,000 tokens, 1,050,211 tokens/s, 0:25:40 left
+1.2 GiB of 8.0 GiB read, 310,224 documents, 1,050,211 tokens/s, 0:25:40 left
+━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+
+The bar is for terminals. The tokens are told where the bytes cannot tell how far it is; with both, a line would not fit
+80 columns.
 """
 
 import time
@@ -13,6 +17,7 @@ from hornbook.storage.system import format_bytes
 
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BEFORE_FORECAST = 2.0
+_BAR_WIDTH = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +44,22 @@ Show = Callable[..., None]
 def progress_line(done: str, start: Point, now: Point) -> str:
     """What was done, and how fast since ``start``; with the time left, once that can be told."""
     seconds = max(now.seconds - start.seconds, 1e-3)
-    parts = [done, f"{now.tokens:,} tokens", f"{(now.tokens - start.tokens) / seconds:,.0f} tokens/s"]
-    if now.total is not None:
-        parts.insert(0, f"{format_bytes(now.read)} of {format_bytes(now.total)} read")
-        if seconds >= _SECONDS_BEFORE_FORECAST and now.read > start.read:
-            left = (now.total - now.read) * seconds / (now.read - start.read)
-            parts.append(f"{timedelta(seconds=round(left))} left")
-    elif now.read:
-        parts.insert(0, f"{format_bytes(now.read)} read")
+    speed = f"{(now.tokens - start.tokens) / seconds:,.0f} tokens/s"
+    if now.total is None:
+        read = [f"{format_bytes(now.read)} read"] if now.read else []
+        return ", ".join([*read, done, f"{now.tokens:,} tokens", speed])
+    parts = [f"{format_bytes(now.read)} of {format_bytes(now.total)} read", done, speed]
+    if seconds >= _SECONDS_BEFORE_FORECAST and now.read > start.read:
+        left = (now.total - now.read) * seconds / (now.read - start.read)
+        parts.append(f"{timedelta(seconds=round(left))} left")
     return ", ".join(parts)
 
 
 @contextmanager
 def token_progress() -> Iterator[Show]:
     """Give a function that shows what was done so far; what its first call tells was done before."""
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.progress_bar import ProgressBar
 
     console = Console(stderr=True)
     last = time.monotonic()
@@ -65,7 +71,8 @@ def token_progress() -> Iterator[Show]:
             now = Point(seconds=time.monotonic(), tokens=tokens, read=read, total=total)
             start = start or now
             if console.is_terminal:
-                status.update(progress_line(done, start, now))
+                bar = [ProgressBar(total=total, completed=read, width=_BAR_WIDTH)] if total else []
+                status.update(Group(progress_line(done, start, now), *bar))
             elif now.seconds - last >= _SECONDS_BETWEEN_LINES:
                 console.print(progress_line(done, start, now), highlight=False, soft_wrap=True)
                 last = now.seconds

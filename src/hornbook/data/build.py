@@ -25,6 +25,7 @@ from hornbook.data.megatron import smallest_dtype
 from hornbook.data.parts import BATCHES_PER_PART, Parts, SplitCounts
 from hornbook.data.pipeline import (
     BATCH_BYTES,
+    BATCH_BYTES_READ,
     BATCH_DOCUMENTS,
     Encode,
     Reading,
@@ -55,12 +56,12 @@ from hornbook.text.tokenizer import Tokenizer
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
 
 _REQUEST: Final = "request.json"
-_LARGE_INPUT: Final = 32 << 20
+_LARGE_INPUT: Final = 16 << 20
 _READ_ONCE: Final = "an input is a stream, which can be read only once"
 _LAYOUT: Final = {
     "format": "parts of a hornbook corpus",
     "hornbook": __version__,
-    "sizes": [BATCH_BYTES, BATCH_DOCUMENTS, BATCHES_PER_PART],
+    "sizes": [BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS, BATCHES_PER_PART],
 }
 """What parts have in common that can be joined."""
 
@@ -190,8 +191,8 @@ class _Build:
         """Refuse an outcome that is probably not what the user wanted; the same with ``--allow`` goes on from here."""
         whole = sum(parts.counts().values(), SplitCounts())
         totals = Totals(
-            documents=reading.tally.documents,
-            dropped=reading.dropped,
+            documents=reading.tally.documents + reading.tally.faults,
+            dropped=reading.dropped | {"unreadable": reading.tally.faults},
             tokens=whole.tokens,
             num_bytes=whole.num_bytes,
         )
@@ -284,9 +285,11 @@ def _progress(
 
 
 def _left_out(job: BuildJob, reading: Reading) -> str:
-    tally, dropped = reading.tally, reading.dropped.total()
-    filtered = f", {dropped} dropped by filters" if dropped else ""
-    return f"{len(job.sources)} files, {tally.empty} documents empty, {tally.faults} unreadable{filtered}"
+    """What became of all that was read, where nothing stayed."""
+    tally = reading.tally
+    dropped = "".join(f", {count} {name}" for name, count in reading.dropped.items() if count)
+    first = f", the first: {tally.messages[0]}" if tally.messages else ""
+    return f"{len(job.sources)} files, {tally.empty} documents empty, {tally.faults} unreadable{dropped}{first}"
 
 
 def _has_parts(job: BuildJob) -> bool:

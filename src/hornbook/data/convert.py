@@ -234,6 +234,7 @@ def _refuse_useless(source_format: str, target_format: str, options: ConvertOpti
 def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
     """The documents as the target is to have them."""
     if options.tokenizer:
+        _refuse_other_end(documents, options.tokenizer, options)
         documents = with_tokenizer(documents, options.tokenizer)
     if options.end_of_text_id is not None:
         if documents.end_of_text_id not in (None, options.end_of_text_id):
@@ -257,6 +258,17 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
     if options.crop:
         return crop(documents, options.sequence_length, left_out)
     return cut_stream(documents, options.sequence_length, options.stride or options.sequence_length, left_out)
+
+
+def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: ConvertOptions) -> None:
+    """Raise UserError if a stranger's documents end with a token that this tokenizer has for something else."""
+    found, own = documents.end_of_text_id, tokenizer.end_of_text_id
+    if documents.tokenizer is None and found not in (None, own) and options.end_of_text is None:
+        named = "no such token" if own is None else f"token {own} for that"
+        raise UserError(
+            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer has {named}; name the "
+            "one that made the tokens, or say what to do with --end-of-text"
+        )
 
 
 def _write_documents(target: Path, target_format: str, documents: Documents, options: ConvertOptions) -> None:

@@ -15,6 +15,7 @@ from hornbook.data.batches import Batch, token_keys
 from hornbook.data.layout import Integers, Layout, lay_out
 from hornbook.data.masking import MaskRules, dynamic_mask
 from hornbook.data.sequences import Sequence, SequenceSource
+from hornbook.errors import DataError
 
 _MEASURED_SEQUENCES = 1024
 
@@ -67,9 +68,14 @@ class EncoderBatches:
         return float(np.mean([len(sequence.tokens) for sequence in self.source.sequences(samples)]))
 
     def sequences(self, samples: Integers) -> list[Sequence]:
-        """The sequences of these samples as the model sees them, masked."""
+        """The sequences of these samples as the model sees them, masked.
+
+        Raises:
+            DataError: one that was masked already has more to predict than there is room for.
+        """
         sequences = self.source.sequences(samples)
         if self.rules is None:
+            self._refuse_more_masks(sequences)
             return sequences
         lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
         tokens = np.concatenate([sequence.tokens for sequence in sequences])
@@ -88,6 +94,14 @@ class EncoderBatches:
             sequence._replace(tokens=own, positions=places - start, labels=labels)
             for sequence, own, places, labels, start in parts
         ]
+
+    def _refuse_more_masks(self, sequences: Items[Sequence]) -> None:
+        most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
+        if most > self.most_masked:
+            raise DataError(
+                f"an instance has {most} masked tokens, and objective.max_predictions is {self.most_masked}: set it to "
+                "the most that the file has, or leave it out"
+            )
 
     def _lay_out(self, sequences: Items[Sequence], keys: Integers | None) -> Batch:
         return lay_out(

@@ -148,7 +148,7 @@ def masked_batches(
     return EncoderBatches(
         source=source,
         rules=rules,
-        most_masked=most,
+        most_masked=min(most, source.sequence_length),
         layout="padded",
         seed=seed,
         has_pairs=isinstance(objective, PretrainingConfig),

@@ -28,6 +28,8 @@ from hornbook.text.quality.filter import Filter
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_DOCUMENTS: Final = 1 << 15
+BATCH_BYTES_READ: Final = 16 << 20
+"""Of all documents, dropped ones included: so filters that keep next to nothing do not hold up parts and progress."""
 
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
 """Texts to the ids of each, as `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
@@ -184,7 +186,7 @@ def read_batches(
     """
     reading.dropped.update({each.name: 0 for each in filters})
     batch: list[Document] = []
-    num_bytes = 0
+    num_bytes = num_bytes_read = 0
 
     def complete() -> Batch:
         done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
@@ -193,15 +195,16 @@ def read_batches(
         return done
 
     for document in documents:
+        num_bytes_read += document.num_bytes
         dropper = next((each for each in filters if not each.keeps(document)), None)
         if dropper is not None:
             reading.drop(document, source_numbers[document.source], dropper.name)
             continue
         batch.append(document)
         num_bytes += document.num_bytes
-        if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+        if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS or num_bytes_read >= BATCH_BYTES_READ:
             yield complete()
-            batch, num_bytes = [], 0
+            batch, num_bytes, num_bytes_read = [], 0, 0
     if batch:
         yield complete()
 

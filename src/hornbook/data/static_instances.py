@@ -68,6 +68,7 @@ class StaticInstances:
         sequence_length: tokens that all are padded to in the file.
         max_predictions: predictions that all are padded to in the file; None where it does not say.
         num_sequences: instances in the file.
+        first_token: what the first one begins with: the [CLS] of the tokenizer that made it.
         is_masked: whether the first ones have anything to predict; if not, none has, and sequences have no
             ``positions``.
 
@@ -90,10 +91,11 @@ class StaticInstances:
         self.num_sequences = len(self._table)
         if not self.num_sequences:
             raise DataError(f"{path}: holds no instance")
-        self._sizes, _ = self._table.instance(0)
+        self._sizes, instance = self._table.instance(0)
         self.sequence_length, self.max_predictions = self._sizes
-        if not self.sequence_length:
+        if not len(instance.tokens):
             raise DataError(f"{path}: its first instance has no token")
+        self.first_token = int(instance.tokens[0])
         first = range(min(self.num_sequences, _LOOKED_AT))
         self.is_masked = any(self._table.instance(number)[1].positions.size for number in first)
         self.fingerprint = _fingerprint(self._table.files, seed)

@@ -81,8 +81,20 @@ def _verify_tokens(store: TokenStore) -> None:
         some = tokens[start : start + _CHECKED_TOKENS]
         if wrong := np.flatnonzero((some < 0) | (some >= end))[:1].tolist():
             raise DataError(f"{place}: token {start + wrong[0]} is {some[wrong[0]]}; expected 0 to {end - 1}")
-    if store.manifest and store.end_of_text == "stored" and store.indexed.is_contiguous:
-        last = tokens[store.indexed.document_starts[1:] - 1]
-        if (others := np.flatnonzero(last != store.end_of_text_id)).size:
-            raise DataError(f"{place}: document {others[0]} does not end with end-of-text ({store.end_of_text_id})")
+    if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
+        _verify_ends(store)
     store.tokenizer()
+
+
+def _verify_ends(store: TokenStore) -> None:
+    """Raise DataError where end-of-text is not stored as the manifest says, or is at all ends where readers put it."""
+    place, starts = store.indexed.paths[0], store.indexed.document_starts
+    has_it = np.diff(starts) > 0
+    has_it[has_it] = store.indexed.tokens[starts[1:][has_it] - 1] == store.end_of_text_id
+    if store.end_of_text == "stored" and (others := np.flatnonzero(~has_it)).size:
+        raise DataError(f"{place}: document {others[0]} does not end with end-of-text ({store.end_of_text_id})")
+    if store.end_of_text == "inserted" and has_it.all():
+        raise DataError(
+            f"{place}: all documents end with end-of-text ({store.end_of_text_id}), which readers are to put in by the "
+            "manifest; build the store again"
+        )

@@ -61,13 +61,19 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a run has left anything here that another could destroy: a step in its log, or a checkpoint."""
+        has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return has_checkpoint or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+
+    @property
     def origin(self) -> Origin | None:
         """The weights that the run here was started from; None if it began with its own, or there is no run."""
         recorded = read_json(self.identity, "run identity").get("init_from") if self.identity.exists() else None
         return Origin(**recorded) if recorded else None
 
     def enter(self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None) -> None:
-        """Write the recipe of this start, or refuse a folder that holds another run.
+        """Write the recipe of this start, or refuse a folder that holds another run, unless that never made a step.
 
         Args:
             recipe: complete.
@@ -77,10 +83,10 @@ class RunFolder:
         Raises:
             UserError: the folder holds a run with another model, data, seed, batch or optimization.
         """
-        if self.identity.exists():
+        if self.has_begun and self.identity.exists():
             self._refuse_other_run(recipe, fingerprints)
-        elif self.checkpoints.exists():
-            raise UserError(f"{self.path} has checkpoints but no run.json to tell whose: choose another --output")
+        elif self.has_begun:
+            raise UserError(f"{self.path} has a run but no run.json to tell whose: choose another --output")
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         replace_file(self.identity, dump_json(identity))

@@ -133,11 +133,9 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
 
 def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
     """Return what the run starts from or, if it is there already, started from."""
-    if asked is None:
-        return folder.origin
-    if folder.identity.exists():
-        return agree(asked, folder.origin, recipe, sources.tokenizer)
-    return inspect(asked, recipe, sources.tokenizer)
+    if folder.has_begun:
+        return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
+    return inspect(asked, recipe, sources.tokenizer) if asked else None
 
 
 def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:

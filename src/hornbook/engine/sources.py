@@ -62,11 +62,11 @@ def open_sources(recipe: Recipe) -> Sources:
     hides_tokens = isinstance(recipe.objective, MaskedLMConfig | PretrainingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
+    stores = open_train(recipe)
     if recipe.data.tokenizer is not None:
         raise UserError(
             "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
         )
-    stores = open_train(recipe)
     held_out = _open_held_out(recipe)
     refuse_other_tokenizers([*stores, *held_out])
     validation = join(held_out)
@@ -124,12 +124,14 @@ def _open_instances(recipe: Recipe) -> Sources:
     """Open files of instances.
 
     Raises:
-        UserError: there are several, the file does not serve the recipe, or it is not masked and no tokenizer is named.
+        UserError: there are several, the file does not serve the recipe, or it is not masked and no tokenizer is named,
+            or another one than made it.
         DataError: a file is damaged, or the tokenizer.
     """
     path, *others = recipe.data.train
     if others:
         raise UserError("files of instances are not blended: name one in data.train, or a folder of TFRecords")
+    tokenizer = Tokenizer.load(recipe.data.tokenizer) if recipe.data.tokenizer else None
     instances = StaticInstances(path, seed=recipe.training.seed)
     held_out = StaticInstances(recipe.data.validation, seed=0) if recipe.data.validation else None
     for opened, name in ((instances, path), (held_out, recipe.data.validation)):
@@ -138,16 +140,21 @@ def _open_instances(recipe: Recipe) -> Sources:
                 f"{name} holds instances of {opened.sequence_length} tokens, and data.sequence_length is "
                 f"{recipe.sequence_length}: set it to {opened.sequence_length}, or make instances of that length"
             )
-        if opened and not opened.is_masked and recipe.data.tokenizer is None:
+        if opened and not opened.is_masked and tokenizer is None:
             raise UserError(
                 f"{name} holds instances that are not masked: say by `--data.tokenizer FOLDER` what made them, to mask "
                 "them in the training"
+            )
+        if opened and tokenizer and opened.first_token != (begin := tokenizer.require_masking().cls):
+            raise UserError(
+                f"{name} was not made with the tokenizer {recipe.data.tokenizer}: it begins with token "
+                f"{opened.first_token}, and that one's [CLS] or <s> is {begin}; name the right one by --data.tokenizer"
             )
     return Sources(
         train=(),
         weights=(),
         validation=None,
-        tokenizer=Tokenizer.load(recipe.data.tokenizer) if recipe.data.tokenizer else None,
+        tokenizer=tokenizer,
         num_validation_bytes=None,
         instances=instances,
         held_out_instances=held_out,

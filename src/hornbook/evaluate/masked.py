@@ -176,8 +176,10 @@ def _of_instances(given: TaskInput, objective: EncoderObjective, path: str) -> E
             f"{path} holds instances of {instances.sequence_length} tokens, and the window is {given.window_length}: "
             f"give --window {instances.sequence_length}, or other instances"
         )
-    tokenizer = None if instances.is_masked else given.require_tokenizer()
-    return instance_batches(objective, instances, tokenizer, seed=HELD_OUT_SEED)
+    if instances.is_masked:
+        objective = replace(objective, max_predictions=None)  # the file's masks are its own
+        return instance_batches(objective, instances, None, seed=HELD_OUT_SEED)
+    return instance_batches(objective, instances, given.require_tokenizer(), seed=HELD_OUT_SEED)
 
 
 def _layout(given: TaskInput, mean_length: float) -> Layout:

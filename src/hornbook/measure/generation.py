@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hornbook.config import Recipe
+from hornbook.config import EncoderConfig, Recipe
 from hornbook.engine.device import synchronize
 from hornbook.errors import UserError
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
@@ -97,8 +97,11 @@ def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_t
     """Return prompts of one length.
 
     Raises:
-        UserError: prompt and text do not fit the model's positions, where contenders differ in what they do.
+        UserError: prompt and text do not fit the model's positions, where contenders differ in what they do; or the
+            model writes no text.
     """
+    if isinstance(recipe.model, EncoderConfig):
+        raise UserError(f"{recipe.name} is an encoder, which writes no text: take a decoder's recipe, or bench step")
     if prompt_length + num_tokens > recipe.model.max_positions:
         raise UserError(
             f"{prompt_length} + {num_tokens} tokens do not fit the model's {recipe.model.max_positions} positions; "

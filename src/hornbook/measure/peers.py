@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.config import BertConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig
+from hornbook.config import BertConfig, EncoderConfig, GPTConfig, PretrainingConfig, Recipe, RobertaConfig
 from hornbook.data.batches import Batch, size_of
 from hornbook.data.examples import NOT_SCORED
 from hornbook.errors import UserError
@@ -107,7 +107,7 @@ def _build(recipe: Recipe) -> Any:
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
         raise UserError("transformers has no such activation or head size: leave --peer out")
     if isinstance(model, BertConfig | RobertaConfig):
-        return _build_encoder(transformers, model)
+        return _build_encoder(transformers, model, relates=isinstance(recipe.objective, PretrainingConfig))
     if not isinstance(model, GPTConfig):
         raise UserError(f"transformers has no model of the family {model.family}: leave --peer out")
     config = transformers.GPT2Config(
@@ -128,7 +128,7 @@ def _build(recipe: Recipe) -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig) -> Any:
+def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig, *, relates: bool) -> Any:
     sizes = {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -147,4 +147,4 @@ def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig) -> Any:
     config = transformers.BertConfig(
         **sizes, max_position_embeddings=model.max_positions, type_vocab_size=model.num_segments
     )
-    return transformers.BertForPreTraining(config)
+    return transformers.BertForPreTraining(config) if relates else transformers.BertForMaskedLM(config)

@@ -23,6 +23,7 @@ def test_sources_by_their_content(tmp_path):
     write_gpt2_tfrecords(tmp_path / "a.tfrecord", documents([[1]]))
     write_gpt2_tfrecords(tmp_path / "many", documents([[1], [2]]), 1)
     write_plain(tmp_path / "b.tfrecord-00000-of-00001", instances())
+    write_plain(tmp_path / "b", instances())
     write_remasked(tmp_path / "c", instances(), 2)
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds" / "state.json").touch()
@@ -39,6 +40,7 @@ def test_sources_by_their_content(tmp_path):
         "a.tfrecord": "tfrecord",
         "many": "tfrecord",
         "b.tfrecord-00000-of-00001": "bert-tfrecord",
+        "b": "bert-tfrecord",
         "c": "bert-tfrecord-remasked",
         "ds": "bert-arrow",
         "x.npy": "npy",

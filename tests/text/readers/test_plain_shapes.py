@@ -146,6 +146,15 @@ def test_long_lines_and_documents_are_one_error_each(tmp_path):
     assert one_line(caught.value, str(path), "line 3", "split the document")
 
 
+def test_articles_of_wikipedia_are_no_text_unless_they_are_said_to_be(tmp_path):
+    for name, start in (("wikipedia", "<mediawiki xmlns='...'>"), ("wikiextractor", '<doc id="1" url="u" title="t">')):
+        (path := tmp_path / name).write_text(start)
+        with pytest.raises(DataError) as caught:
+            list(read_documents([path], ReadOptions()))
+        assert one_line(caught.value, str(path), f"say --from {name}, or --from text")
+        assert [document.text for document in read_documents([path], ReadOptions(format="text"))] == [start]
+
+
 def test_not_utf8_costs_one_line(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ncaf\xe9\ntwo\n")

@@ -3,9 +3,10 @@
     corpora/mine (a manifest, a .idx)     store           wiki.pkl, wiki.pickle        pickle
     data/pile_text_document               megatron        seqlen_128.train.npy         npy
     x.tfrecord, a folder of them          tfrecord, bert-tfrecord or bert-tfrecord-remasked, by the first record
+    a file that begins as one does        the same
     a folder with state.json, x.arrow     bert-arrow
 
-The price: a file of a strange name needs ``--from``, a folder as target needs ``--to``.
+The price: another file of a strange name needs ``--from``, a folder as target needs ``--to``.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
 from hornbook.data.formats.bert_tfrecord import PLAIN, REMASKED
 from hornbook.data.formats.gpt2_tfrecord import FEATURES
 from hornbook.data.formats.stores import megatron_prefix
-from hornbook.data.formats.tfrecord import find_tfrecords, read_examples
+from hornbook.data.formats.tfrecord import begins_with_record, find_tfrecords, read_examples
 from hornbook.data.manifest import MANIFEST
 from hornbook.data.megatron import index_paths
 from hornbook.data.store import splits_of
@@ -48,6 +49,8 @@ def detect_source(path: Path) -> str:
         found = _detect_schema(path)
     else:
         found = "bert-arrow" if path.suffix == ".arrow" else _ENDINGS.get(path.suffix)
+    if found is None and path.is_file() and begins_with_record(path):
+        found = _detect_schema(path)
     if found is None:
         known = ", ".join((*DOCUMENT_FORMATS, *INSTANCE_FORMATS))
         raise UserError(f"{path}: its format cannot be told from its name; say it with --from, one of {known}")

@@ -65,6 +65,17 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def begins_with_record(path: Path) -> bool:
+    """Tell by the first checksum whether a file, whatever its name, is of records.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
+
+
 def read_records(files: Iterable[Path]) -> Iterator[Record]:
     """The records of files, one after the other; memory holds one.
 

@@ -43,8 +43,8 @@ class Totals:
     """What became of all files.
 
     Attributes:
-        documents: read.
-        dropped: by filter, in the order in which they apply.
+        documents: read, those that could not be read included.
+        dropped: by filter, in the order in which they apply, or because they could not be read.
         tokens, num_bytes: of the documents that stayed.
     """
 
@@ -59,7 +59,7 @@ class Tolerance:
     """What is not suspicious.
 
     Attributes:
-        max_dropped: of the documents, by the filters; in 0..1.
+        max_dropped: of the documents; in 0..1.
         min_tokens_per_byte: English has 0.2 to 0.3 with a usual vocabulary; below 0.05 text got lost on the way.
         max_tokens_per_byte: a byte-level tokenizer cannot make more than 1; the end-of-text tokens do not count.
         allow: kinds, out of `KINDS`, that the user accepts.
@@ -123,7 +123,7 @@ def _dropped(totals: Totals, tolerance: Tolerance) -> str:
     steps = ", ".join(f"{count:,} {name}" for name, count in totals.dropped.items() if count)
     return (
         f"{num_dropped:,} of {totals.documents:,} documents were dropped ({steps}), more than "
-        f"{tolerance.max_dropped:.0%}; loosen the filters, or raise --max-dropped"
+        f"{tolerance.max_dropped:.0%}; look at the input, loosen the filters, or raise --max-dropped"
     )
 
 

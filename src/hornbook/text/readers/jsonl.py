@@ -16,6 +16,13 @@ from hornbook.text.readers.streams import decoded, line_too_long, read_lines
 from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_NAMES: Final = {
+    "str": "a string",
+    "dict": "an object",
+    "list": "an array",
+    "NoneType": "null",
+    "bool": "a boolean",
+}
 
 
 def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
@@ -42,7 +49,10 @@ def _text_of(line: bytes, place: str, field: str) -> tuple[str, int]:
         record = json.loads(decoded(line, place))
     except (ValueError, RecursionError) as error:  # a DataError is neither
         reason = " ".join(str(error).split())
-        raise DataError(f"{place}: not valid JSON ({reason}); for a plain text file use --from text") from error
+        remedy = "for a plain text file use --from text"
+        if line.startswith(b"["):
+            remedy = "expected an object on each line, which `jq -c '.[]'` makes of an array"
+        raise DataError(f"{place}: not valid JSON ({reason}); {remedy}") from error
     text = _value_of(record, field)
     if not isinstance(text, str):
         raise DataError(f"{place}: {_explain_missing(record, field)}")
@@ -66,8 +76,13 @@ def _value_of(record: object, field: str) -> object:
 
 def _explain_missing(record: object, field: str) -> str:
     if not isinstance(record, dict):
-        return f"expected an object with a field {field!r}, found {type(record).__name__}"
+        return f"expected an object with a field {field!r}, found {_name_of(record)}"
     if (value := _value_of(record, field)) is not None or field in record:
-        return f"the field {field!r} holds {type(value).__name__}; expected a string"
+        return f"the field {field!r} holds {_name_of(value)}; expected a string"
     names = ", ".join(f"{name!r:.40}" for name in list(record)[:8]) or "none"
     return f"no field {field!r} (fields: {names}); name the one with the text by --field"
+
+
+def _name_of(value: object) -> str:
+    """What JSON calls a value."""
+    return _NAMES.get(type(value).__name__, "a number")

@@ -5,12 +5,12 @@ r"""Plain text in its usual shapes: a file, a line, or what stands between blank
     blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's: a sentence a line, documents apart
 
 Text is taken as it is; lines lose the line end behind them (``\n`` or ``\r\n``), and so do documents between blank
-lines. A line with nothing but white space is blank. The price of the first shape: a file has to fit into memory, 256
-MiB of it.
+lines. A line with nothing but white space is blank. The price of the first shape: a file has to fit into memory, so
+it may have 128 MiB.
 """
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.storage import format_bytes
@@ -18,15 +18,22 @@ from hornbook.text.readers.passages import Passage
 from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, plain_document, read_lines
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
+_MARKUP: Final = {b"<mediawiki ": "wikipedia", b"<doc id=": "wikiextractor"}
+
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
     """Read a file as one document.
 
     Raises:
-        DataError: it is not UTF-8, or too long.
+        DataError: it is not UTF-8, too long, or begins as articles of Wikipedia do and nobody said that it is text.
     """
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
+    for mark, name in _MARKUP.items():
+        if options.format == "auto" and data.startswith(mark):
+            raise DataError(
+                f"{source}: has articles of Wikipedia; say --from {name}, or --from text to take it as it is"
+            )
     if len(data) > limit:
         raise DataError(
             f"{source}: holds more than {format_bytes(limit)}, but a plain file is one document; split it, put its "
