@@ -94,6 +94,7 @@ def test_a_special_token_is_its_name():
     assert len(bytes_of()) == tokenizer.vocab_size
 
 
+@pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")
 def test_gpt2s_own_tokens():
     tokenizer = Tokenizer.load(next(path for path in (SHARED / "tokenizers").iterdir() if "gpt2" in path.name))
     table = token_bytes(tokenizer)
