@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.huggingface import is_folder, read_folder
-from hornbook.checkpoint.huggingface.encoders import BERT
+from hornbook.checkpoint.huggingface.encoder_words import BERT
 from hornbook.config import recipe_from_dict
 from tiny_bundle import google_variables, graphcore_variables, with_slots, write_bundle, write_json
 from tiny_encoders import tiny_encoder, tiny_encoder_config

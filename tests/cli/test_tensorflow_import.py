@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hornbook.__main__ import main
-from hornbook.checkpoint.huggingface.encoders import BERT
+from hornbook.checkpoint.huggingface.encoder_words import BERT
 from tiny_bundle import google_variables, with_slots, write_bundle, write_json
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 

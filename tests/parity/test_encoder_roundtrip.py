@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from hornbook.checkpoint import Contents, save
 from hornbook.checkpoint.huggingface import read_folder, write_folder
-from hornbook.checkpoint.huggingface.encoders import BERT, ROBERTA
+from hornbook.checkpoint.huggingface.encoder_words import BERT, ROBERTA
 from hornbook.checkpoint.restore import load_model
 from hornbook.config import EncoderConfig, Recipe, TrainingConfig, recipe_from_dict, recipe_to_dict
 from hornbook.config.objectives import MaskedLMConfig

@@ -29,6 +29,7 @@ from hornbook.config.objectives import (
     ClassificationConfig,
     LabelledConfig,
     MaskedLMConfig,
+    MaskingConfig,
     PretrainingConfig,
     SpanConfig,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "LambConfig",
     "LinearConfig",
     "MaskedLMConfig",
+    "MaskingConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
     "PolynomialConfig",

@@ -15,30 +15,32 @@ class CausalLMConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLMConfig:
-    """Predict masked tokens of one text (BERT without its pairs, RoBERTa)."""
+class MaskingConfig:
+    """What the objectives share that hide tokens and predict them."""
 
-    name: str = option("mlm", help="what is learned")
+    name: str = option("masking", help="what is learned")
     mask_probability: float = option(0.15, help="share of the tokens to predict", above=0, below=1)
     max_predictions: int | None = option(
         None, help="masked tokens of a sequence at most; none: mean + 2 deviations, a multiple of 16", minimum=1
     )
     whole_words: bool = option(False, help="mask all pieces of a word together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMConfig(MaskingConfig):
+    """Predict masked tokens of one text (BERT without its pairs, RoBERTa)."""
+
+    name: str = option("mlm", help="what is learned")
     sequences: Literal["joined", "documents", "lines"] = option(
         "joined", help="joined: documents end to end, cut to length; documents: each cut; lines: each sentence whole"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig:
+class PretrainingConfig(MaskingConfig):
     """BERT's two tasks (Devlin et al. 2019): masked tokens, and whether the second text follows the first."""
 
     name: str = option("mlm_nsp", help="what is learned")
-    mask_probability: float = option(0.15, help="share of the tokens to predict", above=0, below=1)
-    max_predictions: int | None = option(
-        None, help="masked tokens of a sequence at most; none: mean + 2 deviations, a multiple of 16", minimum=1
-    )
-    whole_words: bool = option(False, help="mask all pieces of a word together")
     short_sequence_probability: float = option(
         0.1, help="share of the pairs that are cut to a random length", minimum=0, maximum=1
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 from numpy.typing import NDArray
 
-from hornbook.config import MaskedLMConfig, PretrainingConfig
+from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.masking import MaskRules, most_masked, word_beginnings
 from hornbook.data.mixture import Blend, Provenance, seed_of_source, whole_shares
@@ -34,8 +34,6 @@ from hornbook.data.static_instances import StaticInstances
 from hornbook.data.store import TokenStore
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
-
-EncoderObjective = MaskedLMConfig | PretrainingConfig
 
 HELD_OUT_SEED = 0
 """Of the pairs and masks of what is held out: the same in every run, so that losses can be compared."""
@@ -74,7 +72,7 @@ class MixedSequences:
 
 
 def sequence_source(
-    objective: EncoderObjective,
+    objective: MaskingConfig,
     stores: Items[TokenStore],
     special: MaskingTokens,
     *,
@@ -103,7 +101,7 @@ def sequence_source(
 
 
 def store_batches(
-    objective: EncoderObjective,
+    objective: MaskingConfig,
     stores: Items[TokenStore],
     tokenizer: Tokenizer,
     *,
@@ -130,7 +128,7 @@ def store_batches(
 
 
 def masked_batches(
-    objective: EncoderObjective,
+    objective: MaskingConfig,
     source: SequenceSource,
     special: MaskingTokens,
     *,
@@ -157,7 +155,7 @@ def masked_batches(
 
 
 def instance_batches(
-    objective: EncoderObjective, instances: StaticInstances, tokenizer: Tokenizer | None, *, seed: int
+    objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, *, seed: int
 ) -> EncoderBatches:
     """Return padded batches of instances, masked as the objective says if they were not when they were made.
 
@@ -186,18 +184,19 @@ def instance_batches(
 
 
 def _of_store(
-    objective: EncoderObjective, store: TokenStore, special: MaskingTokens, sequence_length: int, seed: int
+    objective: MaskingConfig, store: TokenStore, special: MaskingTokens, sequence_length: int, seed: int
 ) -> StoredSequences:
-    if isinstance(objective, PretrainingConfig):
-        rules = PairRules(
-            sequence_length=sequence_length,
-            short_sequence_probability=objective.short_sequence_probability,
-            seed=seed,
-        )
-        return PairSequences(store, special, rules)
-    kinds: dict[str, Callable[..., StoredSequences]] = {
-        "joined": JoinedSequences,
-        "documents": DocumentSequences,
-        "lines": LineSequences,
-    }
-    return kinds[objective.sequences](store, special, sequence_length=sequence_length, seed=seed)
+    if isinstance(objective, MaskedLMConfig):
+        kinds: dict[str, Callable[..., StoredSequences]] = {
+            "joined": JoinedSequences,
+            "documents": DocumentSequences,
+            "lines": LineSequences,
+        }
+        return kinds[objective.sequences](store, special, sequence_length=sequence_length, seed=seed)
+    assert isinstance(objective, PretrainingConfig), f"no sequences are known for {objective.name}"
+    rules = PairRules(
+        sequence_length=sequence_length,
+        short_sequence_probability=objective.short_sequence_probability,
+        seed=seed,
+    )
+    return PairSequences(store, special, rules)

@@ -158,10 +158,10 @@ class TokenPlan:
     end_of_text_id: int | None = None
     split_text: Callable[[str], list[str]] | None = None
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that there will be."""
-        return ("train", "validation") if self.validation else ("train",)
+
+def splits_of_share(validation: float) -> tuple[str, ...]:
+    """The splits that there will be with such a share of validation."""
+    return ("train", "validation") if validation else ("train",)
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -217,7 +217,7 @@ def tokenized(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generat
             held_out = np.fromiter((falls_to_validation(text, plan.validation) for text in texts), bool, len(texts))
             tokens = _tokenize(batch.documents, texts, plan)
             chosen = {"train": ~held_out, "validation": held_out}
-            splits = {split: tokens.only(chosen[split]) for split in plan.splits}
+            splits = {split: tokens.only(chosen[split]) for split in splits_of_share(plan.validation)}
             yield TokenBatch(splits=splits, reading=batch.reading, memory=batch.memory)
 
 

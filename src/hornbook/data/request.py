@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from hornbook.data.pipeline import splits_of_share
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import dump_json, parse_json, read_json
 from hornbook.text.documents import ReadOptions, list_sources
@@ -96,7 +97,7 @@ class BuildJob:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that there will be."""
-        return ("train", "validation") if self.options.validation else ("train",)
+        return splits_of_share(self.options.validation)
 
     @cached_property
     def sizes(self) -> list[int] | None:

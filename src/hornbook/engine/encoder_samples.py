@@ -6,11 +6,10 @@ What is held out is paired and masked the same in every run, whatever its seed, 
 from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 
-from hornbook.config import MaskedLMConfig, PretrainingConfig, Recipe
+from hornbook.config import MaskingConfig, Recipe
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.encoder_sources import (
     HELD_OUT_SEED,
-    EncoderObjective,
     instance_batches,
     masked_batches,
     store_batches,
@@ -25,9 +24,8 @@ from hornbook.errors import UserError
 from hornbook.text.tokenizer import Tokenizer
 
 
-@build_samples.register(MaskedLMConfig)
-@build_samples.register(PretrainingConfig)
-def encoder_samples(objective: EncoderObjective, recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
+@build_samples.register
+def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
     """Return the samples of an encoder; arguments and errors as ``build_samples``."""
     train = _training(objective, recipe, sources)
     mean = train.mean_length()
@@ -45,7 +43,7 @@ def encoder_samples(objective: EncoderObjective, recipe: Recipe, sources: Source
     )
 
 
-def _training(objective: EncoderObjective, recipe: Recipe, sources: Sources) -> EncoderBatches:
+def _training(objective: MaskingConfig, recipe: Recipe, sources: Sources) -> EncoderBatches:
     seed = recipe.training.seed
     if sources.instances:
         return _static(objective, sources.instances, sources.tokenizer, seed)
@@ -58,7 +56,7 @@ def _training(objective: EncoderObjective, recipe: Recipe, sources: Sources) -> 
     return masked_batches(objective, source, source.special, seed=seed)
 
 
-def _held_out(objective: EncoderObjective, recipe: Recipe, sources: Sources) -> EncoderBatches | None:
+def _held_out(objective: MaskingConfig, recipe: Recipe, sources: Sources) -> EncoderBatches | None:
     if sources.held_out_instances:
         return _static(objective, sources.held_out_instances, sources.tokenizer, HELD_OUT_SEED)
     if not sources.held_out:
@@ -67,7 +65,7 @@ def _held_out(objective: EncoderObjective, recipe: Recipe, sources: Sources) -> 
 
 
 def _static(
-    objective: EncoderObjective, instances: StaticInstances, tokenizer: Tokenizer | None, seed: int
+    objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, seed: int
 ) -> EncoderBatches:
     """Return the batches of instances, which are masked here if they were not when they were made.
 
@@ -88,7 +86,7 @@ def _static(
     return instance_batches(objective, instances, tokenizer, seed=seed)
 
 
-def _refuse(objective: EncoderObjective, names: Set[str], what: str) -> None:
+def _refuse(objective: MaskingConfig, names: Set[str], what: str) -> None:
     """Raise UserError for one of these options that is not at its default."""
     for spec in fields(objective):
         if spec.name in names and getattr(objective, spec.name) != spec.default:
@@ -96,7 +94,7 @@ def _refuse(objective: EncoderObjective, names: Set[str], what: str) -> None:
 
 
 def _stores(
-    objective: EncoderObjective,
+    objective: MaskingConfig,
     recipe: Recipe,
     stores: Sequence[TokenStore],
     tokenizer: Tokenizer | None,

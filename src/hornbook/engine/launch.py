@@ -12,7 +12,6 @@ import torch
 from hornbook import checkpoint
 from hornbook.checkpoint.restore import refuse_mismatch
 from hornbook.config import LabelledConfig, Recipe, Resolved
-from hornbook.engine import encoder_samples  # noqa: F401 - registers what encoders learn from
 from hornbook.engine.build import build_training
 from hornbook.engine.device import choose_device, prepare, synchronize
 from hornbook.engine.folder import RunFolder

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 
-from hornbook.config import MaskedLMConfig, PretrainingConfig, Recipe
+from hornbook.config import MaskingConfig, Recipe
 from hornbook.data.examples import TokenSource
 from hornbook.data.joined import join, open_held_out, refuse_other_tokenizers
 from hornbook.data.mixture import Mixture, joint_fingerprint
@@ -59,7 +59,7 @@ def open_sources(recipe: Recipe) -> Sources:
     if recipe.data.synthetic:
         train = (_synthetic(recipe),)
         return Sources(train=train, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
-    hides_tokens = isinstance(recipe.objective, MaskedLMConfig | PretrainingConfig)
+    hides_tokens = isinstance(recipe.objective, MaskingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
     stores = open_train(recipe)

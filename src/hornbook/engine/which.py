@@ -26,7 +26,6 @@ from hornbook.data.mixture import Provenance
 from hornbook.data.sequences import NO_PAIR, Sequence, StoredSequences
 from hornbook.data.static_instances import StaticInstances
 from hornbook.data.store import TokenStore
-from hornbook.engine import encoder_samples  # noqa: F401 - registers what encoders learn from
 from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, open_sources, open_windows
 from hornbook.errors import DataError, UserError

@@ -14,8 +14,7 @@ from hornbook.config import ClassificationConfig
 from hornbook.data.labelled import encode_examples, label_numbers, read_examples
 from hornbook.data.loader import spread_evenly
 from hornbook.data.sequences import Sequence
-from hornbook.errors import UserError
-from hornbook.evaluate.labelled import data_of, laid_out
+from hornbook.evaluate.labelled import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import ClassificationHead
 
@@ -36,12 +35,7 @@ def read(given: TaskInput) -> Answered:
     Raises:
         UserError, DataError: the model is no classifier, no file is named or known, or it is malformed.
     """
-    objective = given.loaded.recipe.objective
-    if not isinstance(objective, ClassificationConfig):
-        raise UserError(
-            f"{given.loaded.path} learned {objective.name!r} and tells no classes: fine-tune it with "
-            "--objective.name classification, see docs/fine-tuning.md"
-        )
+    objective = objective_of(given, ClassificationConfig, "tells no classes")
     path = data_of(given)
     everything = read_examples(path, objective)
     examples = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]

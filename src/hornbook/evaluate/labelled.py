@@ -1,11 +1,16 @@
 """What the tasks of fine-tuned models share: which file is scored, and batches of its sequences."""
 
 from collections.abc import Iterator
+from typing import TypeVar
 
-from hornbook.data.batches import Batch
+from hornbook.config import LabelledConfig
+from hornbook.data.batches import Batch, placed
 from hornbook.data.layout import lay_out
 from hornbook.data.sequences import Sequence
+from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
+
+Learned = TypeVar("Learned", bound=LabelledConfig)
 
 
 def data_of(given: TaskInput) -> str:
@@ -15,6 +20,21 @@ def data_of(given: TaskInput) -> str:
         UserError: neither is known.
     """
     return given.data or given.loaded.recipe.data.validation or given.require_data("a labelled file")
+
+
+def objective_of(given: TaskInput, kind: type[Learned], lacks: str) -> Learned:
+    """Return what the model learned.
+
+    Raises:
+        UserError: it is not of this kind; ``lacks`` says what the model cannot do.
+    """
+    objective = given.loaded.recipe.objective
+    if not isinstance(objective, kind):
+        raise UserError(
+            f"{given.loaded.path} learned {objective.name!r} and {lacks}: fine-tune it with "
+            f"--objective.name {kind.name}, see docs/fine-tuning.md"
+        )
+    return objective
 
 
 def laid_out(given: TaskInput, sequences: list[Sequence]) -> Iterator[Batch]:
@@ -27,4 +47,4 @@ def laid_out(given: TaskInput, sequences: list[Sequence]) -> Iterator[Batch]:
             layout="unpadded" if given.device.type == "cpu" else "padded",
             pad_id=given.require_tokenizer().require_masking().pad,
         )
-        yield {name: tensor.to(given.device) for name, tensor in batch.items()}
+        yield placed(batch, given.device)

@@ -13,11 +13,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
-from hornbook.config import MaskedLMConfig, PretrainingConfig
+from hornbook.config import MaskedLMConfig, MaskingConfig
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.encoder_sources import (
     HELD_OUT_SEED,
-    EncoderObjective,
     instance_batches,
     sequence_source,
     store_batches,
@@ -45,7 +44,7 @@ _SOURCES: Final = {
 _PAIRS: Final = "next-sentence pairs of up to {} tokens"
 
 
-def read_masked(given: TaskInput) -> tuple[EncoderObjective, EncoderBatches]:
+def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
     """Return what is asked of the model, and the sequences of held-out stores or instances, masked by a fixed seed.
 
     Raises:
@@ -146,14 +145,14 @@ def pseudo_perplexity(given: TaskInput) -> list[Row]:
     ]
 
 
-def _learned(given: TaskInput) -> EncoderObjective:
+def _learned(given: TaskInput) -> MaskingConfig:
     """Return what the model has learned.
 
     Raises:
         UserError: to guess hidden tokens is not what it is.
     """
     learned = given.loaded.recipe.objective
-    if not isinstance(learned, EncoderObjective):
+    if not isinstance(learned, MaskingConfig):
         raise UserError(
             f'{given.loaded.path} has learned "{learned.name}" last; expected a model that guesses hidden tokens, of '
             'the objective "mlm" or "mlm_nsp"'
@@ -161,15 +160,15 @@ def _learned(given: TaskInput) -> EncoderObjective:
     return learned
 
 
-def _fitting(learned: EncoderObjective, stores: list[TokenStore]) -> EncoderObjective:
+def _fitting(learned: MaskingConfig, stores: list[TokenStore]) -> MaskingConfig:
     """Return what the model has learned; without pairs where a store has no sentences to make them of."""
     if isinstance(learned, MaskedLMConfig) or all(store.sequences == "sentences" for store in stores):
         return learned
-    shared = {spec.name for spec in fields(PretrainingConfig)} & {spec.name for spec in fields(MaskedLMConfig)}
+    shared = {spec.name for spec in fields(MaskingConfig)}
     return MaskedLMConfig(**{name: getattr(learned, name) for name in shared - {"name"}})
 
 
-def _of_instances(given: TaskInput, objective: EncoderObjective, path: str) -> EncoderBatches:
+def _of_instances(given: TaskInput, objective: MaskingConfig, path: str) -> EncoderBatches:
     instances = StaticInstances(path, seed=HELD_OUT_SEED)
     if instances.sequence_length != given.window_length:
         raise UserError(
@@ -187,7 +186,7 @@ def _layout(given: TaskInput, mean_length: float) -> Layout:
     return choose_layout(mean_length, given.window_length, on_cpu=on_cpu, asked=asked)
 
 
-def _how_masked(objective: EncoderObjective, batches: EncoderBatches) -> str:
+def _how_masked(objective: MaskingConfig, batches: EncoderBatches) -> str:
     length = batches.source.sequence_length
     if batches.rules is None:
         return f"masked when they were made; instances of up to {length} tokens"

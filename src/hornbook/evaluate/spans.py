@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hornbook.data.batches import Batch
+from hornbook.data.batches import Batch, placed
 from hornbook.data.examples import NOT_SCORED
 from hornbook.model import LanguageModel
 from hornbook.parallel.world import World
@@ -95,7 +95,7 @@ def score(
     starts = np.cumsum([0, *(span.num_scored for span in spans)])
     results_3N = np.zeros((3, starts[-1]))
     for numbers, batch in batches(spans, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size):
-        scored_3M = _score_batch(model, {name: tensor.to(world.device) for name, tensor in batch.items()}, banned_V)
+        scored_3M = _score_batch(model, placed(batch, world.device), banned_V)
         places = [place for number in numbers for place in range(starts[number], starts[number + 1])]
         results_3N[:, places] = scored_3M[:, : len(places)]
     summed = world.sum_floats(results_3N.ravel().tolist())

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from hornbook.config import SpanConfig
 from hornbook.data.loader import spread_evenly
 from hornbook.data.squad import NO_ANSWER, Question, Window, make_windows, read_questions
-from hornbook.errors import UserError
-from hornbook.evaluate.labelled import data_of, laid_out
+from hornbook.evaluate.labelled import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import SpanHead
 
@@ -64,12 +63,7 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
     Raises:
         UserError, DataError: the model finds no spans, no file is named or known, or it is malformed.
     """
-    objective = given.loaded.recipe.objective
-    if not isinstance(objective, SpanConfig):
-        raise UserError(
-            f"{given.loaded.path} learned {objective.name!r} and finds no answers: fine-tune it with "
-            "--objective.name span, see docs/fine-tuning.md"
-        )
+    objective = objective_of(given, SpanConfig, "finds no answers")
     everything = read_questions(data_of(given), unanswerable=objective.unanswerable)
     questions = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
     return questions, make_windows(questions, given.require_tokenizer(), objective, given.window_length), objective

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hornbook.data.batches import placed
 from hornbook.data.layout import lay_out
 from hornbook.data.sequences import Sequence, framed
 from hornbook.errors import UserError
@@ -112,7 +113,7 @@ class GapFiller:
         width = max(len(sequence.tokens) for sequence in sequences)
         device = self._model.embedding.tokens.device
         laid_out = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
-        batch = {name: tensor.to(device) for name, tensor in laid_out.items()}
+        batch = placed(laid_out, device)
         with evaluation_mode(self._model):
             x_ND = self._model.trunk(batch).flatten(0, 1)
             logits_PV = self._model.head.logits(x_ND[batch["predictions"]])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config import BertConfig, EncoderConfig, GPTConfig, PretrainingConfig, Recipe, RobertaConfig
-from hornbook.data.batches import Batch, size_of
+from hornbook.data.batches import Batch, placed, size_of
 from hornbook.data.examples import NOT_SCORED
 from hornbook.errors import UserError
 from hornbook.measure.generation import Generate
@@ -39,7 +39,7 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     def step() -> int:
         micro_batches = next(loader)
         for batch in micro_batches:
-            inputs = {name: tensor.to(world.device) for name, tensor in _inputs(batch).items()}
+            inputs = placed(_inputs(batch), world.device)
             with torch.autocast(world.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
                 loss = model(**inputs).loss
             (loss / len(micro_batches)).backward()

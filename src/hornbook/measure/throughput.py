@@ -16,7 +16,6 @@ from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.data.loader import Loader
 from hornbook.engine.build import build_training
 from hornbook.engine.device import synchronize
-from hornbook.engine.encoder_samples import encoder_samples  # noqa: F401 - registers what encoders learn from
 from hornbook.engine.samples import build_samples
 from hornbook.engine.sources import open_sources
 from hornbook.engine.step import train_step

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 
 from hornbook.checkpoint.huggingface import gpt2
-from hornbook.checkpoint.huggingface.encoders import BERT, ROBERTA
+from hornbook.checkpoint.huggingface.encoder_words import BERT, ROBERTA
 from hornbook.config import BertConfig, GPTConfig, RobertaConfig
 from hornbook.errors import CheckpointError
 
