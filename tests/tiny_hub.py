@@ -7,12 +7,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 CONVERTED = "refs/convert/parquet"
 
 
-class Hub(ThreadingHTTPServer):
+class Loopback(ThreadingHTTPServer):
+    """A server on this machine, and what it was asked for; ``handler`` answers."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type["Answering"]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.asked: list[str] = []
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers GET and HEAD by ``answer``, and says nothing on the terminal."""
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def send(self, data: bytes, *, status: int = 200, cut: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data[:cut])
+        self.close_connection = cut is not None
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+Server = TypeVar("Server", bound=Loopback)
+
+
+class Hub(Loopback):
     """Data sets by name and revision, each a folder; what was asked for; and how to misbehave.
 
     Attributes:
@@ -23,30 +66,17 @@ class Hub(ThreadingHTTPServer):
         fails: whether every request fails.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.repositories: dict[tuple[str, str], Path] = {}
         self.cards: dict[str, dict[str, object]] = {}
         self.gated: set[str] = set()
         self.breaks: set[str] = set()
         self.fails = False
-        self.asked: list[str] = []
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     server: Hub
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_HEAD(self) -> None:
-        self.answer()
 
     def answer(self) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -84,18 +114,6 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         return self.send(data[start:], status=206 if start else 200, **headers)
 
-    def send(self, data: bytes, *, status: int = 200, cut: int | None = None, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data[:cut])
-        self.close_connection = cut is not None
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 def commit_of(name: str, revision: str) -> str:
     """A commit's hash, made up."""
@@ -103,11 +121,18 @@ def commit_of(name: str, revision: str) -> str:
 
 
 @contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Let a server answer inside the block."""
+    with server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+@contextmanager
 def serve_hub() -> Iterator[Hub]:
     """A hub without data sets."""
-    with Hub() as hub:
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
+    with serving(Hub()) as hub:
+        yield hub

@@ -5,56 +5,41 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from hornbook.checkpoint.huggingface import fetch, repository_of
 from hornbook.errors import HornbookError, UserError
+from tiny_hub import Answering, Loopback, serving
 from tiny_huggingface import tiny_folder, to_pickle
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class Hub(ThreadingHTTPServer):
+class ModelHub(Loopback):
     """What ``snapshot_download`` asks of the hub, for one folder called ``someone/tiny``."""
 
-    daemon_threads = True
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.folder = folder
-        self.asked: list[str] = []
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_HEAD(self) -> None:
-        self.answer()
+class Handler(Answering):
+    server: ModelHub
 
     def answer(self) -> None:
         path = self.path.partition("?")[0]
         self.server.asked.append(path)
-        if path in ("/api/models/someone/tiny", f"/api/models/someone/tiny/revision/{COMMIT}"):
-            return self.send(json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": self.entries("rfilename")}))
-        if path in [f"/api/models/someone/tiny/revision/{name}" for name in ("main", "v1")]:
-            return self.send(json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": self.entries("rfilename")}))
+        known = [f"/api/models/someone/tiny/revision/{name}" for name in (COMMIT, "main", "v1")]
+        if path in ("/api/models/someone/tiny", *known):
+            return self.send_json({"id": "someone/tiny", "sha": COMMIT, "siblings": self.entries("rfilename")})
         if path == f"/api/models/someone/tiny/tree/{COMMIT}":
-            return self.send(json.dumps(self.entries("path")))
+            return self.send_json(self.entries("path"))
         file = self.server.folder / Path(path).name
         if path.startswith(f"/someone/tiny/resolve/{COMMIT}/") and file.exists():
-            return self.send(file.read_bytes(), ETag=f'"{oid(file)}"')
+            return self.send(file.read_bytes(), ETag=f'"{oid(file)}"', **{"X-Repo-Commit": COMMIT})
         code = "RevisionNotFound" if "someone/tiny" in path else "RepoNotFound"
         return self.send(b"{}", status=404, **{"X-Error-Code": code})
 
@@ -64,17 +49,8 @@ class Handler(BaseHTTPRequestHandler):
             for path in sorted(self.server.folder.iterdir())
         ]
 
-    def send(self, body: str | bytes, *, status: int = 200, **headers: str) -> None:
-        data = body.encode() if isinstance(body, str) else body
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), "X-Repo-Commit": COMMIT, **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+    def send_json(self, content: object) -> None:
+        self.send(json.dumps(content).encode(), **{"X-Repo-Commit": COMMIT})
 
 
 def oid(path: Path) -> str:
@@ -82,14 +58,12 @@ def oid(path: Path) -> str:
 
 
 @pytest.fixture
-def hub(tmp_path) -> Iterator[Hub]:
+def hub(tmp_path) -> Iterator[ModelHub]:
     folder = tiny_folder(tmp_path / "served")
     for name in ("flax_model.msgpack", "README.md", "modeling_evil.py"):
         (folder / name).write_text("not wanted")
-    with Hub(folder) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    with serving(ModelHub(folder)) as server:
         yield server
-        server.shutdown()
 
 
 def hornbook(tmp_path: Path, endpoint: str | None, *commands: str) -> list[dict[str, object]]:
