@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ class Loopback(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class Answering(BaseHTTPRequestHandler):
+class Answering(BaseHTTPRequestHandler, ABC):
     """Answers GET and HEAD by ``answer``, and says nothing on the terminal."""
 
     def do_GET(self) -> None:
@@ -36,8 +37,8 @@ class Answering(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.answer()
 
-    def answer(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self) -> None: ...
 
     def send(self, data: bytes, *, status: int = 200, cut: int | None = None, **headers: str) -> None:
         self.send_response(status)

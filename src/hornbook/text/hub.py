@@ -22,13 +22,15 @@ from hornbook.text.readers.jsonl import JSONL_SUFFIXES
 from hornbook.text.reading import ReadOptions
 from hornbook.text.sources import is_excluded
 
-_HALF: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+HALF: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+"""A pattern of the owner, or of what is owned, in a name of the hub."""
+
 _NAME: Final = re.compile(
-    rf"hf:(?://datasets/)?(?P<repository>(?:{_HALF}/)?{_HALF})"
+    rf"hf:(?://datasets/)?(?P<repository>(?:{HALF}/)?{HALF})"
     r"(?:@(?P<revision>(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,200}))?"
 )
 _COMMIT: Final = "[0-9a-f]{40}"
-_FILE: Final = re.compile(rf"hf:(?P<repository>(?:{_HALF}/)?{_HALF})@(?P<commit>{_COMMIT})/(?P<file>.+)")
+_FILE: Final = re.compile(rf"hf:(?P<repository>(?:{HALF}/)?{HALF})@(?P<commit>{_COMMIT})/(?P<file>.+)")
 _KINDS: Final = {
     "auto": ((".parquet",), JSONL_SUFFIXES, (".txt",)),
     "parquet": ((".parquet",),),

@@ -15,10 +15,10 @@ from typing import Final
 from hornbook.checkpoint.huggingface.tokenizer_files import FILES
 from hornbook.checkpoint.huggingface.weights import SAFE_FILES
 from hornbook.errors import HornbookError, UserError
+from hornbook.text.hub import HALF
 
 _SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
-_HALF: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_NAME: Final = re.compile(f"{_HALF}/{_HALF}")
+_NAME: Final = re.compile(f"{HALF}/{HALF}")
 _SAFE: Final = ("config.json", *FILES, *SAFE_FILES, "model-*.safetensors")
 _PICKLED: Final = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -45,7 +45,7 @@ def fetch(name: str, *, revision: str | None = None, allow_pickle: bool = False)
             not allowed, the extra is not installed, or the hub is out of reach and the cache does not have it.
         HornbookError: the hub failed half-way; trying again may help.
     """
-    if not re.fullmatch(f"({_HALF}/)?{_HALF}", name):
+    if not re.fullmatch(f"({HALF}/)?{HALF}", name):
         raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
     folder = _snapshot(name, revision, _SAFE)
     if any((folder / file).exists() for file in SAFE_FILES):
