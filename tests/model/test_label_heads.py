@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hornbook.config import ClassificationConfig, SpanConfig
+from hornbook.config import ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
+from hornbook.data.batches import placed
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
 from tiny_encoders import FAMILIES, LAYOUTS, lay_out, make_samples, tiny_encoder, tiny_encoder_config
@@ -77,3 +78,18 @@ def test_a_span_lies_in_its_own_sequence():
     loss, num_correct = model.head.locate(model.trunk(batch), batch)
     assert int(num_correct) == 3
     assert float(loss) == pytest.approx(-float(logits.log_softmax(1).amax(1).sum()) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", [*HEADS, "masked"])
+def test_the_host_never_waits_for_a_device(family, head, layout):
+    """The meta device has shapes and no values, so that whoever asks for one there fails."""
+    changes, config, labels = HEADS.get(head, ({}, PretrainingConfig(), torch.tensor([0, 1, -100])))
+    config = MaskedLMConfig() if head == "masked" and family == "roberta" else config
+    model = tiny_encoder(family, attention_dropout=0.1, residual_dropout=0.2, **changes).train().to("meta")
+    model.tie()
+    batch = placed({**lay_out(make_samples(LENGTHS), layout), "labels": labels}, torch.device("meta"))
+    sums = build_objective(config).sums(model.head, model.trunk(batch), batch)
+    sum(sums.values()).backward()
+    assert all(parameter.grad.is_meta for _, parameter in model.named_parameters() if parameter.grad is not None)

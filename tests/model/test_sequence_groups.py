@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from hornbook.model.sequence_groups import group_sequences, inverse, spread_sequences, take
 
+CPU = torch.device("cpu")
+
 
 def laid_out(rows: list[list[int]], num_columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Size]:
     """Firsts and lengths of sequences of these lengths, row by row."""
@@ -26,7 +28,7 @@ def laid_out(rows: list[list[int]], num_columns: int) -> tuple[torch.Tensor, tor
 
 def test_the_picture_of_the_module():
     firsts, lengths, shape = laid_out([[50, 30], [40, 20]], 82)
-    maps = group_sequences(firsts, lengths, shape)
+    maps = group_sequences(firsts, lengths, shape, CPU)
     assert maps["groups"].tolist() == [[2, 50, 1], [2, 30, 1]]
     assert maps["slots"][:50].tolist() == list(range(50))
     assert maps["slots"][50:100].tolist() == [*range(82, 122), *[-1] * 10]
@@ -35,7 +37,7 @@ def test_the_picture_of_the_module():
 
 @pytest.mark.parametrize("rows", [[[24], [24]], [[24]]])
 def test_whole_rows_need_no_maps(rows):
-    maps = group_sequences(*laid_out(rows, 24))
+    maps = group_sequences(*laid_out(rows, 24), CPU)
     assert maps.keys() == {"groups"}
     assert maps["groups"].tolist() == [[len(rows), 24, 0]]
 
@@ -44,7 +46,7 @@ def test_whole_rows_need_no_maps(rows):
 @given(st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=5))
 def test_every_token_has_one_place_and_finds_back(rows):
     firsts, lengths, shape = laid_out(rows, 120)
-    maps = group_sequences(firsts, lengths, shape)
+    maps = group_sequences(firsts, lengths, shape, CPU)
     slots, places = maps["slots"], maps["places"]
     groups = maps["groups"].tolist()
     assert len(slots) == sum(number * length for number, length, _ in groups)
@@ -68,7 +70,7 @@ def test_every_token_has_one_place_and_finds_back(rows):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 3))
 def test_a_column_has_empty_rows_around_each_sequence(lengths, gap):
     firsts, lengths, shape = laid_out([lengths], 60)
-    maps = spread_sequences(firsts, lengths, shape.numel(), gap)
+    maps = spread_sequences(firsts, lengths, shape.numel(), gap, CPU)
     rows, row_of = maps["rows"], maps["row_of"]
     assert len(rows) == int(lengths.sum()) + gap * (len(lengths) + 1)
     assert torch.equal(inverse(rows, 60), row_of)

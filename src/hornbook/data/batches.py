@@ -9,7 +9,7 @@ A ``BatchMaker`` answers sample numbers and a ``HeldOut`` window numbers, both w
 any prefetch depth and any resume point see the same batches.
 """
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from hornbook.data.hashing import IntegerArray, Purpose, mix64
 from hornbook.errors import DataError
 
 Batch: TypeAlias = dict[str, torch.Tensor]
+
+_SHAPING: Final = ("firsts", "lengths")
 
 
 class Size(NamedTuple):
@@ -124,8 +126,13 @@ def size_of(batch: Batch) -> Size:
 
 
 def placed(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch on a device; from page-locked memory the copy overlaps with the device's work."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    """Return a batch on a device; from page-locked memory the copy overlaps with the device's work.
+
+    ``firsts`` and ``lengths`` stay in the host's memory: shapes follow from them, and it would have to wait for those.
+    """
+    return {
+        name: tensor if name in _SHAPING else tensor.to(device, non_blocking=True) for name, tensor in batch.items()
+    }
 
 
 def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:

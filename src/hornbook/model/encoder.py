@@ -47,7 +47,8 @@ class EncoderModel(LanguageModel):
 
     def make_context(self, batch: Batch) -> Context:
         """Return ``keys`` and the maps of ``group_sequences``."""
-        groups = group_sequences(batch["firsts"], batch["lengths"], batch["tokens"].shape)
+        tokens_BT = batch["tokens"]
+        groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
         return {"keys": batch["keys"], **groups}
 
 
@@ -69,8 +70,8 @@ class GroupBert(EncoderModel):
 
     def make_context(self, batch: Batch) -> Context:
         """Return also the maps of ``spread_sequences``, for the convolutions."""
-        num_tokens = batch["tokens"].numel()
-        spread = spread_sequences(batch["firsts"], batch["lengths"], num_tokens, self.reach)
+        tokens_BT = batch["tokens"]
+        spread = spread_sequences(batch["firsts"], batch["lengths"], tokens_BT.numel(), self.reach, tokens_BT.device)
         return super().make_context(batch) | spread
 
 

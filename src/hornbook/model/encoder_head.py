@@ -107,4 +107,4 @@ class EncoderHead(OutputHead):
 
 
 def _gather(x_BTD: Tensor, places: Tensor) -> Tensor:
-    return x_BTD.flatten(0, 1).index_select(0, places)
+    return x_BTD.flatten(0, 1).index_select(0, places.to(x_BTD.device, non_blocking=True))

@@ -65,7 +65,7 @@ class ClassificationHead(LabelHead):
 
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, C]`` fp32 for the sequences of a batch."""
-        firsts_S = batch["firsts"]
+        firsts_S = batch["firsts"].to(x_BTD.device, non_blocking=True)
         x_SD = self.normed(x_BTD.flatten(0, 1).index_select(0, firsts_S))
         pooled = self.dropout(torch.tanh(self.pooler(x_SD)), batch["keys"].flatten()[firsts_S])
         logits: Tensor = self.labels(pooled).float()
@@ -100,9 +100,10 @@ class SpanHead(LabelHead):
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, T, 2]`` fp32, T being the longest sequence's; -inf beyond a sequence's end."""
         firsts_S, lengths_S = batch["firsts"], batch["lengths"]
-        places = torch.arange(int(lengths_S.max()), device=x_BTD.device)
+        places = torch.arange(int(lengths_S.max()))
         outside_ST = places >= lengths_S[:, None]
         flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+        flat_ST, outside_ST = (index.to(x_BTD.device, non_blocking=True) for index in (flat_ST, outside_ST))
         logits_ST2: Tensor = self.spans(self.normed(x_BTD)).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 

@@ -24,19 +24,20 @@ _COARSE = 16
 """On a CPU, sequences whose lengths differ by this many tokens, or by an eighth, are in different groups."""
 
 
-def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size) -> dict[str, Tensor]:
+def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
     """Return how the sequences of a micro-batch are grouped.
 
     Args:
-        firsts_S: flat index of each sequence's first token.
-        lengths_S: its tokens; sequences of none are left out.
+        firsts_S: flat index of each sequence's first token, in the host's memory.
+        lengths_S: its tokens, likewise; sequences of none are left out.
         shape: of the tokens, (B, T).
+        device: where the tokens are.
 
     Returns:
-        ``groups``, int64 ``[number of groups, 3]`` on the CPU: sequences G, places t, and whether some place is empty;
-        and ``slots`` and ``places`` as above, which are missing where every row is one whole sequence.
+        ``groups``, int64 ``[number of groups, 3]`` in the host's memory: sequences G, places t, and whether some place
+        is empty; and ``slots`` and ``places`` as above, which are missing where every row is one whole sequence.
     """
-    device, lengths, firsts = firsts_S.device, lengths_S.tolist(), firsts_S.tolist()
+    lengths, firsts = lengths_S.tolist(), firsts_S.tolist()
     if lengths == [shape[1]] * shape[0] and firsts == list(range(0, shape.numel(), shape[1])):
         return {"groups": torch.tensor([[*shape, 0]])}
     order = sorted((number for number, length in enumerate(lengths) if length), key=lambda number: -lengths[number])
@@ -50,12 +51,14 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size) -> d
     slots_R = torch.cat([*slots, torch.empty(0, dtype=torch.int64)])
     return {
         "groups": torch.tensor(groups, dtype=torch.int64).view(-1, 3),
-        "slots": slots_R.to(device),
-        "places": inverse(slots_R, shape.numel()).to(device),
+        "slots": slots_R.to(device, non_blocking=True),
+        "places": inverse(slots_R, shape.numel()).to(device, non_blocking=True),
     }
 
 
-def spread_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: int) -> dict[str, Tensor]:
+def spread_sequences(
+    firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: int, device: torch.device
+) -> dict[str, Tensor]:
     """Return the way to a column of all tokens in which sequences have ``gap`` empty rows before and behind them.
 
     Returns:
@@ -66,7 +69,8 @@ def spread_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: 
     for first, length in zip(firsts_S.tolist(), lengths_S.tolist(), strict=True):
         parts += [torch.arange(first, first + length), empty]
     rows = torch.cat(parts)
-    return {"rows": rows.to(firsts_S.device), "row_of": inverse(rows, num_tokens).to(firsts_S.device)}
+    maps = {"rows": rows, "row_of": inverse(rows, num_tokens)}
+    return {name: index.to(device, non_blocking=True) for name, index in maps.items()}
 
 
 def inverse(index_M: Tensor, num_rows: int) -> Tensor:
