@@ -97,6 +97,8 @@ def test_what_transformers_wrote_gives_the_same_logits(tmp_path, kind, changes):
     told: list[str] = []
     checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=told.append))
     assert told == []
+    learned = load_model(checkpoint, torch.device("cpu")).recipe.objective.name
+    assert learned == ("mlm_nsp" if family == "bert" else "mlm")
     close(our_outputs(checkpoint, family), their_outputs(model))
 
 
@@ -134,6 +136,7 @@ def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path
     contents = read_folder(tmp_path / "hf", warn=warnings.append)
     assert len(warnings) == len(told)
     assert all(part in warning for part, warning in zip(told, warnings, strict=True))
+    assert contents.documents["recipe"]["objective"]["name"] == "mlm", "a drawn head has learned no pairs"
     family = "roberta" if kind is RobertaModel else "bert"
     ours = our_outputs(save(tmp_path / "checkpoints", contents), family)
     if kind is BertForMaskedLM:

@@ -6,7 +6,7 @@
     [model] family = "bert"           -> family_of(config) -> to_theirs, from_section
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Protocol
 
 from torch import Tensor
@@ -39,10 +39,14 @@ class Family(Protocol):
 
 
 FAMILIES: Final[Mapping[str, Family]] = {"gpt2": gpt2, "bert": BERT, "roberta": ROBERTA}
-OBJECTIVES: Final[Mapping[str, str]] = {"gpt2": "causal_lm", "bert": "mlm_nsp", "roberta": "mlm"}
-"""What a model of that family goes on learning, unless a recipe says something else."""
-
 _OF_CONFIG: Final[Mapping[type, str]] = {GPTConfig: "gpt2", BertConfig: "bert", RobertaConfig: "roberta"}
+
+
+def objective_of(model_type: str, weights: Collection[str]) -> str:
+    """Return what a model goes on learning, unless a recipe says something else; pairs if there is a head for them."""
+    if model_type == "gpt2":
+        return "causal_lm"
+    return "mlm_nsp" if any("seq_relationship" in name for name in weights) else "mlm"
 
 
 def family_of(config: Any) -> Family:

@@ -12,7 +12,7 @@ nothing, since a recipe needs one. The price: no state of an optimizer comes alo
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from hornbook.checkpoint import tensorflow
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.huggingface.encoders import labels_of
-from hornbook.checkpoint.huggingface.families import FAMILIES, OBJECTIVES
+from hornbook.checkpoint.huggingface.families import FAMILIES, objective_of
 from hornbook.checkpoint.huggingface.tokenizer_files import read_tokenizer
 from hornbook.checkpoint.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights
 from hornbook.checkpoint.manifest import MANIFEST
@@ -60,11 +60,11 @@ def read_folder(
     index = None if _has_weights(path) else tensorflow.find_index(path)
     folder = path if index is None else index.parent
     file, config = _read_config(folder, index)
-    recipe = _recipe(config, file)
     if index is None:
         tensors, files = read_weights(folder, allow_pickle=allow_pickle)
     else:
         tensors, files = tensorflow.read_weights(index)
+    recipe = _recipe(config, file, tensors)
     tied = config.get("tie_word_embeddings") is not False
     weights, notes = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
     for note in notes:
@@ -107,11 +107,11 @@ def _kind(config: Mapping[str, Any]) -> Any:
     return config.get("model_type", next((kind for option, kind in marks.items() if option in config), None))
 
 
-def _recipe(config: Mapping[str, Any], file: Path) -> Recipe:
+def _recipe(config: Mapping[str, Any], file: Path, weights: Collection[str]) -> Recipe:
     """Return the recipe of the model, checked by the validator of all recipes; its complaints name their options."""
     family = FAMILIES[_kind(config)]
     model = family.to_section(config, str(file))
-    objective = _objective(config, model.get("head", "pretraining"))
+    objective = _objective(config, model.get("head", "pretraining"), weights)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.absolute().parent.name).lstrip("_.-")[:100] or "imported"
     try:
         sections = {"model": model, "objective": objective, "training": {"steps": 1}}
@@ -121,10 +121,10 @@ def _recipe(config: Mapping[str, Any], file: Path) -> Recipe:
         raise CheckpointError(f"{file}: {told}") from error
 
 
-def _objective(config: Mapping[str, Any], head: str) -> dict[str, object]:
+def _objective(config: Mapping[str, Any], head: str, weights: Collection[str]) -> dict[str, object]:
     """Return what the model has learned, or goes on learning, unless a recipe says something else."""
     if head == "pretraining":
-        return {"name": OBJECTIVES[_kind(config)]}
+        return {"name": objective_of(_kind(config), weights)}
     return {"name": head} | ({"labels": list(labels_of(config))} if head == "classification" else {})
 
 
