@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
-    0: ("errors", "storage", "__init__"),
+    0: ("errors", "extras", "storage", "wording", "__init__"),
     1: ("config",),
     2: ("text",),
     3: ("data", "model", "optim"),
@@ -38,7 +38,9 @@ MAY_UNPICKLE = "checkpoint/huggingface/pickled.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
 WITHOUT_TORCH = (
     "errors",
+    "extras",
     "storage",
+    "wording",
     "config",
     "text",
     *(f"data.{part}" for part in ("store", "megatron", "build", "order", "convert", "formats")),

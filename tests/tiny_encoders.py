@@ -67,16 +67,16 @@ def lay_out(samples: Sequence[Sample], layout: str, num_columns: int = 24, fille
     """One micro-batch of all samples; places to predict are filled up with ``filled_up`` that are not scored."""
     rows = _rows(samples, layout, num_columns)
     width = sum(len(sample.tokens) for sample in samples) if layout == "unpadded" else num_columns
-    names = ("tokens", "positions", "segments", "keys", "documents")
-    batch = {name: torch.full((len(rows), width), -1 if name == "documents" else 0) for name in names}
+    names = ("tokens", "positions", "segments", "keys")
+    batch = {name: torch.zeros(len(rows), width, dtype=torch.int64) for name in names}
     flat = {name: tensor.view(-1) for name, tensor in batch.items()}
     firsts, ordered, predictions = [], [], []
     for number, row in enumerate(rows):
         first = number * width
         for sample in row:
             length = len(sample.tokens)
-            values = {"positions": torch.arange(length), "documents": torch.full((length,), len(firsts))}
-            values |= {name: getattr(sample, name) for name in ("tokens", "segments", "keys")}
+            values = {name: getattr(sample, name) for name in ("tokens", "segments", "keys")}
+            values["positions"] = torch.arange(length)
             for name, value in values.items():
                 flat[name][first : first + length] = value
             predictions.append(first + sample.places)

@@ -30,6 +30,14 @@ def write_parquet(path, shape="dictionary", texts=TEXTS):
     return path
 
 
+def write_groups(path, groups):
+    """A row group for each list of texts, those without any, too."""
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema([("text", pyarrow.string())])) as writer:
+        for texts in groups:
+            writer.write_table(pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())}))
+    return path
+
+
 def write_bomb(path, texts, **options):
     """Texts in one row group and in as few pages as may be."""
     plain = {"compression": "zstd", "use_dictionary": False, "write_statistics": False, "data_page_size": 1 << 30}

@@ -4,12 +4,15 @@ import numpy as np
 
 from hornbook.data.manifest import MANIFEST, STORE_FILES, Manifest
 from hornbook.data.megatron import IndexedWriter
-from hornbook.data.rows import DOCUMENT_ROW, npy_bytes
+from hornbook.data.npy import npy_bytes
+from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.storage import Written, sha256_file, write_file
 
 
-def sentence_store(folder, documents, *, tokenizer=None, end_of_text_id=None, sequences="sentences"):
+def sentence_store(folder, documents, *, tokenizer=None, end_of_text_id=None, sequences="sentences", end_of_text=None):
     """Write a store of documents, each a list of sentences, each a list of ids; return its folder."""
+    if end_of_text == "inserted":
+        end_of_text_id = tokenizer.end_of_text_id if tokenizer else end_of_text_id
     folder.mkdir(parents=True)
     with IndexedWriter(folder / "tokens", "uint16") as writer:
         for sentences in documents:
@@ -23,7 +26,7 @@ def sentence_store(folder, documents, *, tokenizer=None, end_of_text_id=None, se
         num_tokens=sum(len(sentence) for sentences in documents for sentence in sentences),
         num_bytes=0,
         dtype="uint16",
-        end_of_text="absent" if end_of_text_id is None else "stored",
+        end_of_text=end_of_text or ("absent" if end_of_text_id is None else "stored"),
         end_of_text_id=end_of_text_id,
         tokenizer=tokenizer.digest if tokenizer else "none",
         vocab_size=tokenizer.vocab_size if tokenizer else 1000,
@@ -38,3 +41,9 @@ def sentence_store(folder, documents, *, tokenizer=None, end_of_text_id=None, se
     )
     write_file(folder / MANIFEST, manifest.to_bytes())
     return folder
+
+
+def sentence_starts(store, document):
+    """Where in a document each of its sentences begins; the last entry is its length."""
+    first, end = store.indexed.document_index[document : document + 2]
+    return [0, *np.cumsum(store.indexed.sizes[first:end]).tolist()]

@@ -2,7 +2,7 @@
 
     0   done
     1   failed, but worth a retry (disk full, a rank died)
-    2   the user's mistake: one line that says what happened, what was expected and how to mend it
+    2   the user's mistake, a path included: one line that says what happened, what was expected and how to mend it
     3   the training diverged
     75  stopped by a signal, with its state saved (EX_TEMPFAIL: run the same command again)
 
@@ -19,7 +19,13 @@ class HornbookError(Exception):
 
 
 class StorageError(HornbookError):
-    """A file could not be written or read: disk full, I/O error, lock held by another process."""
+    """A file could not be written or read: disk full, I/O error."""
+
+
+class PathError(StorageError):
+    """A path leads nowhere, or to what may not be read or written; another attempt would meet the same."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class UserError(HornbookError):

@@ -8,7 +8,8 @@
     @extend.build_model.register                     ... and this function builds it
     def build(config: MyConfig, compute_dtype): ...
 
-    raise SystemExit(extend.main())                  ``python mine.py train ...`` is hornbook that knows it
+    if __name__ == "__main__":                       not in the processes that clean Wikipedia, which import the script
+        raise SystemExit(extend.main())              ``python mine.py train ...`` is hornbook that knows it
 
 The names here stay as they are between minor versions; other rooms of the package may be rearranged. The price of a
 plain script instead of plug-ins that are found by themselves: a checkpoint of one's own parts is opened by a script

@@ -23,7 +23,7 @@ class Objective(Protocol):
     """One way to train: how many items a batch scores, and what they cost."""
 
     weights: Mapping[str, float]
-    """The weight of each term in the loss."""
+    """The weight of each term in the loss; the first term is what tokens and bits per byte are counted by."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of scored items of each term, from the data alone."""

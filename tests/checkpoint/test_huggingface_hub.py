@@ -88,8 +88,8 @@ def test_a_model_of_the_hub_and_then_of_the_cache(hub, tmp_path):
     )
     assert COMMIT in first["source"] and first["tokenizer"]
     assert missing["exit_code"] == revision["exit_code"] == 2
-    assert missing["error"].startswith("someone/missing: ") and "the Hugging Face hub has no such" in missing["error"]
-    assert revision["error"].startswith("someone/tiny at v2: ")
+    assert missing["error"].startswith("no run or checkpoint at someone/missing; the Hugging Face hub has no such")
+    assert revision["error"].startswith("no run or checkpoint at someone/tiny (revision v2); ")
     assert not (tmp_path / "none").exists()
     fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
@@ -123,7 +123,9 @@ def test_pickled_weights_are_fetched_with_leave_alone(hub, tmp_path):
 
 def test_a_hub_out_of_reach(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match=r"there is no such folder here, .* cannot be reached") as caught:
+    with pytest.raises(
+        UserError, match=r"^no run or checkpoint at someone/tiny; not in the cache, .* \(HF_HUB_OFFLINE\)"
+    ) as caught:
         fetch("someone/tiny")
     assert "\n" not in str(caught.value)
 
@@ -133,9 +135,14 @@ def test_a_hub_that_fails_is_worth_a_retry(monkeypatch):
         raise ConnectionResetError("by peer")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(HornbookError, match=r"the Hugging Face hub failed \(ConnectionResetError\)") as caught:
+    with pytest.raises(HornbookError, match=r"the Hugging Face hub cannot be reached \(ConnectionResetError") as caught:
         fetch("someone/tiny")
     assert caught.value.exit_code == 1
+
+
+def test_a_hub_that_is_down_is_worth_a_retry(tmp_path):
+    (refused,) = hornbook(tmp_path, "http://127.0.0.1:1", "import someone/tiny --output none")
+    assert refused["exit_code"] == 1 and "no run or checkpoint at someone/tiny; not in the cache" in refused["error"]
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):

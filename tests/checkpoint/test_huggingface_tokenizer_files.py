@@ -34,7 +34,10 @@ def write(folder, tokenizer):
 
 
 def framed(tokenizer, ids):
-    return ids if tokenizer.cls_id is None else [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    if tokenizer.pad_id is None:
+        return ids
+    special = tokenizer.require_masking()
+    return [special.cls, *ids, special.sep]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -48,8 +51,12 @@ def test_transformers_gives_the_same_ids_between_cls_and_sep(tmp_path, name, pla
         (tmp_path / "tokenizer.json").unlink()
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(TEXT, split_special_tokens=True)["input_ids"] == framed(tokenizer, tokenizer.encode(TEXT))
-    assert (theirs.cls_token_id, theirs.sep_token_id) == (tokenizer.cls_id, tokenizer.sep_id)
-    assert (theirs.mask_token_id, theirs.pad_token_id) == (tokenizer.mask_id, tokenizer.pad_id)
+    their_ids = (theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id, theirs.pad_token_id)
+    if tokenizer.pad_id is None:
+        assert set(their_ids) == {None}
+    else:
+        special = tokenizer.require_masking()
+        assert their_ids == (special.cls, special.sep, special.mask, special.pad)
     assert (theirs.eos_token_id, theirs.model_max_length) == (tokenizer.end_of_text_id, 512)
     assert type(theirs).__name__ == CLASSES.get(name, type(theirs).__name__)
     assert read_tokenizer(tmp_path, 300).digest == tokenizer.digest
@@ -68,7 +75,8 @@ def test_pairs_have_two_segments(tmp_path):
     theirs = AutoTokenizer.from_pretrained(write(tmp_path, BERT))
     pair = theirs("the cat", "the mat")
     first, second = BERT.encode("the cat"), BERT.encode("the mat")
-    assert pair["input_ids"] == [BERT.cls_id, *first, BERT.sep_id, *second, BERT.sep_id]
+    special = BERT.require_masking()
+    assert pair["input_ids"] == [special.cls, *first, special.sep, *second, special.sep]
     assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
 

@@ -7,7 +7,7 @@ from tiny_checkpoints import contents, one_line
 from hornbook.checkpoint import folder_of, load, save, step_of, verify
 from hornbook.checkpoint.manifest import Entry, Manifest, is_plain_name, parse_step, read_manifest
 from hornbook.errors import CheckpointError, StorageError
-from hornbook.storage import dump_json
+from hornbook.storage.json_files import dump_json
 
 DIGEST = hashlib.sha256(b"abc").hexdigest()
 

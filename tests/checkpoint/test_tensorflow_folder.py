@@ -39,10 +39,11 @@ ARGUMENTS = {
 
 
 def weights(**changes: object) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a tiny encoder as ours and as transformers'."""
+    """The weights of a tiny encoder as ours and, those and no others, under transformers' names."""
     model, config = tiny_encoder(**changes), tiny_encoder_config(**changes)
     ours = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
-    return ours, BERT.to_theirs(ours, config)
+    theirs = BERT.to_theirs(ours, config)
+    return ours, {name: theirs[name] for weight in BERT.layout(config, "bert.") for name in weight.theirs}
 
 
 def google(folder: Path, *names: str) -> dict[str, Tensor]:

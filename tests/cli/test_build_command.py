@@ -3,15 +3,21 @@ import os
 import re
 import signal
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hornbook.__main__ import main
+from hornbook.cli.corpus_build import _lines
 from hornbook.cli.progress import Point, progress_line, token_progress
 from hornbook.data import parts, pipeline
+from hornbook.data.built import BuildReport
+from hornbook.data.examples import Stream
+from hornbook.data.parts import SplitCounts
 from hornbook.data.store import open_store
 from hornbook.text.tokenizer import Tokenizer
+from tiny_sentences import sentence_starts
 from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
 
 BERT_SAMPLE = SHARED / "text" / "bert_sample_text.txt"
@@ -74,12 +80,12 @@ def test_sentences(texts, capsys):
     assert (store.num_documents, store.num_sequences, store.end_of_text, store.sequences) == (
         1,
         3,
-        "absent",
+        "inserted",
         "sentences",
     )
-    assert store.end_of_text_id is None and tokenizer.decode(store.document(0)) == SENTENCES
-    ends = store.sequence_starts(0)
-    assert tokenizer.decode(store.read(0, 0, int(ends[1]))) == "The cat sat."
+    assert store.end_of_text_id == tokenizer.end_of_text_id and tokenizer.decode(store.document(0)) == SENTENCES
+    ends = sentence_starts(store, 0)
+    assert tokenizer.decode(store.read(0, 0, ends[1])) == "The cat sat."
     assert main(["corpus", "verify", "out"]) == 0
     assert build("a.txt", "--sequences", "sentences", "--sentence-language", "de") == 2
     assert "from other options" in capsys.readouterr().err
@@ -89,7 +95,7 @@ def test_lines(texts):
     (texts / "a.txt").write_text("one line\nanother. line\n\n")
     assert build("a.txt", "--sequences", "lines") == 0
     store = open_store("out")
-    assert (store.num_sequences, store.end_of_text, store.sequences) == (2, "absent", "sentences")
+    assert (store.num_sequences, store.end_of_text, store.sequences) == (2, "inserted", "sentences")
     assert tiny_tokenizer().decode(store.document(0)) == "one line\nanother. line\n\n"
 
 
@@ -100,8 +106,8 @@ def test_documents_between_blank_lines_with_a_sentence_a_line(texts, capsys):
     assert build(*words) == 0
     store, tokenizer = open_store("out"), tiny_tokenizer()
     found = [
-        [tokenizer.decode(store.read(number, int(start), int(end - start))) for start, end in pairwise(ends)]
-        for number, ends in ((number, store.sequence_starts(number)) for number in range(store.num_documents))
+        [tokenizer.decode(store.read(number, start, end - start)) for start, end in pairwise(ends)]
+        for number, ends in ((number, sentence_starts(store, number)) for number in range(store.num_documents))
     ]
     assert [[line.strip() for line in lines] for lines in found] == [
         ["one line", "another. line"],
@@ -120,11 +126,31 @@ def test_the_sample_text_of_bert(texts, capsys):
     assert build(str(BERT_SAMPLE), *words, tokenizer=str(SHARED / "tokenizers" / "bert-base-uncased")) == 0
     store, blocks = open_store("out"), BERT_SAMPLE.read_text().strip().split("\n\n")
     assert (store.num_documents, store.sequences, store.end_of_text) == (len(blocks), "sentences", "absent")
-    assert np.diff(store.first_sequences).tolist() == [len(block.splitlines()) for block in blocks]
+    assert np.diff(store.indexed.document_index).tolist() == [len(block.splitlines()) for block in blocks]
     capsys.readouterr()
     for command in ("inspect", "verify"):
         assert main(["corpus", command, "out"]) == 0
         assert "3 documents, 31 sentences (10.3 a document)" in capsys.readouterr().out
+
+
+def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
+    (texts / "a.txt").write_text("one line\nanother\n\nnext\n")
+    assert build("a.txt", "--from", "blank-lines", "--sequences", "lines") == 0
+    store = open_store("out")
+    read = Stream(store).read(np.array([0]), store.num_tokens + 2).tokens[0]
+    assert tiny_tokenizer().decode(read) == "one line\nanother<|endoftext|>next<|endoftext|>"
+
+
+def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
+    (texts / "a.txt").write_text("words")
+    assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
+    told = "hornbook: 2 files named more than once, to be read once\n"
+    assert told in capsys.readouterr().err and open_store("out").num_documents == 1
+
+
+def test_standard_input_is_no_evaluation_set(texts, capsys):
+    assert build("texts", "--decontaminate", "-") == 2
+    assert "standard input cannot be an evaluation set, which is read twice; save" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_end_of_text(texts):
@@ -144,10 +170,32 @@ def test_filters_are_counted_and_reported(texts, capsys):
     assert build(*words, "--allow", "unused-file", "--max-dropped", "0.6", "--json") == 0
     captured = capsys.readouterr()
     dropped = json.loads(captured.out)["dropped"]
-    assert "going on behind 1 finished part" in captured.err and "dropped: " in captured.err
+    assert "going on behind 1 finished part" in captured.err
+    assert f"  dropped: {dropped['too short']:,} too short, {dropped['exact duplicates']:,} exact dup" in captured.err
     assert dropped["exact duplicates"] > 40 and sum(dropped.values()) == 110 - open_store("out").num_documents
     record = json.loads((texts / "out" / "build.json").read_text())
     assert record["read"]["dropped"] == dropped
+
+
+def test_what_was_dropped_is_told_in_the_order_of_the_filters():
+    report = BuildReport(
+        output=Path("out"),
+        already_built=False,
+        splits={"train": SplitCounts(documents=1, tokens=20, num_bytes=90)},
+        sources=1,
+        empty=1,
+        faults=0,
+        messages=[],
+        skipped={"redirects": 7, "lists": 2},
+        dropped={"too short": 3, "exact duplicates": 0, "overlapping an evaluation set": 2, "near duplicates": 1},
+    )
+    assert list(_lines(report, 0.5)) == [
+        "out built in 0.5 s",
+        "  train                  1 document               20 tokens         90 B of text",
+        "  left out: 1 empty document, 0 unreadable ones",
+        "  skipped: 2 lists, 7 redirects",
+        "  dropped: 3 too short, 2 overlapping an evaluation set, 1 near duplicates",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +224,14 @@ def test_mistakes_are_one_line_and_exit_2(texts, capsys, words, part):
     assert part in lines[-1] and lines[-1].startswith("hornbook: error: ")
     assert lines[:-1] == [line for line in lines if "the same command goes on" in line]
     assert not (texts / "out").exists()
+
+
+@pytest.mark.parametrize("output", ["void.txt/out", "void.txt/a/out", "x" * 300])
+def test_an_output_that_cannot_be_is_the_users_mistake(texts, capsys, output):
+    (texts / "void.txt").write_text("")
+    assert build("texts", output=output) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hornbook: error: cannot create the folder ") and error.count("\n") == 1
 
 
 def test_a_store_whose_manifest_disagrees(texts, capsys):

@@ -21,7 +21,9 @@ def run(tmp_path) -> Path:
 @pytest.mark.parametrize("command", ["list", "verify"])
 def test_the_command_line_leads_here(run, capsys, command):
     assert main(["checkpoint", command, str(run), "--json"]) == 0
-    assert [item["step"] for item in json.loads(capsys.readouterr().out)["checkpoints"]] == [5, 10]
+    out, err = capsys.readouterr()
+    assert [item["step"] for item in json.loads(out)["checkpoints"]] == [5, 10]
+    assert (out.count("\n"), err.count("sound")) == (1, 2)
     assert main(["checkpoint", command, str(run)]) == 0
     assert capsys.readouterr().out.count("sound") == 2
     damage(run)
@@ -35,7 +37,7 @@ def damage(run: Path) -> None:
 
 def test_list_prints_a_table(run, capsys):
     damage(run)
-    list_command(run, json=False)
+    list_command(run)
     assert capsys.readouterr().out.splitlines() == [
         "      step        size  state",
         "         5     1.6 KiB  sound",
@@ -44,10 +46,9 @@ def test_list_prints_a_table(run, capsys):
 
 
 @pytest.mark.parametrize("name", [".", "checkpoints"])
-def test_list_returns_what_it_found(run, capsys, name):
+def test_list_returns_what_it_found(run, name):
     damage(run)
-    found = list_command(run / name, json=True)
-    assert capsys.readouterr().out == ""
+    found = list_command(run / name)
     assert json.loads(json.dumps(found)) == found
     assert [(item["step"], item["sound"], item["problems"]) for item in found["checkpoints"]] == [
         (5, True, []),
@@ -57,21 +58,21 @@ def test_list_returns_what_it_found(run, capsys, name):
 
 
 def test_list_of_nothing(tmp_path, capsys):
-    assert list_command(tmp_path, json=False)["checkpoints"] == []
+    assert list_command(tmp_path)["checkpoints"] == []
     assert capsys.readouterr().out == f"no checkpoints in {tmp_path}\n"
 
 
 def test_list_of_a_missing_folder(tmp_path):
     with pytest.raises(CheckpointError, match="no such folder"):
-        list_command(tmp_path / "missing", json=False)
+        list_command(tmp_path / "missing")
 
 
 def test_verify_says_what_is_sound(run, capsys):
     path = run / "checkpoints" / "step-00000005"
-    found = verify_command(path, json=False)
+    found = verify_command(path)
     assert capsys.readouterr().out == f"{path}: sound, 1.6 KiB\n"
     assert [item["sound"] for item in found["checkpoints"]] == [True]
-    assert len(verify_command(run, json=True)["checkpoints"]) == 2
+    assert len(verify_command(run)["checkpoints"]) == 2
 
 
 def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
@@ -79,7 +80,7 @@ def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
     with pytest.raises(
         CheckpointError, match=r"1 of 2 checkpoints damaged: .*step-00000010: state.json is missing"
     ) as caught:
-        verify_command(run, json=False)
+        verify_command(run)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out.count("sound") == 1
@@ -89,4 +90,4 @@ def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
 def test_verify_of_nothing(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        verify_command(tmp_path / name, json=False)
+        verify_command(tmp_path / name)

@@ -3,13 +3,17 @@
 import json
 import os
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from hornbook.__main__ import main
-from hornbook.checkpoint import load, save
+from hornbook.checkpoint import Contents, load, save
+from hornbook.checkpoint.huggingface import write_folder
+from tiny_encoder_runs import encoder_contents
+from tiny_encoders import tiny_encoder, tiny_encoder_config
 from tiny_huggingface import (
     edit_config,
     edit_weights,
@@ -53,7 +57,7 @@ def test_import_makes_a_checkpoint_that_every_command_takes(folder, capsys):
         "tokenizer": True,
         "warnings": [],
     }
-    assert said == ["runs/mine/checkpoints/step-00000000: 2 layers, hidden 16, 11,776 parameters"]
+    assert said == ["runs/mine/checkpoints/step-00000000: gpt, 2 layers, hidden 16, 11,776 parameters"]
     contents = load(Path(result["checkpoint"]))
     assert same(contents.tensors["model"], tiny_contents().tensors["model"])
     assert contents.documents["source"]["folder"] == str(folder)
@@ -63,6 +67,44 @@ def test_import_makes_a_checkpoint_that_every_command_takes(folder, capsys):
     own = capsys.readouterr().out
     assert main(["generate", "theirs", "--prompt", "the cat", "--output-length", "2", "--threads", "1"]) == 0
     assert capsys.readouterr().out == own, "the folder itself will do, too"
+
+
+def test_import_without_a_tokenizer_says_so(folder, capsys):
+    for name in ("tokenizer.json", "merges.txt"):
+        (folder / name).unlink()
+    code, result, said = ask(capsys, "import", "theirs", "--output", "mine")
+    assert (code, result["tokenizer"]) == (0, False)
+    assert said[0] == (
+        "hornbook: warning: no tokenizer in theirs: add tokenizer.json, or vocab.json and merges.txt, and import it "
+        "again to generate or evaluate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        ({"head": "classification", "num_labels": 3}, "bert for 3 classes, 2 layers"),
+        ({"head": "span"}, "bert for spans, 2 layers"),
+        ({}, "bert, 2 layers"),
+    ],
+)
+def test_import_says_what_the_model_is_for(folder, capsys, head, what):
+    model, config = tiny_encoder("bert", **head), tiny_encoder_config("bert", **head)
+    weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
+    labels = {"labels": ["a", "b", "c"]} if "num_labels" in head else {}
+    document = {"model": asdict(config), "objective": {"name": head.get("head", "mlm"), **labels}}
+    document |= {"name": "tiny", "training": {"steps": 1}}
+    write_folder(Path("bert"), Contents(step=0, tensors={"model": weights}, documents={"recipe": document}))
+    code, _, said = ask(capsys, "import", "bert", "--output", "runs/bert")
+    assert code == 0 and "or vocab.txt, and import" in said[0] and f": {what}, hidden 32, " in said[1]
+
+
+def test_export_tells_what_is_lost(folder, capsys):
+    contents = encoder_contents("bert", embedding_dropout=0.3, residual_dropout=0.1)
+    save(Path("run/checkpoints"), contents)
+    code, result, said = ask(capsys, "export", "run", "--output", "lossy")
+    assert code == 0 and said[0] == f"hornbook: warning: {result['warnings'][0]}"
+    assert "model.embedding_dropout 0.3 is lost" in said[0]
 
 
 def test_export_of_what_was_imported_is_the_same_again(folder, capsys):
@@ -168,7 +210,7 @@ def test_what_is_no_source(folder, capsys):
 def test_strangers_models(folder, capsys, name, parameters):
     code, result, _ = ask(capsys, "import", SHARED / "checkpoints" / name, "--output", "mine")
     assert (code, result["parameters"], result["tokenizer"]) == (0, parameters, False)
-    told = ["245 of the 256 bytes have no token"] if name == "hf_tiny_gpt2" else []
+    told = ["245 of the 256 bytes have no token" if name == "hf_tiny_gpt2" else "no tokenizer in"]
     assert len(result["warnings"]) == len(told)
     assert all(part in warning for part, warning in zip(told, result["warnings"], strict=True))
 

@@ -10,7 +10,15 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.cli.main import COMMANDS
-from hornbook.errors import CheckpointError, DivergedError, HornbookError, RecipeError, StoppedBySignal, StorageError
+from hornbook.errors import (
+    CheckpointError,
+    DivergedError,
+    HornbookError,
+    PathError,
+    RecipeError,
+    StoppedBySignal,
+    StorageError,
+)
 
 GENEROUS = 5
 """How much slower than the promise a loaded test machine may be."""
@@ -52,8 +60,14 @@ def test_a_result_is_printed_as_json_alone_on_the_last_line(command, capsys):
 def test_a_path_that_may_not_be_looked_at(command, capsys):
     command(fail_with(PermissionError(13, "Permission denied", "closed/a.txt")))
     assert main(["fake"]) == 2
-    line = "hornbook: error: cannot read closed/a.txt: Permission denied; check its permissions\n"
+    line = "hornbook: error: cannot read closed/a.txt: Permission denied; check the path and its permissions\n"
     assert capsys.readouterr().err == line
+
+
+def test_a_path_that_is_too_long_to_be_looked_at(command, capsys):
+    command(lambda arguments: Path("x" * 300).exists())
+    assert main(["fake"]) == 2
+    assert "xxx: File name too long; check the path" in capsys.readouterr().err
 
 
 def test_scalars_of_numpy_become_numbers(command, capsys):
@@ -72,6 +86,14 @@ def test_without_json_only_what_the_command_printed(command, capsys):
     command(run)
     assert main(["fake"]) == 0
     assert capsys.readouterr() == ("for people\n", "")
+
+
+def test_what_an_encoding_lacks_is_escaped(command, monkeypatch):
+    command(lambda arguments: sys.stdout.write("é → █\n") and None)
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    assert main(["fake"]) == 0
+    assert raw.getvalue() == b"\xe9 \\u2192 \\u2588\n"
 
 
 def test_no_result_is_an_empty_object(command, capsys):
@@ -93,6 +115,7 @@ def test_common_flags_stand_anywhere(command, words, capsys):
     [
         (HornbookError("try again"), 1),
         (StorageError("disk full"), 1),
+        (PathError("no such folder"), 2),
         (CheckpointError("damaged"), 2),
         (DivergedError("not finite"), 3),
         (StoppedBySignal("saved"), 75),

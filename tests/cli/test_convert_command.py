@@ -58,7 +58,7 @@ def test_every_option_acts(corpus, capsys):
     [
         (("nothing", "x.npy"), "there is no such file"),
         (("corpus", "x.npy"), "choose one with --split"),
-        (("corpus", "x", "--split", "train"), "say it with --to"),
+        (("corpus", "x", "--split", "train"), "the name x does not tell the format; give --to"),
         (("corpus", "corpus", "--to", "store"), "exists already"),
         (("corpus", "x", "--to", "bert-arrow"), "store holds documents"),
         (("corpus", "x", "--to", "megatrn"), 'did you mean "megatron"'),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.__main__ import main
+from hornbook.evaluate.tasks import find_task, task_names
 from tiny_text import build_tiny
 
 WIKI = " = A title = \n \n the cat sat on the mat , the cat sat on the mat ; the cat sat on the mat . \n"
@@ -61,6 +62,20 @@ def test_the_default_is_the_runs_own_data(capsys: pytest.CaptureFixture[str]) ->
     assert "overlap by 0" in rows["bits_per_byte"]["convention"]
 
 
+def test_the_help_lists_all_tasks_of_hornbook(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--help"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    checks = {name: find_task(name).check for name in task_names()}
+    own = [name for name, check in checks.items() if check and check.__module__.startswith("hornbook.")]
+    assert len(own) >= 8 and all(name in listed for name in own)
+
+
+def test_nothing_at_a_path(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "runs").mkdir()
+    assert main(["evaluate", "runs/typo"]) == 2
+    assert capsys.readouterr().err.startswith("hornbook: error: no run or checkpoint at runs/typo: no such folder;")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -75,6 +90,7 @@ def test_the_default_is_the_runs_own_data(capsys: pytest.CaptureFixture[str]) ->
         (["--window", "49"], "a window of 49 tokens is longer than the model's 48 positions"),
         (["--tasks", "wikitext2", "--data", "wiki.tokens", "--overlap", "48"], "cannot overlap by 48"),
         (["--overlap", "-1"], "must be at least 0"),
+        (["--tasks", "lambada", "--overlap", "3"], "--overlap is for tasks that cut a text into windows"),
     ],
 )
 def test_mistakes_are_one_line(home: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def test_both_tasks_of_part_of_a_store(capsys):
 
 def test_a_text(capsys):
     rows = evaluate(capsys, "run", "--tasks", "pseudo_perplexity", "--data", "text.txt")["pseudo_perplexity"]
-    assert "1 of 1 sequences" in rows["nats_per_token"]["convention"]
+    assert "1 of 1 sequence;" in rows["nats_per_token"]["convention"]
 
 
 @pytest.mark.parametrize(

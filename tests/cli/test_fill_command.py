@@ -13,6 +13,8 @@ from hornbook.__main__ import main
 from hornbook.checkpoint import Contents, save
 from hornbook.checkpoint.huggingface import write_folder
 from hornbook.checkpoint.restore import load_model
+from hornbook.cli.fill import _lines
+from hornbook.generate.fill import Filled, Guess
 from hornbook.text.tokenizer import Tokenizer
 from tiny_encoder_runs import encoder_contents, encoder_tokenizer
 from tiny_text import TEXTS, tiny_tokenizer
@@ -65,14 +67,24 @@ def input_of(monkeypatch, data: bytes, *, is_terminal: bool = False) -> None:
 def test_a_gap_is_filled_by_the_likeliest_tokens(run, capsys):
     assert main(["generate", str(run), "--prompt", "The [MASK] sat.", "--top-k", "3", *ALWAYS]) == 0
     tokenizer = encoder_tokenizer()
-    ids = [*tokenizer.encode("the"), tokenizer.mask_id, *tokenizer.encode("sat.")]
+    ids = [*tokenizer.encode("the"), tokenizer.require_masking().mask, *tokenizer.encode("sat.")]
     best = expected(run, ids, gap=1).topk(3)
     names = [tokenizer.decode([number]) for number in best.indices.tolist()]
     first = f"The{names[0][2:]}" if names[0].startswith("##") else f"The {names[0]}"
     guesses = zip(names, best.values.tolist(), strict=True)
-    line = "   ".join(f"{name} {probability:.3f}" for name, probability in guesses)
+    line = "   ".join(f"{name} {probability:#.3g}" for name, probability in guesses)
     out, err = capsys.readouterr()
     assert (out, err) == (f"{first} sat.\n  {line}\n", "")
+
+
+def _guess(token: str, probability: float) -> Guess:
+    return Guess(token=token, id=1, probability=probability)
+
+
+def test_a_small_probability_is_not_shown_as_zero():
+    guesses = [_guess("cat", 0.12), _guess("dog", 0.000834), _guess(" ", 2.5e-7)]
+    (line,) = _lines(Filled(prompt="", text="", gaps=[guesses]))
+    assert line == '  cat 0.120   dog 0.000834   " " 2.50e-07'
 
 
 @pytest.mark.parametrize(("family", "mask"), [("bert", "[MASK]"), ("roberta", "<mask>")])
@@ -83,9 +95,10 @@ def test_json_lines_have_every_gap(runs, capsys, family, mask):
     assert record["prompt"] == prompt and mask not in record["text"]
     tokenizer = encoder_tokenizer("wordpiece" if family == "bert" else family)
     pieces = [tokenizer.encode(text) for text in ("the", " sat on the", "", ", é")]
-    ids = [pieces[0], [tokenizer.mask_id], pieces[1], [tokenizer.mask_id], pieces[2], [tokenizer.mask_id], pieces[3]]
+    gap = tokenizer.require_masking().mask
+    ids = [pieces[0], [gap], pieces[1], [gap], pieces[2], [gap], pieces[3]]
     flat = [number for piece in ids for number in piece]
-    places = [place for place, number in enumerate(flat) if number == tokenizer.mask_id]
+    places = [place for place, number in enumerate(flat) if number == gap]
     assert len(record["gaps"]) == len(places) == 3
     for gap, place in zip(record["gaps"], places, strict=True):
         probabilities = expected(runs[family], flat, place)

@@ -143,7 +143,7 @@ def test_texts_are_saved_too(texts_of, tmp_path, capsys, run):
     path.write_text("what was there before\n")
     records = texts_of("--prompt", "the cat", "--prompt", "é", "--output", str(path), "--batch-size", "1")
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == records
-    assert main(["generate", str(run), "--prompt", "a", "--output", str(tmp_path / "no" / "x.jsonl"), *ALWAYS]) == 1
+    assert main(["generate", str(run), "--prompt", "a", "--output", str(tmp_path / "no" / "x.jsonl"), *ALWAYS]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -190,13 +190,6 @@ def test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(monkeypatch
         assert stream.getvalue() == shown
 
 
-def test_an_encoding_that_lacks_characters(monkeypatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    Screen().write("é😀")
-    assert raw.getvalue() == b"\\xe9\\U0001f600"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -239,6 +232,20 @@ def test_a_conversation_is_not_for_scripts(run, capsys, monkeypatch, flag):
     monkeypatch.setattr("sys.stdin", Input(b"", is_terminal=True))
     assert main(["generate", str(run), flag]) == 2
     assert "there is no prompt for a script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch-size", "2"], "--batch-size is for prompts that are given"),
+        (["--prompt-format", "text"], "--prompt-format is for a file or standard input"),
+        (["--prompt-format", "jsonl", "--prompt", "a"], "--prompt-format is for a file or standard input"),
+    ],
+)
+def test_options_that_no_prompt_has_a_use_for(run, capsys, monkeypatch, words, message):
+    monkeypatch.setattr("sys.stdin", Input(b"", is_terminal=True))
+    assert main(["generate", str(run), *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_without_a_tokenizer(tmp_path, capsys):

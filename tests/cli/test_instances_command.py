@@ -34,6 +34,15 @@ def test_instances_are_made_and_read_by_convert(store, tmp_path, capsys):
         assert facts["counts"] == {key: report[key] for key in facts["counts"]} and facts["max_predictions"] == 6
 
 
+def test_options_of_corpora_and_documents(store, tmp_path, capsys):
+    path = str(tmp_path / "pairs.tfrecord")
+    assert main(["corpus", "instances", str(store), path, "--split", "train"]) == 2
+    assert "--split is for a corpus, and " in capsys.readouterr().err
+    assert main(["corpus", "instances", str(store), path]) == 0
+    assert main(["corpus", "inspect", path, "--samples", "1"]) == 2
+    assert f"--samples shows documents, and {path} holds instances" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -36,7 +36,8 @@ def ask(capsys, *words):
 def test_import(google, capsys, source):
     code, result, said = ask(capsys, "checkpoint", "import", source, "--output", "runs/mine")
     assert (code, result["source"], result["tokenizer"], result["warnings"]) == (0, source, True, [])
-    assert said == [f"runs/mine/checkpoints/step-00000000: 2 layers, hidden 32, {result['parameters']:,} parameters"]
+    size = f"2 layers, hidden 32, {result['parameters']:,} parameters"
+    assert said == [f"runs/mine/checkpoints/step-00000000: bert, {size}"]
     assert main(["checkpoint", "verify", "runs/mine"]) == 0
 
 

@@ -35,7 +35,7 @@ def test_a_dump_becomes_a_corpus(folder, capsys):
     assert build("dump.xml.bz2", "--from", "wikipedia", "--threads", "2") == 0
     printed = capsys.readouterr().out
     assert "skipped: 1 pages of other namespaces, 1 pages that are not wikitext, 1 redirects" in printed
-    assert "left out: 1 empty documents" in printed
+    assert "left out: 1 empty document," in printed
     assert texts("out") == [text for text in TINY_TEXTS if text]
     source, offset = open_store("out").source(0)
     assert source.endswith("dump.xml.bz2") and tiny_dump()[offset:].startswith(b"<page>")

@@ -14,7 +14,6 @@ from hornbook.config import (
     TrainingConfig,
     changed_keys,
     load_recipe,
-    problems_of,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
@@ -188,7 +187,7 @@ def test_two_lengths_on_the_command_line(recipe):
         (
             "--training.micro-batch-size=3",
             "training.global_batch_size = 8 (default), training.micro_batch_size = 3 (command line): "
-            "micro_batch_size must divide global_batch_size",
+            "micro_batch_size must divide global_batch_size; give --training.micro-batch-size 2",
         ),
         (
             "--training.steps=none",
@@ -261,7 +260,7 @@ def test_all_mistakes_at_once(tmp_path):
         "training.steps = 1 (bad.toml:20), training.epochs = 2.0 (bad.toml:21): "
         "the run has more than one length; give exactly one of steps, epochs, tokens",
         "training.global_batch_size = 7 (bad.toml:18), training.micro_batch_size = 2 (bad.toml:19): "
-        "micro_batch_size must divide global_batch_size",
+        "micro_batch_size must divide global_batch_size; give --training.micro-batch-size 1",
         "data.synthetic = true (bad.toml:7), model.vocab_size = none (default): "
         "random tokens need a vocabulary size; give model.vocab_size",
         "data.synthetic = true (bad.toml:7), training.epochs = 2.0 (bad.toml:21): "
@@ -336,10 +335,12 @@ def test_changed_keys():
 
 
 def test_recipes_made_in_python_can_be_checked():
-    assert problems_of(Recipe(training=TrainingConfig(steps=1), data=DataConfig(train=("x",)))) == []
-    found = problems_of(Recipe(training=TrainingConfig(steps=1), model=GPTConfig(num_layers=0, num_heads=7)))
-    assert len(found) == 2
-    assert found[0] == "model.num_layers = 0 (recipe): must be at least 1"
+    sound = Recipe(training=TrainingConfig(steps=1), data=DataConfig(train=("x",)))
+    assert recipe_from_dict(recipe_to_dict(sound)) == sound
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(recipe_to_dict(replace(sound, model=GPTConfig(num_layers=0, num_heads=7))))
+    assert len(caught.value.problems) == 2
+    assert caught.value.problems[0] == "model.num_layers = 0 (recipe): must be at least 1"
 
 
 def test_stores_and_their_weights(tmp_path, monkeypatch):

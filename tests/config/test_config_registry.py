@@ -3,15 +3,21 @@ from dataclasses import dataclass
 import pytest
 
 from hornbook.config import (
+    CausalLMConfig,
+    ClassificationConfig,
     CosineConfig,
     GPTConfig,
+    MaskedLMConfig,
+    PretrainingConfig,
     Problem,
+    SpanConfig,
     choices,
     load_recipe,
     option,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
+    refuse_unknown_parts,
     register,
     registry,
 )
@@ -78,8 +84,29 @@ def test_options_of_another_family_do_not_apply(mine, recipe):
 
 
 def test_without_registration_the_family_is_unknown(recipe):
-    with pytest.raises(RecipeError, match=r'model\.family = "mine" .*: no such choice, expected one of "gpt"'):
+    with pytest.raises(RecipeError) as caught:
         load_recipe(recipe)
+    (problem,) = caught.value.problems  # its options may well be those of the unknown family
+    assert problem.startswith('model.family = "mine" (') and 'no such choice, expected one of "gpt"' in problem
+
+
+@pytest.mark.parametrize(
+    ("section", "tag", "what"),
+    [("model", "family", "of the family"), ("objective", "name", "made with the objective")],
+)
+def test_a_stored_recipe_with_a_part_that_nobody_registered(section, tag, what):
+    document = {section: {tag: "mine", "num_experts": 8}}
+    with pytest.raises(RecipeError) as caught:
+        refuse_unknown_parts(document, "runs/mine")
+    assert str(caught.value) == (
+        f'runs/mine holds a model {what} "mine", which hornbook does not have: use the script that registers it, as '
+        "python SCRIPT.py generate runs/mine"
+    )
+
+
+def test_a_stored_recipe_of_known_parts(mine):
+    refuse_unknown_parts({"model": {"family": "mine"}, "objective": {"name": "mlm"}, "optimizer": []}, "runs/mine")
+    refuse_unknown_parts(None, "runs/mine")
 
 
 def test_registering_twice(mine):
@@ -123,3 +150,58 @@ def test_classes_that_cannot_serve(cls, message):
 def test_sections_without_choices():
     with pytest.raises(UserError, match='section "data" has no choices'):
         register("data", "mine", MineConfig)
+
+
+def registered(monkeypatch, base):
+    """Register a subclass under a name of its own."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyObjectiveConfig(base):
+        """A third party's objective."""
+
+        name: str = option("my_own", help="what is learned")
+
+    monkeypatch.setitem(registry._CHOICES, "objective", dict(registry._CHOICES["objective"]))
+    register("objective", "my_own", MyObjectiveConfig)
+    return "--objective.name=my_own"
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (MaskedLMConfig, ["--model.family=bert", "--data.tokenizer=folder"]),
+        (MaskedLMConfig, ["--model.family=roberta"]),
+        (PretrainingConfig, ["--model.family=bert", "--data.tokenizer=folder"]),
+        (ClassificationConfig, ["--model.family=bert", "--model.head=classification", "--model.num-labels=3"]),
+        (SpanConfig, ["--model.family=bert", "--model.head=span", "--data.tokenizer=folder"]),
+        (CausalLMConfig, []),
+    ],
+)
+def test_a_registered_objective_is_of_its_bases_kind(monkeypatch, plain, base, words):
+    named = registered(monkeypatch, base)
+    assert load_recipe(plain, [named, *words]).recipe.objective.name == "my_own"
+
+
+@pytest.mark.parametrize(
+    ("base", "words", "problem"),
+    [
+        (MaskedLMConfig, [], "masked tokens are for encoders"),
+        (CausalLMConfig, ["--model.family=bert"], 'an encoder learns "mlm", "mlm_nsp" or labels'),
+        (CausalLMConfig, ["--data.tokenizer=folder"], "leave it out"),
+        (PretrainingConfig, ["--model.family=roberta"], "RoBERTa has no head for pairs"),
+        (SpanConfig, ["--model.family=bert", "--model.num-labels=3"], "only classes do"),
+        (ClassificationConfig, ["--model.family=bert", "--model.head=span"], 'such a head learns "span"'),
+        (ClassificationConfig, ["--model.family=bert", "--objective.text=label"], "the text is not its own class"),
+    ],
+)
+def test_and_so_are_its_mistakes(monkeypatch, plain, base, words, problem):
+    named = registered(monkeypatch, base)
+    with pytest.raises(RecipeError, match=problem):
+        load_recipe(plain, [named, *words])
+
+
+@pytest.fixture
+def plain(tmp_path):
+    path = tmp_path / "plain.toml"
+    path.write_text('[data]\ntrain = "x"\n[training]\nsteps = 1\n')
+    return str(path)

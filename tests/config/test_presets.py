@@ -111,3 +111,12 @@ def test_a_misspelt_name_gets_a_suggestion():
         find_recipe("gpt2-smal")
     with pytest.raises(RecipeError, match="`hornbook recipes` lists them"):
         find_recipe("qqq")
+
+
+def test_a_name_that_several_recipes_begin_with_gets_them_all_the_smallest_first():
+    names = "gpt2-small, gpt2-small-wikitext2, gpt2-medium, gpt2-medium-wikitext2, gpt2-large, gpt2-xl"
+    with pytest.raises(RecipeError) as caught:
+        find_recipe("gpt2")
+    assert str(caught.value) == f'recipe "gpt2": no such bundled recipe; did you mean one of {names}?'
+    with pytest.raises(RecipeError, match=r"one of bert-tiny, bert-mini, bert-small, bert-medium, bert-base-phase1, "):
+        find_recipe("bert")

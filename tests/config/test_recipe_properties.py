@@ -12,7 +12,6 @@ from hornbook.config import (
     bundled_recipes,
     choices,
     load_recipe,
-    problems_of,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
@@ -122,7 +121,6 @@ def fitting_encoder(nested, model, objective):
 @given(recipe=recipes())
 def test_toml_and_dictionary_round_trip(recipe, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"
-    assert problems_of(recipe) == []
     assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
     for sources in (None, {}):
         path.write_text(recipe_to_toml(recipe, sources), encoding="utf-8", newline="")
@@ -197,7 +195,7 @@ def test_mutated_recipes_are_refused_in_one_line_each(seed, tmp_path):
         assert all(problem.isprintable() and len(problem) < 1000 for problem in error.problems)
         assert str(path) in str(error)
     else:  # some mutations are harmless: another sound value, a blank
-        assert problems_of(resolved.recipe) == []
+        assert recipe_from_dict(recipe_to_dict(resolved.recipe)) == resolved.recipe
 
 
 def test_most_mutations_are_mistakes(tmp_path):
@@ -228,7 +226,7 @@ def test_any_words_on_the_command_line(words):
         assert error.problems
         assert all(problem.isprintable() for problem in error.problems)
     else:
-        assert problems_of(resolved.recipe) == []
+        assert recipe_from_dict(recipe_to_dict(resolved.recipe)) == resolved.recipe
 
 
 def test_bundled_recipes_round_trip(tmp_path):

@@ -34,7 +34,10 @@ def test_files_that_are_no_recipes(tmp_path, content, problem):
 
 
 def test_paths_that_are_no_files(tmp_path):
-    assert refused(tmp_path) == "r.toml: is a folder, not a recipe file"
+    what = "r.toml: is a folder, not a recipe file"
+    assert refused(tmp_path) == f"{what}; to train on it: hornbook train demo --data.train {tmp_path}"
+    (tmp_path / "recipe.toml").write_text("")
+    assert refused(tmp_path) == f"{what}; the recipe of the run there is {tmp_path}/recipe.toml"
     assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file"
     assert refused(tmp_path / ("x" * 5000)).startswith("r.toml: cannot be read: ")
     assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file"

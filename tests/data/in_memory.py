@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from hornbook.data.examples import Window, Windows
+
 
 class InMemoryTokens:
     fingerprint = "in-memory"
@@ -25,6 +27,12 @@ class InMemoryTokens:
             if self.end_of_text == "inserted":
                 places.append((self.end_of_text_id, number, None))
         return places
+
+
+def window_of(windows: Windows, sample: int) -> Window:
+    """The window of one sample: int64[T+1] tokens and document numbers."""
+    window = windows.batch(np.array([sample]))
+    return Window(tokens=window.tokens[0], documents=window.documents[0])
 
 
 def numbered(num_documents=7, mean=30, **options):

@@ -17,10 +17,13 @@ from hornbook.data.verify import verify_store
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import write_file
 from hornbook.storage.faults import inject
+from hornbook.text.tokenizer import Tokenizer
 from tiny_formats import BERT_TFRECORD, documents, instances, lists, same
+from tiny_sentences import sentence_store
 from tiny_text import SHARED, build_tiny, tiny_tokenizer
 
 LISTS = [[5, 6, 7, 299], [8, 9, 10, 299], [1, 2, 3, 299]]
+STORED = {"end_of_text": "stored", "tokenizer": tiny_tokenizer()}
 ENDINGS = {"pickle": ".pkl", "npy": ".npy", "tfrecord": ".tfrecord"}
 
 
@@ -140,6 +143,7 @@ def test_splits(tmp_path):
         ({"target_format": "npy", "records_per_file": 5}, "--records-per-file has no effect from pickle to npy"),
         ({"target_format": "npy", "split": "train"}, "--split has no effect"),
         ({"target_format": "npy", "stride": 5}, "--stride has no effect"),
+        ({"target_format": "npy", "end_of_text_id": 5}, "--end-of-text-id has no effect"),
         ({"target_format": "npy", "crop": True}, "--crop has no effect"),
         ({"target_format": "npy", "sequence_length": 3, "crop": True, "stride": 2}, "--stride has no effect"),
         ({"target_format": "npy", "max_predictions": 5}, "--max-predictions has no effect"),
@@ -151,7 +155,7 @@ def test_splits(tmp_path):
         ({"target_format": "store"}, "give --end-of-text stored or inserted"),
         ({"target_format": "npy", "end_of_text": "stored"}, "--end-of-text needs to know"),
         ({"target_format": "npy", "split_at_end_of_text": True}, "--split-at-end-of-text needs to know"),
-        ({}, "say it with --to"),
+        ({}, "does not tell the format; give --to with one of"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, pickled, given, message):
@@ -165,6 +169,12 @@ def test_options_of_documents_do_not_fit_instances(tmp_path):
     for name, value in (("tokenizer", tiny_tokenizer()), ("end_of_text", "stored"), ("end_of_text_id", 0)):
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} has no effect"):
             convert(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", ConvertOptions(**{name: value}))
+
+
+def test_a_store_by_itself_has_no_splits(tmp_path, pickled):
+    convert(pickled, tmp_path / "store", options("store"))
+    with pytest.raises(UserError, match="--split has no effect from store to npy"):
+        convert(tmp_path / "store", tmp_path / "x.npy", ConvertOptions(target_format="npy", split="validation"))
 
 
 def test_two_end_of_text_tokens(tmp_path, pickled):
@@ -269,3 +279,60 @@ def test_progress(tmp_path):
     convert(tmp_path / "source.pkl", tmp_path / "x.bin", options(), lambda *counts: seen.append(counts))
     assert seen == [(1024, 3072), (2048, 6144)]
     assert open_store(tmp_path / "x").indexed.dtype == np.int32
+
+
+def test_an_end_of_text_token_outside_the_vocabulary(tmp_path, pickled):
+    bert = Tokenizer.train(["The cat sat."] * 9, 310, kind="wordpiece")
+    write_pickle(tmp_path / "few.pkl", documents([[5, 6], [7]]))
+    convert(tmp_path / "few.pkl", tmp_path / "s", options("store", tokenizer=bert, end_of_text=None))
+    given = {"end_of_text": "stored", "end_of_text_id": 70_000}
+    with pytest.raises(UserError, match=f"--end-of-text-id 70000 is no token: expected 0 to {bert.vocab_size - 1}"):
+        convert(tmp_path / "s", tmp_path / "x.bin", options(**given))
+    with pytest.raises(UserError, match="expected 0 to 2,147,483,647"):
+        convert(pickled, tmp_path / "x.bin", options(**(given | {"end_of_text_id": 1 << 31})))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["few.pkl", "s", "source.pkl"]
+
+
+def test_a_store_of_a_tokenizer_without_end_of_text(tmp_path):
+    bert = Tokenizer.train(["The cat sat."] * 9, 310, kind="wordpiece")
+    given = {"tokenizer": bert, "end_of_text": None}
+    write_pickle(tmp_path / "few.pkl", documents([[5, 6], [7]]))
+    convert(tmp_path / "few.pkl", tmp_path / "s", options("store", verify=True, **given))
+    store = open_store(tmp_path / "s")
+    assert (store.end_of_text, store.end_of_text_id, store.document(0).tolist()) == ("absent", None, [5, 6])
+    verify_store(tmp_path / "s")
+    with IndexedWriter(tmp_path / "theirs", "int32") as writer:
+        for tokens in ([5, 6, 9], [7, 8, 9]):
+            writer.add_document(tokens)
+    convert(tmp_path / "theirs", tmp_path / "t", options("store", **given))
+    assert lists(read_documents(tmp_path / "t", "store")) == [[5, 6, 9], [7, 8, 9]]
+    for name, value in (("end_of_text", "stored"), ("end_of_text_id", 9)):
+        with pytest.raises(UserError, match=f"has no end-of-text token.*leave out --{name.replace('_', '-')}"):
+            convert(tmp_path / "few.pkl", tmp_path / "u", options("store", **(given | {name: value})))
+
+
+def test_sentences_are_kept_or_said_to_be_joined(tmp_path):
+    sentence_store(tmp_path / "s", [[[5, 6], [7]], [[8]]], tokenizer=tiny_tokenizer())
+    for name, format_name, joined in (("a.bin", "megatron", False), ("b.npy", "npy", True), ("c", "store", False)):
+        given = {"sequence_length": 2} if format_name == "npy" else {}
+        report = convert(tmp_path / "s", tmp_path / name, options(format_name, verify=True, **given, **STORED))
+        assert report.joined_sentences is joined
+    assert open_store(tmp_path / "c").indexed.sizes.tolist() == [2, 2, 2]
+    report = convert(tmp_path / "s", tmp_path / "d.bin", options(sequence_length=2))
+    assert report.joined_sentences, "cut, they are none"
+
+
+def test_a_damaged_store_is_not_verified(tmp_path, pickled):
+    convert(pickled, tmp_path / "s", options("store"))
+    path = tmp_path / "s" / "tokens.bin"
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    for source in (tmp_path / "s", path):
+        with pytest.raises(DataError, match=r"tokens\.bin is damaged: its SHA-256 is "):
+            convert(source, tmp_path / "x.bin", options(verify=True))
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_a_name_that_is_no_utf8(tmp_path, pickled):
+    odd = pickled.rename(tmp_path / os.fsdecode(b"caf\xe9.pkl"))
+    convert(odd, tmp_path / "s", options("store", verify=True))
+    assert open_store(tmp_path / "s").source(0)[0].endswith("caf\\udce9.pkl")

@@ -166,10 +166,10 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
 @pytest.mark.parametrize(
     ("data", "options", "error", "part"),
     [
-        (b"", {}, DataError, "no document to build a corpus of (1 files, 1 documents empty, 0 unreadable)"),
+        (b"", {}, DataError, "no document to build a corpus of (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "the validation split would be empty: none of 1 documents"),
+        (b"text", {"validation": 1e-9}, DataError, "the validation split would be empty: none of 1 document fell"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation 1.0"),
         (b"text", {"validation": -0.1}, UserError, "validation -0.1"),
@@ -183,6 +183,21 @@ def test_a_build_that_would_come_to_nothing_fails_and_leaves_nothing(tmp_path, d
         build_tiny(tmp_path / "corpus", **options)
     assert one_line(caught.value, part)
     assert only(tmp_path, "texts")
+
+
+@pytest.mark.parametrize(("share", "split"), [(1e-9, "validation"), (1 - 1e-9, "train")])
+def test_an_empty_split_says_how_to_come_to_more_documents(tmp_path, share, split):
+    (tmp_path / "book.txt").write_text("one\n\ntwo\n\nthree")
+    (tmp_path / "lines.jsonl").write_text('{"text": "one"}')
+    options = BuildOptions(validation=share)
+    with pytest.raises(DataError) as caught:
+        build_corpus([tmp_path / "book.txt"], tiny_tokenizer(), tmp_path / "corpus", options)
+    assert one_line(caught.value, f"the {split} split would be empty", "a text file is one document", "--from lines")
+    with pytest.raises(DataError) as caught:
+        build_corpus([tmp_path / "lines.jsonl"], tiny_tokenizer(), tmp_path / "corpus", options)
+    assert one_line(caught.value, f"the {split} split would be empty", "give more documents, or another share")
+    by_paragraph = BuildOptions(validation=0.5, reading=ReadOptions(format="blank-lines"))
+    assert len(build_corpus([tmp_path / "book.txt"], tiny_tokenizer(), tmp_path / "corpus", by_paragraph).splits) == 2
 
 
 def test_an_input_that_changes_meanwhile(tmp_path):

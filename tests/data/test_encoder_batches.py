@@ -11,7 +11,9 @@ from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.encoder_sources import store_batches
 from hornbook.data.examples import NOT_SCORED
 from hornbook.data.loader import evaluation_batches
+from hornbook.data.sequences import Sequence
 from hornbook.data.store import open_store
+from hornbook.errors import DataError
 from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer
 
 OBJECTIVES = {
@@ -91,7 +93,7 @@ def test_masks_follow_the_rules(store, objective):
     if objective.max_predictions is None:
         assert np.mean(shares) == pytest.approx(0.3, abs=0.05)
     placed = [(tokens[place], label) for tokens, _, _, _, own, _ in sequences for place, label in own.items()]
-    assert not {label for _, label in placed} & set(special.special_ids) - {encoder_tokenizer().unknown_id}
+    assert not {label for _, label in placed} & set(special.special_ids) - {encoder_tokenizer().rules.vocab["[UNK]"]}
     hidden = np.mean([token == special.mask for token, _ in placed])
     kept = np.mean([token == label for token, label in placed])
     assert hidden == pytest.approx(0.8, abs=0.05) and kept == pytest.approx(0.1, abs=0.05)
@@ -155,3 +157,12 @@ def test_the_mean_length_is_measured(store):
     lengths = [len(tokens) for tokens, *_ in of_samples(batches, range(batches.num_windows), 1)]
     assert batches.mean_length() == pytest.approx(np.mean(lengths))
     assert replace(batches, rules=None).mean_length() == batches.mean_length()
+
+
+@pytest.mark.parametrize("token", [-5, 999])
+def test_a_token_that_the_tokenizer_lacks_is_refused_before_it_is_masked(store, monkeypatch, token):
+    batches = make(store)
+    foreign = Sequence(np.array([2, token, 3], dtype=np.int64), np.zeros(3, dtype=np.int64))
+    monkeypatch.setattr(batches.source, "sequences", lambda samples: [foreign for _ in samples])
+    with pytest.raises(DataError, match=f"the data hold token {token}, but the tokenizer has 0 to "):
+        batches.batches(np.arange(4, dtype=np.int64).reshape(2, 2))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_memory import InMemoryTokens, numbered
+from in_memory import InMemoryTokens, numbered, window_of
 
-from hornbook.data.examples import NOT_SCORED, EvaluationWindows, Piece, Windows
+from hornbook.data.examples import NOT_SCORED, EvaluationWindows, Piece, Stream, Windows
 from hornbook.data.store import open_store
 from hornbook.errors import DataError, UserError
 
@@ -36,25 +36,22 @@ def expected_window(source, start, count):
 
 def test_the_example_of_the_module():
     source = InMemoryTokens([[5, 6, 7], [8, 9]])
-    windows = Windows(source, 3, seed=0, shuffle=False)
-    assert windows.num_windows == 2
-    first, second = windows.window(0), windows.window(1)
-    assert first.tokens.tolist() == [5, 6, 7, 0] and first.documents.tolist() == [0, 0, 0, 1]
-    assert second.tokens.tolist() == [0, 8, 9, 0] and second.documents.tolist() == [0, 0, 0, 1]
-    assert windows.window(2).tokens.tolist() == [0, 5, 6, 7]
+    assert Windows(source, 3, seed=0).num_windows == 2
+    found = Stream(source).read(np.array([0, 3, 6]), 4)
+    assert found.tokens.tolist() == [[5, 6, 7, 0], [0, 8, 9, 0], [0, 5, 6, 7]]
+    assert found.documents.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("sequence_length", [1, 2, 3, 4])
-def test_unshuffled_windows_read_the_circle_round_and_round(source, sequence_length):
-    windows = Windows(source, sequence_length, seed=0, shuffle=False)
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_a_stream_goes_round_and_round(source, count):
     length = len(source.stream())
-    for sample in range(3 * length):
-        window = windows.window(sample)
-        assert window.tokens.dtype == window.documents.dtype == np.int64
-        tokens, documents = expected_window(source, sample * sequence_length % length, sequence_length + 1)
-        assert window.tokens.tolist() == tokens
-        assert window.documents.tolist() == documents
+    window = Stream(source).read(np.arange(length), count)
+    assert window.tokens.dtype == window.documents.dtype == np.int64
+    for start in range(length):
+        tokens, documents = expected_window(source, start, count)
+        assert window.tokens[start].tolist() == tokens
+        assert window.documents[start].tolist() == documents
 
 
 @given(
@@ -71,7 +68,7 @@ def test_shuffled_windows_are_slices_of_the_circle(lengths, kind, seed, data):
     windows = Windows(source, sequence_length, seed=seed)
     slices = {tuple((stream + stream)[start : start + sequence_length + 1]) for start in range(len(stream))}
     for sample in range(2 * windows.num_windows):
-        assert tuple(windows.window(sample).tokens.tolist()) in slices
+        assert tuple(window_of(windows, sample).tokens.tolist()) in slices
 
 
 @pytest.mark.parametrize("sequence_length", [1, 4, 16, 50, 213, 214])
@@ -82,14 +79,14 @@ def test_the_targets_of_an_epoch_are_distinct_and_nearly_all(sequence_length):
     assert length - sequence_length < windows.num_windows * sequence_length <= length
     for epoch in range(3):
         samples = range(epoch * windows.num_windows, (epoch + 1) * windows.num_windows)
-        targets = [token for sample in samples for token in windows.window(sample).tokens[1:].tolist()]
+        targets = [token for sample in samples for token in window_of(windows, sample).tokens[1:].tolist()]
         assert len(targets) == len(set(targets)) == windows.num_windows * sequence_length
 
 
 def test_starts_shift_and_order_changes_from_epoch_to_epoch():
     windows = Windows(numbered(end_of_text="absent"), 16, seed=5)
     per_epoch = [
-        [int(windows.window(epoch * windows.num_windows + place).tokens[0]) for place in range(windows.num_windows)]
+        [int(window_of(windows, epoch * windows.num_windows + place).tokens[0]) for place in range(windows.num_windows)]
         for epoch in range(20)
     ]
     assert len({min(start % 16 for start in starts) for starts in per_epoch}) > 5
@@ -111,8 +108,8 @@ def test_a_batch_stacks_the_windows_across_epochs():
     batch = windows.batch(samples)
     assert batch.tokens.shape == batch.documents.shape == (4, 17)
     for row, sample in enumerate(samples.tolist()):
-        assert np.array_equal(batch.tokens[row], windows.window(sample).tokens)
-        assert np.array_equal(batch.documents[row], windows.window(sample).documents)
+        assert np.array_equal(batch.tokens[row], window_of(windows, sample).tokens)
+        assert np.array_equal(batch.documents[row], window_of(windows, sample).documents)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -123,16 +120,16 @@ def test_provenance_names_what_was_read(source):
         read = [
             token for document, start, count in pieces for token in source.documents[document][start : start + count]
         ]
-        tokens = windows.window(sample).tokens.tolist()
+        tokens = window_of(windows, sample).tokens.tolist()
         inserted = source.end_of_text == "inserted"
         assert read == [token for token in tokens if not (inserted and token == source.end_of_text_id)]
         assert all(piece.num_tokens > 0 for piece in pieces)
 
 
-def test_provenance_of_the_example():
-    windows = Windows(InMemoryTokens([[5, 6, 7], [8, 9]]), 3, seed=0, shuffle=False)
-    assert windows.provenance(1) == [Piece(1, 0, 2)]
-    assert windows.provenance(2) == [Piece(0, 0, 3)]
+def test_pieces_of_the_example():
+    stream = Stream(InMemoryTokens([[5, 6, 7], [8, 9]]))
+    assert stream.pieces(3, 4) == [Piece(1, 0, 2)]
+    assert stream.pieces(6, 4) == [Piece(0, 0, 3)]
 
 
 def test_places_beyond_four_billion_tokens():
@@ -148,21 +145,21 @@ def test_places_beyond_four_billion_tokens():
     for sample in [0, 1, 10**9, windows.num_windows * 5 + 17]:
         ((document, start, count), *rest) = windows.provenance(sample)
         assert not rest and count == 1025
-        assert windows.window(sample).tokens.tolist() == list(
+        assert window_of(windows, sample).tokens.tolist() == list(
             range(document * 2**40 + start, document * 2**40 + start + 1025)
         )
 
 
 @pytest.mark.parametrize(("documents", "count"), [([[1, 2, 3]], 4), ([], 0), ([[], []], 2)])
 def test_a_store_shorter_than_a_sample_is_refused(documents, count):
-    with pytest.raises(UserError, match=rf"^the store has {count} tokens .* one sample takes 6 .*shorten [^\n]*$"):
+    with pytest.raises(UserError, match=rf"^the store has {count} tokens .* one sample takes 6: .*shorten [^\n]*$"):
         Windows(InMemoryTokens(documents), 5, seed=0)
 
 
 def test_the_shortest_store_that_is_long_enough():
     windows = Windows(InMemoryTokens([[1, 2, 3, 4, 5]]), 5, seed=0)
     assert windows.num_windows == 1
-    assert sorted(windows.window(0).tokens.tolist()) == [0, 1, 2, 3, 4, 5]
+    assert sorted(window_of(windows, 0).tokens.tolist()) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", ["stored", "inserted"])
@@ -227,7 +224,7 @@ def test_a_real_megatron_store():
     for sample in (0, 5_000, 12_345):
         pieces = windows.provenance(sample)
         read = np.concatenate([store.document(document)[start : start + count] for document, start, count in pieces])
-        tokens = windows.window(sample).tokens
+        tokens = window_of(windows, sample).tokens
         end = store.end_of_text_id
         assert read[read != end].tolist() == tokens[tokens != end].tolist()
     evaluation = EvaluationWindows(store, 1024, score_end_of_text=True)

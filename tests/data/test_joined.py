@@ -77,6 +77,15 @@ def test_without_end_of_text_documents_stay_as_they_are(corpora):
     assert joined.document(joined.num_documents - 1).tolist() == last
 
 
+def test_documents_of_a_store_without_end_of_text_get_it_beside_others(corpora):
+    stores = open_held_out(corpora)
+    for order in (stores, stores[::-1]):
+        without = [replace(order[0], end_of_text="absent", end_of_text_id=None), order[1]]
+        inserted = [replace(order[0], end_of_text="inserted"), order[1]]
+        assert join(without).end_of_text == "stored"
+        assert scored(join(without), 7) == scored(join(inserted), 7)
+
+
 def test_only_corpora_have_held_out_documents(corpora, tmp_path):
     build_tiny(tmp_path / "whole", validation=0.0)
     assert open_held_out([str(tmp_path / "whole"), f"{corpora[0]}/train"]) == []

@@ -1,5 +1,7 @@
 """Labelled files become examples, classes and sequences; what is wrong with one is told with its line."""
 
+import csv
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,11 @@ def test_tabs_part_columns_and_quotes_are_text(tmp_path):
         ("x.csv", "", ["'text' is missing (there: none)"]),
         ("x.csv", "text,label\n", ["no examples"]),
         ("x.csv", "text,label\na,b\nc,d,e\n", ["line 3: 3 columns, where the table has 2"]),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": "b"}\n{"text": "a \\ud800", "label": "b"}',
+            ["line 2: character 2 of 'text'"],
+        ),
         ("x.csv", 'text,label\n"a,b\n', ["not a table"]),
         ("x.csv", "text,text,label\na,b,c\n", ["'text' is there twice"]),
         ("x.csv", b"text,label\n\xff,b\n", ["not UTF-8 at byte 11"]),
@@ -71,6 +78,12 @@ def test_a_column_out_of_range(tmp_path):
         read_examples(write(tmp_path / "x.csv", "a,b\n"), ClassificationConfig(text="0", label="5"))
 
 
+def test_a_text_of_any_length_is_a_column(tmp_path):
+    allowed, text = csv.field_size_limit(), "ab " * (1 << 17)
+    (example,) = read_examples(write(tmp_path / "x.csv", f"text,label\n{text},yes\n"), ClassificationConfig())
+    assert (example.text, csv.field_size_limit()) == (text, allowed)
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(DataError, match="the file of labelled texts is missing"):
         read_examples(str(tmp_path / "x.jsonl"), ClassificationConfig())
@@ -83,7 +96,9 @@ def examples_of(tmp_path, *labels):
 
 def test_classes_are_sorted_and_numbers_by_value(tmp_path):
     assert labels_of(examples_of(tmp_path, "b", "a", "b"), "x") == ("a", "b")
-    assert labels_of(examples_of(tmp_path, 10, 9, 0), "x") == ("0", "9", "10")
+    assert labels_of(examples_of(tmp_path, 10, 9, -1, 0), "x") == ("-1", "0", "9", "10")
+    expected = tuple(name for digit in "123456789" for name in (f"00{digit}", f"0{digit}", digit))
+    assert labels_of(examples_of(tmp_path, *expected[::-1]), "x") == expected, "whatever a set's order"
     with pytest.raises(DataError, match="all examples are of one class, 'a'"):
         labels_of(examples_of(tmp_path, "a", "a"), "x")
 

@@ -28,7 +28,7 @@ def masked_sequences(draw):
 def test_every_sequence_can_be_read_back(sequences, layout):
     keys = np.arange(len(sequences))[:, None] * 1000 + np.arange(WIDTH)
     batch = lay_out(sequences, width=WIDTH, layout=layout, pad_id=3, keys=keys, has_pairs=True)
-    flat = {name: batch[name].flatten().numpy() for name in ("tokens", "positions", "segments", "keys", "documents")}
+    flat = {name: batch[name].flatten().numpy() for name in ("tokens", "positions", "segments", "keys")}
     taken = np.zeros(len(flat["tokens"]), dtype=bool)
     predicted = {int(place): int(target) for place, target in zip(batch["predictions"], batch["targets"], strict=True)}
     for number, (sequence, first, length) in enumerate(
@@ -41,12 +41,10 @@ def test_every_sequence_can_be_read_back(sequences, layout):
         assert flat["segments"][own].tolist() == sequence.segments.tolist()
         assert flat["positions"][own].tolist() == list(range(length))
         assert flat["keys"][own].tolist() == keys[number, :length].tolist()
-        assert set(flat["documents"][own]) == {number}
         assert [predicted.pop(first + place) for place in sequence.positions.tolist()] == sequence.labels.tolist()
     assert not predicted
     assert batch["pair_labels"].tolist() == [sequence.pair_label for sequence in sequences]
     assert set(flat["tokens"][~taken]) <= {3}
-    assert set(flat["documents"][~taken]) <= {-1}
 
 
 @settings(max_examples=80, deadline=None)

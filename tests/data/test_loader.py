@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from in_memory import InMemoryTokens, numbered
+from in_memory import InMemoryTokens, numbered, window_of
 
 from hornbook.data.batches import HeldOutWindows, WindowBatches, token_keys
 from hornbook.data.examples import EvaluationWindows, Windows
@@ -50,7 +50,7 @@ def samples_of(steps, world_size, start_sample, prefetch):
 def expected_samples(count):
     read = []
     for sample in range(count):
-        tokens = WINDOWS.window(sample).tokens.tolist()
+        tokens = window_of(WINDOWS, sample).tokens.tolist()
         keys = token_keys(SEED, np.array([sample]), 5)[0].tolist()
         read.append((tokens[:-1], tokens[1:], keys))
     return read
@@ -129,14 +129,15 @@ def test_keys_are_32_random_bits_of_seed_sample_and_position():
 
 
 class FailingTokens(InMemoryTokens):
-    """Raises from the second document on."""
+    """Raises from the ninth window on."""
 
     def __init__(self, error):
-        super().__init__([range(1, 101)] * 3)
-        self.error = error
+        super().__init__([range(1, 1001)])
+        self.error, self.num_reads = error, 0
 
     def read(self, document, start, count):
-        if document > 0:
+        self.num_reads += 1
+        if self.num_reads > 8:
             raise self.error
         return super().read(document, start, count)
 
@@ -144,7 +145,7 @@ class FailingTokens(InMemoryTokens):
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("error", [DataError("x.bin is truncated"), StorageError("I/O error"), MemoryError()])
 def test_an_error_is_raised_as_itself_where_its_step_is_asked_for(prefetch, error):
-    windows = Windows(FailingTokens(error), 10, seed=0, shuffle=False)
+    windows = Windows(FailingTokens(error), 10, seed=0)
     with make_loader(windows, global_batch_size=4, prefetch=prefetch) as loader:
         assert len(next(loader)) == 4
         assert len(next(loader)) == 4
@@ -194,7 +195,7 @@ class CountingTokens(InMemoryTokens):
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_prefetch_is_bounded(prefetch):
     source = CountingTokens([range(1, 30_001)])
-    with make_loader(Windows(source, 10, seed=0, shuffle=False), global_batch_size=4, prefetch=prefetch) as loader:
+    with make_loader(Windows(source, 10, seed=0), global_batch_size=4, prefetch=prefetch) as loader:
         next(loader)
         deadline = time.monotonic() + 5
         while source.num_reads < 4 * (1 + prefetch) and time.monotonic() < deadline:

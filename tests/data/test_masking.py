@@ -184,3 +184,13 @@ def test_beginnings_of_words_by_the_tokenizer():
             assert place or kind == "byte-bpe" or expected
         assert all(begins[number] for number in tokenizer.special_ids)
         assert not begins.all()
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-12, 0.5, 1 - 1e-12, 1.0])
+@WHOLE
+def test_shares_up_to_none_and_all(rules, probability):
+    tokens, lengths, samples = sequences(200)
+    masked = dynamic_mask(tokens, lengths, samples, replace(rules, probability=probability), most=128)
+    is_text = ~np.isin(tokens, list(SPECIAL.special_ids))
+    share = np.isin(np.flatnonzero(is_text), masked.places).mean()
+    assert share == (pytest.approx(0.5, abs=0.03) if probability == 0.5 else round(probability))

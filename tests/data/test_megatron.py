@@ -120,9 +120,16 @@ def test_a_token_that_does_not_fit_is_our_slip(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(tmp_path):
-    with inject("write", 1, "enospc"), pytest.raises(StorageError):
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_full_disk_leaves_neither_file(tmp_path, number):
+    with inject("write", number, "enospc") as struck, pytest.raises(StorageError):
         write(tmp_path / "x", [[[1, 2, 3]]])
+    assert struck() and list(tmp_path.iterdir()) == []
+
+
+def test_a_document_that_was_not_ended_leaves_neither_file(tmp_path):
+    with pytest.raises(AssertionError, match="not ended"), IndexedWriter(tmp_path / "x", "uint16") as writer:
+        writer.add_sequence([1])
     assert list(tmp_path.iterdir()) == []
 
 

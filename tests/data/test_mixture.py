@@ -40,9 +40,11 @@ def test_the_samples_in_the_order_of_their_times():
 
 
 @settings(max_examples=60, deadline=None)
-@given(shares=SHARES, seed=SEEDS, page=st.integers(1, 50))
-def test_pages_change_nothing(shares, seed, page):
-    assert located(Blend(shares, seed, page=page), range(120)) == merged(shares, seed, 120)
+@given(shares=SHARES, seed=SEEDS, page_size=st.integers(1, 50))
+def test_pages_change_nothing(shares, seed, page_size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hornbook.data.mixture._PAGE_SIZE", page_size)
+        assert located(Blend(shares, seed), range(120)) == merged(shares, seed, 120)
 
 
 @settings(max_examples=60, deadline=None)

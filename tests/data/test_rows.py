@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from hornbook.data.rows import DOCUMENT_ROW, npy_bytes, read_rows
+from hornbook.data.npy import npy_bytes
+from hornbook.data.rows import DOCUMENT_ROW, read_rows
 from hornbook.errors import DataError
 from tiny_text import one_line
 

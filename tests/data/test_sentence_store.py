@@ -4,11 +4,11 @@ import shutil
 import numpy as np
 import pytest
 
-from hornbook.data.examples import Windows
+from hornbook.data.examples import Stream
 from hornbook.data.manifest import MANIFEST
 from hornbook.data.store import open_store
 from hornbook.errors import DataError
-from tiny_sentences import sentence_store
+from tiny_sentences import sentence_starts, sentence_store
 from tiny_text import one_line
 
 DOCUMENTS = [[[10, 11], [12, 13, 14]], [[15]], [], [[16, 17], [18], [19, 20]]]
@@ -22,20 +22,18 @@ def folder(tmp_path):
 def test_a_sentence_store_has_sequences_inside_documents(folder):
     store = open_store(folder)
     assert (store.sequences, store.num_documents, store.num_sequences, store.num_tokens) == ("sentences", 4, 6, 11)
-    assert store.sequence_lengths.tolist() == [2, 3, 1, 2, 1, 2]
-    assert store.first_sequences.tolist() == [0, 2, 3, 3, 6]
-    assert [store.lengths_of_sequences(number).tolist() for number in range(4)] == [[2, 3], [1], [], [2, 1, 2]]
-    assert store.sequence_starts(3).tolist() == [0, 2, 3, 5]
-    assert store.sequence_starts(2).tolist() == [0]
+    assert store.indexed.sizes.tolist() == [2, 3, 1, 2, 1, 2]
+    assert store.indexed.document_index.tolist() == [0, 2, 3, 3, 6]
+    assert [sentence_starts(store, number) for number in range(4)] == [[0, 2, 5], [0, 1], [0], [0, 2, 3, 5]]
 
 
 def test_a_decoder_reads_its_documents_joined(folder):
     store = open_store(folder)
     assert store.document(0).tolist() == [10, 11, 12, 13, 14]
     assert store.read(3, 1, 3).tolist() == [17, 18, 19]
-    window = Windows(store, 10, seed=0, shuffle=False).window(0)
-    assert window.tokens.tolist() == list(range(10, 21))
-    assert window.documents.tolist() == [0, 0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
+    window = Stream(store).read(np.array([0]), 11)
+    assert window.tokens[0].tolist() == list(range(10, 21))
+    assert window.documents[0].tolist() == [0, 0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
 
 
 def test_the_files_of_others_are_sentence_stores_by_their_index(folder, tmp_path):
@@ -54,5 +52,5 @@ def test_a_manifest_that_denies_the_sentences_is_refused(folder):
 
 def test_sequence_lengths_sum_to_documents(folder):
     store = open_store(folder)
-    sums = [store.lengths_of_sequences(number).sum() for number in range(store.num_documents)]
-    assert np.array_equal(sums, store.document_lengths)
+    ends = [sentence_starts(store, number)[-1] for number in range(store.num_documents)]
+    assert np.array_equal(ends, store.document_lengths)

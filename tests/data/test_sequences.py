@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,17 @@ def test_joined_text_goes_across_documents(store):
     assert len(set(text)) == len(text) >= len(stream) - 10
     assert {sequence.pair_label for sequence in found} == {NO_PAIR}
     assert abs(tokens.count(SEP) - store.num_documents) <= 10
+
+
+@pytest.mark.parametrize("kind", [PairSequences, *KINDS])
+def test_sentences_are_the_same_whether_end_of_text_is_absent_or_for_others_to_insert(store, kind):
+    inserted = replace(store, end_of_text="inserted", end_of_text_id=7)
+    sources = [
+        pairs_of(one) if kind is PairSequences else kind(one, SPECIAL, sequence_length=12, seed=3)
+        for one in (store, inserted)
+    ]
+    for old, new in zip(*map(all_of, sources), strict=True):
+        assert np.array_equal(old.tokens, new.tokens) and np.array_equal(old.segments, new.segments)
 
 
 def test_documents_and_lines_are_seen_whole_once_an_epoch(store):

@@ -64,6 +64,8 @@ def test_arrays_for_the_training(tmp_path):
         (question(0, "Who?", ("Ahab", -5)), ["is not at character -5"]),
         (question(0, "Who?", ("Ahab", "3")), ["is not at character"]),
         (question(0, " ", ("The", 0)), ["question, context or answer is no text"]),
+        (question(0, "Who \ud800?", ("The", 0)), ["'q0'", "character 4 of the text 'Who", "half a surrogate pair"]),
+        (question(0, "Who?", ("The", 0), id="\udc00"), ["character 0 of the id is half a surrogate pair"]),
         (question(0, "Who?"), ["it has no answer", "--objective.unanswerable"]),
         (question(0, "Who?", ("The", 0), is_impossible=True), ["it has no answer"]),
         ({"id": 1, "question": "Who?"}, ["not SQuAD's JSON (no 'answers')"]),
@@ -74,6 +76,12 @@ def test_what_is_wrong_is_told(tmp_path, asked, parts):
     with pytest.raises(DataError) as caught:
         read_questions(write_squad(tmp_path / "x.json", [asked]), unanswerable=False)
     assert one_line(caught.value, "x.json", *parts)
+
+
+def test_half_a_surrogate_pair_in_a_text_is_told_with_its_question(tmp_path):
+    path = write_squad(tmp_path / "x.json", [question(0, "Who?", ("The", 0))], context="The \ud800")
+    with pytest.raises(DataError, match=r"question 'q0': character 4 of the text"):
+        read_questions(path, unanswerable=False)
 
 
 @pytest.mark.parametrize("document", [[], {}, {"data": 3}, {"data": []}, {"data": [{"paragraphs": []}]}])

@@ -39,14 +39,14 @@ def test_a_store_says_what_it_is(built):
     store = open_store(built)
     assert (store.end_of_text, store.end_of_text_id, store.vocab_size) == ("stored", 299, 300)
     assert store.tokenizer().digest == tiny_tokenizer().digest
-    assert store.document_lengths.dtype == store.document_bytes.dtype == np.int64
+    assert store.document_lengths.dtype == np.int64
     assert store.document_lengths.sum() == store.num_tokens
-    assert store.document_bytes.sum() == store.num_bytes
+    assert store.rows["num_bytes"].sum() == store.num_bytes
     for number in (0, 7, store.num_documents - 1):
         document = store.document(number)
         assert (len(document), document.dtype) == (store.document_lengths[number], np.uint16)
         assert np.array_equal(store.read(number, 2, 5), document[2:7])
-        assert len(store.tokenizer().decode(document[:-1]).encode()) == store.document_bytes[number]
+        assert len(store.tokenizer().decode(document[:-1]).encode()) == store.rows[number]["num_bytes"]
     with pytest.raises(IndexError):
         store.document(store.num_documents)
     with pytest.raises(IndexError):
@@ -76,7 +76,7 @@ def test_a_real_store_of_others():
     store = open_store(MEGATRON)
     assert (store.num_documents, store.num_tokens, store.indexed.dtype) == (1000, 1_361_845, np.uint16)
     assert (store.end_of_text, store.end_of_text_id) == ("stored", 4999)
-    unknown = (store.num_bytes, store.document_bytes, store.vocab_size, store.manifest, store.tokenizer())
+    unknown = (store.num_bytes, store.rows, store.vocab_size, store.manifest, store.tokenizer())
     assert unknown == (None,) * 5 and store.source(0) is None
     tokenizer = Tokenizer.load(MEGATRON)
     assert tokenizer.end_of_text_id == 4999

@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
+from hornbook.__main__ import main
 from hornbook.data.manifest import STORE_FILES
 from hornbook.data.megatron import IndexedWriter
-from hornbook.data.verify import verify_store
+from hornbook.data.verify import verify_record, verify_store
 from hornbook.errors import DataError
 from tiny_text import build_tiny, one_line
 
@@ -95,3 +96,15 @@ def test_stores_of_others(tmp_path):
     with pytest.raises(DataError) as caught:
         verify_store(tmp_path / "x")
     assert one_line(caught.value, "x.bin", "token 2 is -3")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "hornbook corpus", "format_version": 1, "request": 1}'])
+def test_a_damaged_record_of_the_build(built, tmp_path, content):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    verify_record(corpus)
+    verify_record(corpus / "train")
+    (corpus / "build.json").write_text(content)
+    with pytest.raises(DataError) as caught:
+        verify_record(corpus)
+    assert one_line(caught.value, "build.json", "the record of", "restore the file")
+    assert main(["corpus", "verify", str(corpus)]) == 2

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from in_memory import window_of
 
 from hornbook.data.examples import EvaluationWindows, Windows
 from hornbook.data.synthetic import SyntheticTokens
@@ -57,7 +58,7 @@ def test_seeds_and_arguments_make_other_tokens_and_fingerprints():
 
 def test_it_serves_windows_with_id_zero_between_documents():
     source = SyntheticTokens(vocab_size=50, seed=1, num_documents=30, document_length=20)
-    window = Windows(source, 200, seed=1).window(0)
+    window = window_of(Windows(source, 200, seed=1), 0)
     ends = np.flatnonzero(window.tokens == 0)
     assert len(ends) > 3
     assert np.array_equal(np.diff(window.documents), (window.tokens[1:] == 0).astype(np.int64))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Shell, blocks_of, commands_of, write_texts
 
+from hornbook import extend
 from hornbook.__main__ import main
 from hornbook.checkpoint import list_checkpoints
 
@@ -45,7 +46,20 @@ def test_the_scripts_are_short() -> None:
     assert {name: length for name, length in lengths.items() if length >= LONGEST_SCRIPT} == {}
 
 
-def test_a_model_of_ones_own(shell: Shell) -> None:
+def test_processes_that_import_a_script_do_not_start_it_again() -> None:
+    for script in (*scripts().values(), extend.__doc__ or ""):
+        assert 'if __name__ == "__main__":' in script
+
+
+def assert_is_unknown_without_its_script(run: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(run), "--prompt", "a"]) == 2
+    assert main(["train", "demo", "--data.synthetic", "--model.vocab-size", "512", "--output", str(run)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    told = f"{run} holds a model {what}, which hornbook does not have"
+    assert [told in line for line in lines] == [True, True]
+
+
+def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = commands("conv_model.py")
     shell.run(command)
     run = shell.folder / "runs" / "conv"
@@ -56,15 +70,18 @@ def test_a_model_of_ones_own(shell: Shell) -> None:
     recipe = json.loads((saved.path / "recipe.json").read_text(encoding="utf-8"))
     assert saved.problems == []
     assert recipe["model"]["kernel_size"] == 8
+    assert_is_unknown_without_its_script(run, 'of the family "conv"', capsys)
 
 
-def test_an_objective_of_ones_own(shell: Shell) -> None:
+def test_an_objective_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = commands("regularized.py")
     shell.run(command)
     last = rows_of(shell.folder / "runs" / "regularized", "train")[-1]
     assert last["step"] == 2
     assert last["activation"] > 0
     assert last["loss"] == pytest.approx(last["causal_lm"] + 0.1 * last["activation"], rel=1e-5)
+    run = shell.folder / "runs" / "regularized"
+    assert_is_unknown_without_its_script(run, 'made with the objective "regularized"', capsys)
 
 
 def test_a_task_of_ones_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
 """Devices by name, and this process's share of the machine."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from hornbook.engine import device as module
-from hornbook.engine.device import choose_device, cpu_quota, default_threads, physical_cores, prepare, synchronize
+from hornbook.engine.device import choose_device, default_threads, physical_cores, prepare, synchronize
 from hornbook.errors import UserError
 
 
@@ -66,8 +63,8 @@ def test_hyperthreads_share_a_core(monkeypatch, tmp_path):
 
 def test_local_ranks_share_the_cores_and_none_goes_without(monkeypatch):
     monkeypatch.setattr(module, "physical_cores", lambda: 8)
-    monkeypatch.setattr(module, "cpu_quota", lambda: 8)
-    for ranks, threads in ((None, 8), ("1", 8), ("3", 2), ("16", 1)):
+    for cores, ranks, threads in ((16, None, 8), (16, "1", 8), (16, "3", 2), (16, "16", 1), (3, None, 3), (3, "2", 1)):
+        monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         if ranks:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
@@ -84,9 +81,9 @@ def test_prepared_threads_and_denormals():
     synchronize(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"), [("150000 100000\n", 1), ("50000 100000\n", 1), ("400000 100000\n", 4), ("max 100000\n", None)]
-)
-def test_a_containers_quota_bounds_the_threads(tmp_path: Path, text: str, cores: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert cpu_quota(tmp_path / "cpu.max") == (cores or os.cpu_count())
+def test_fp32_is_not_tf32():
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    for kind in kinds:
+        kind.fp32_precision = "tf32"
+    prepare(torch.device("cpu"), 1)
+    assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]

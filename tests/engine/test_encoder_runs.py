@@ -6,9 +6,9 @@ That they resume is in test_resume.py, that ranks make no difference in tests/pa
 import json
 
 import pytest
-from tiny_runs import metrics_without_time, run_tiny
+from tiny_runs import metrics_without_time, run_tiny, stop_after
 
-from hornbook.errors import UserError
+from hornbook.errors import StoppedBySignal, UserError
 from hornbook.track.metrics import read
 from tiny_encoder_runs import FAMILIES, LAYOUTS, assert_same_rows, build_sentences, encoder, on_corpus
 from tiny_text import build_tiny
@@ -47,6 +47,18 @@ def test_the_layout_changes_nothing_but_the_padding(tmp_path, corpus, family):
     assert_same_rows(padded, unpadded, 1e-5, but=["padding"])
     shares = [[row["padding"] for row in rows if row["kind"] == "train"] for rows in (padded, packed, unpadded)]
     assert sum(shares[0]) > 1.0 and sum(shares[1]) < 0.9 * sum(shares[0]) and set(shares[2]) == {0.0}
+
+
+@pytest.mark.parametrize(("before", "after"), [("padded", "packed"), ("packed", "unpadded")])
+def test_a_run_goes_on_under_another_layout(tmp_path, corpus, monkeypatch, before, after):
+    batches = ("--training.global-batch-size=16", "--training.micro-batch-size=8")
+    whole = run(tmp_path / "whole", corpus, "bert", *batches, f"--data.layout={before}")
+    with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):
+        stop_after(patch, 5)
+        run(tmp_path / "moved", corpus, "bert", *batches, f"--data.layout={before}")
+    moved = run(tmp_path / "moved", corpus, "bert", *batches, f"--data.layout={after}")
+    assert_same_rows(whole, moved, 1e-5, but=["padding"])
+    assert sum(row.get("padding", 0.0) for row in moved) < sum(row.get("padding", 0.0) for row in whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,7 +144,7 @@ def test_tasks_of_encoders_are_refused_by_a_decoder(tmp_path):
 @pytest.mark.parametrize(
     ("family", "corpus_of", "told"),
     [
-        ("bert", "documents", "no sentences, which pairs are made of"),
+        ("bert", "documents", "no sentences; build it with --sequences sentences or lines, or train without pairs"),
         ("bert", "decoders", r"the tokenizer has no token \[CLS\] or <s>.*\[MASK\] or <mask>"),
     ],
 )

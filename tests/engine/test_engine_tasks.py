@@ -1,6 +1,8 @@
 """Tasks in the course of a training: when they run, what becomes of their rows, and what they decide."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +91,39 @@ def test_what_a_task_says_is_what_evaluate_says(folder: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("step", [3, 4, 5])
-def test_tasks_cut_off_by_a_signal_are_made_up_for(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = (*lambada(folder), "--evaluation.tasks-every-steps=4", "--data.train", str(folder / "corpus"))
+@pytest.mark.parametrize("step", range(1, 9))
+def test_what_a_signal_cuts_off_is_made_up_for(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks, validation and samples; after the last step nothing is cut off, since nobody would make up for it."""
+    every = ("--evaluation.tasks-every-steps=4", "--tracking.sample-every-steps=4", "--tracking.sample-tokens=5")
+    options = (*lambada(folder), *every, "--data.train", str(folder / "corpus"))
     run(folder / "whole", *options)
     with monkeypatch.context() as patch:
         tiny_runs.stop_after(patch, step)
-        with pytest.raises(StoppedBySignal):
-            run(folder / "stopped", *options)
+        if step == 8:
+            assert run(folder / "stopped", *options)["step"] == 8
+        else:
+            with pytest.raises(StoppedBySignal):
+                run(folder / "stopped", *options)
     run(folder / "stopped", *options)
     assert tiny_runs.metrics_without_time(folder / "stopped") == tiny_runs.metrics_without_time(folder / "whole")
     assert tiny_runs.digest(folder / "stopped", 8) == tiny_runs.digest(folder / "whole", 8)
+    samples = [read(folder / name / "run" / "samples.jsonl") for name in ("whole", "stopped")]
+    assert samples[0] == samples[1]
+    assert [row["step"] for row in samples[0]] == [4, 8]
+
+
+def test_a_second_signal_ends_the_last_measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validate = tiny_runs.Run.validate
+
+    def signal_and_validate(run: tiny_runs.Run) -> None:
+        if run.is_finished:
+            os.kill(os.getpid(), signal.SIGTERM)
+        validate(run)
+
+    monkeypatch.setattr(tiny_runs.Run, "validate", signal_and_validate)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        tiny_runs.stop_after(patch, 8)
+        run(folder)
 
 
 @pytest.mark.parametrize(
@@ -172,3 +196,20 @@ def test_data_that_are_gone_do_not_end_the_training(folder: Path, capfd: pytest.
         assert run(folder, *lambada(folder))["step"] == 8
     assert "task lambada was not measured, training goes on: cannot read" in " ".join(capfd.readouterr().err.split())
     assert rows_of(folder) == []
+
+
+def test_a_task_that_fails_changes_nothing_of_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, which is off while a task runs."""
+    options = (*lambada(folder), "--evaluation.tasks-every-steps=3", "--data.train", str(folder / "corpus"))
+    run(folder / "whole", *options)
+    record = tiny_runs.Run.record
+
+    def record_and_remove(run: tiny_runs.Run, result: tiny_runs.StepResult) -> None:
+        record(run, result)
+        (folder / "lambada.jsonl").unlink(missing_ok=True)
+
+    monkeypatch.setattr(tiny_runs.Run, "record", record_and_remove)
+    run(folder / "gone", *options)
+    assert rows_of(folder / "whole") and not rows_of(folder / "gone")
+    whole, gone = (tiny_runs.digest(folder / name, 8) for name in ("whole", "gone"))
+    assert whole["model.safetensors"] == gone["model.safetensors"]

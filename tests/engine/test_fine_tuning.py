@@ -99,6 +99,9 @@ def test_a_run_learns_its_labels_and_is_measured(files, tmp_path, capsys, kind):
         assert values["macro_f1"] > 0.9
     else:
         assert values["exact_match"] > 0.5 and values["f1"] >= values["exact_match"]
+        path = write_squad(tmp_path / "second.json", [*QUESTIONS, question(3, "Who sailed home?", is_impossible=True)])
+        assert main(["evaluate", str(tmp_path / "run"), "--threads", "1", "--data", path, "--json"]) == 0
+        assert "4 questions, 1 without an answer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["classes", "spans"])
@@ -167,7 +170,7 @@ def test_moments_of_a_pretraining_cannot_be_kept(files, pretrained, tmp_path):
 def test_another_trunk_is_refused(files, pretrained, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         run(tmp_path, *of(files)[:-1], "--model.num-layers=2", init=pretrained)
-    assert one_line(caught.value, "blocks.1.attention.out.bias is missing")
+    assert one_line(caught.value, "the recipe's model differs: num_layers 1 there and 2 here;")
     assert "head." not in str(caught.value)
 
 
@@ -223,6 +226,13 @@ def test_tasks_refuse_models_of_other_tasks(files, tmp_path, capsys):
     for task, message in told.items():
         assert main(["evaluate", str(tmp_path / "run"), "--tasks", task, "--data", str(tmp_path / "x.jsonl")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_run_without_validation_says_how_to_name_data(files, tmp_path, capsys):
+    run(tmp_path, *of(files), "--data.validation=none", "--training.steps=1")
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "has no validation file to score (data.validation): name a labelled file by `--data FILE`" in told
 
 
 def test_a_model_may_say_that_there_is_no_answer(files, tmp_path, capsys):

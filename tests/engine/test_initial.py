@@ -123,7 +123,7 @@ def test_before_its_first_checkpoint_a_run_takes_the_same_weights_again(source: 
     assert digest(tmp_path, 8) == expected
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.rmtree(source)
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match=r"no run or checkpoint at .*: no such folder"):
         start(tmp_path)
     assert not (tmp_path / "run" / "checkpoints").exists(), "never from other weights"
 
@@ -158,13 +158,37 @@ def test_all_that_does_not_fit_is_told_at_once_and_nothing_is_left(trained: Path
         start(tmp_path, *overrides, init=InitFrom(source=str(trained)))
     assert one_line(
         caught.value,
-        "model.num_heads is 2 there and 4 here",
-        "model.activation is 'gelu_tanh' there and 'relu' here",
-        "embedding.positions is [16, 32] and should be [20, 32]",
-        "blocks.1.attention.qkv_weight is not expected; so are 8 more",
+        "cannot start this run: the recipe's model differs: num_layers 2 there and 1 here, num_heads 2 there and 4 "
+        'here, activation "gelu_tanh" there and "relu" here, max_positions 16 there and 20 here; change the ',
     )
     assert not (tmp_path / "run" / "run.json").exists()
     start(tmp_path, "--training.steps=1", init=InitFrom(source=str(trained)))
+
+
+def test_a_model_that_computes_another_thing_with_the_same_shapes(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the recipe's model differs: num_heads 2 there and 4 here; change"):
+        start(tmp_path, "--model.num-heads=4", "--model.residual-dropout=0.5", init=InitFrom(source=str(trained)))
+
+
+def test_weights_that_are_not_those_of_their_own_recipe_are_named(trained: Path, tmp_path: Path) -> None:
+    whole = checkpoint.load(checkpoint.resolve(trained))
+    model = {name: tensor for name, tensor in whole.tensors["model"].items() if "blocks.1" not in name}
+    checkpoint.save(tmp_path / "part", replace(whole, tensors={"model": model}))
+    with pytest.raises(CheckpointError) as caught:
+        start(tmp_path, init=InitFrom(source=str(tmp_path / "part")))
+    assert one_line(caught.value, "cannot start this run: blocks.1.", " is missing; so are 8 more")
+
+
+def test_moments_of_another_optimizer_are_no_matter_of_the_model(trained: Path, tmp_path: Path) -> None:
+    init = InitFrom(source=str(trained), keep_optimizer=True)
+    with pytest.raises(CheckpointError) as caught:
+        start(tmp_path, "--optimizer.name=sgd", init=init)
+    assert str(caught.value).endswith(
+        "the optimizer keeps exp_avg, exp_avg_sq there and nothing here, so start with --init-optimizer fresh"
+    )
+    with pytest.raises(CheckpointError) as caught:
+        start(tmp_path, "--optimizer.name=sgd", "--model.num-heads=4", init=init)
+    assert one_line(caught.value, "--init-optimizer fresh; the recipe's model differs", "change the recipe's [model]")
 
 
 def test_dropout_and_length_may_differ(trained: Path, tmp_path: Path) -> None:

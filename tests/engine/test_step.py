@@ -185,8 +185,8 @@ def test_a_batch_that_scores_nothing_changes_weights_by_decay_alone():
     before = snapshot(state)
     result = train_step(state, [batch], tiny_trainer(learning_rate=0.01))
     assert result == StepResult(
-        loss=0.0,
-        terms={"causal_lm": 0.0},
+        loss=None,
+        terms={"causal_lm": None},
         gradient_norm=0.0,
         learning_rate=0.01,
         num_tokens=0,
@@ -217,10 +217,11 @@ def test_padding_rows_stay_zero():
 class TwoTerms:
     """Two terms with their own counts and weights."""
 
+    num_second = 4
     weights: Mapping[str, float] = {"first": 1.0, "second": 0.25}
 
     def counts(self, batch):
-        return {"first": 3, "second": 0}
+        return {"first": 3, "second": self.num_second}
 
     def sums(self, head, x_BTD, batch):
         return {"first": x_BTD.sum(), "second": x_BTD.square().sum()}
@@ -239,7 +240,14 @@ def test_step_reports_every_term_and_their_weighted_sum():
     result = train_step(state, split(batch, 1), tiny_trainer(objective=TwoTerms()))
     assert result.terms == {
         "first": pytest.approx(float(x_BTD.sum()) / 6, rel=1e-4, abs=1e-6),
-        "second": pytest.approx(float(x_BTD.square().sum()), rel=1e-4),
+        "second": pytest.approx(float(x_BTD.square().sum()) / 8, rel=1e-4),
     }
     assert result.loss == pytest.approx(result.terms["first"] + 0.25 * result.terms["second"])
     assert result.num_tokens == 16
+
+
+def test_a_term_that_scores_nothing_has_no_mean():
+    objective = TwoTerms()
+    objective.num_second = 0
+    result = train_step(tiny_state(), [random_batch(2, 8)], tiny_trainer(objective=objective))
+    assert result.terms["second"] is None and result.loss == result.terms["first"] and not result.skipped

@@ -52,11 +52,11 @@ def test_passages_come_in_order(tmp_path):
         (b"[" * 100_000, "line 2: not valid JSON"),
         (b'{"text": "x"} 1', "line 2: not valid JSON"),
         (b'{"txt": "x"}', "line 2: no field 'text'"),
-        (b'["text"]', "line 2: no field 'text'"),
-        (b'{"text": 5}', "line 2: the field 'text' holds no text"),
-        (b'{"text": null}', "line 2: the field 'text' holds no text"),
+        (b'["text"]', "line 2: expected an object, found an array"),
+        (b'{"text": 5}', "line 2: the field 'text' holds a number; expected a string"),
+        (b'{"text": null}', "line 2: the field 'text' holds null; expected a string"),
         (b'{"text": " \\n"}', "line 2: the field 'text' holds no text"),
-        (b'{"text": "a \\ud800"}', "line 2: the field 'text' holds no text"),
+        (b'{"text": "a \\ud800"}', "line 2: character 2 of the text is half a surrogate pair"),
         (b'{"text": "\xff"}', "line 2: not UTF-8 at byte 10 of the line (0xff)"),
     ],
 )
@@ -68,10 +68,10 @@ def test_a_line_that_is_no_passage_is_named(tmp_path, line, message):
     assert one_line(caught.value, f"{path}, {message}")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n"])
-def test_an_empty_file_of_passages(tmp_path, content):
+@pytest.mark.parametrize(("content", "part"), [(b"", ": the file is empty"), (b"\n", ", line 1: the line is blank")])
+def test_an_empty_file_of_passages(tmp_path, content, part):
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_passages(str(path))
-    assert one_line(caught.value, str(path), "the file is empty")
+    assert one_line(caught.value, f"{path}{part}")

@@ -58,6 +58,28 @@ def test_the_model_keeps_its_mode(own_task, training):
     assert given.loaded.model.training is training
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_keeps_its_mode_when_a_task_fails(own_task, training):
+    @register_task("failing")
+    def failing(given):
+        raise UserError("the data are gone")
+
+    given = tiny_input()
+    given.loaded.model.train(training)
+    with pytest.raises(UserError, match="the data are gone"):
+        run_task("failing", given)
+    assert given.loaded.model.training is training
+
+
+def test_a_name_that_is_taken_is_refused(own_task):
+    before = find_task("own")
+    register_task("own", check=before.check)(before.measure)  # the same again is fine
+    with pytest.raises(UserError) as caught:
+        register_task("lambada")(lambda given: [])
+    assert one_line(caught.value, "there is a task 'lambada' already, of hornbook.evaluate.lambada; choose another")
+    assert find_task("lambada").check is not None
+
+
 def test_which_way_is_better(own_task):
     assert higher_is_better("own", "good")
     assert not higher_is_better("own", "odd")

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hornbook.checkpoint.restore import LoadedModel
 from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
+from hornbook.data.build import BuildOptions, build_corpus
 from hornbook.data.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
 from hornbook.data.instances import InstanceOptions, build_instances
 from hornbook.data.layout import lay_out
@@ -22,6 +23,7 @@ from hornbook.data.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task, run_tasks
 from hornbook.parallel.world import World
+from hornbook.wording import counted
 from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer, stories
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 from tiny_tasks import tiny_input, values
@@ -124,6 +126,36 @@ def test_the_convention_says_how_the_masks_were_drawn(model, corpora):
     assert tokens == sum(len(one.labels) for one in source.sequences(np.arange(source.num_windows)))
 
 
+def pairs_of(model, corpus, **options) -> str:
+    (row,) = (
+        row for row in run_task("masked_lm", given(model, corpus, **options)) if row.metric == "next_sentence_loss"
+    )
+    return row.convention
+
+
+def test_the_convention_counts_the_pairs_of_two_documents(model, corpora, tmp_path):
+    source = store_batches(
+        PretrainingConfig(), [open_store(corpora["lines"], "validation")], encoder_tokenizer(), sequence_length=LENGTH,
+        seed=HELD_OUT_SEED,
+    )  # fmt: skip
+    labels = np.array([one.pair_label for one in source.sequences(np.arange(source.num_windows))])
+    assert 0 < labels.mean() < 1
+    shown = f"{len(labels)} pairs, {100 * labels.mean():.0f} % with another document's text"
+    assert shown in pairs_of(model, corpora["lines"])
+    half = len(labels) // 2
+    some = f"{half} pairs, {100 * labels[np.arange(half) * len(labels) // half].mean():.0f} % with"
+    assert some in pairs_of(model, corpora["lines"], max_sequences=half)
+
+
+def test_documents_of_one_sentence_are_always_followed_by_another(model, tmp_path):
+    """Nothing follows in a document of one sentence."""
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"the cat sat {n}."}) + "\n" for n in range(5)))
+    options = BuildOptions(sequences="lines")
+    store = tmp_path / "store"
+    build_corpus([tmp_path / "texts.jsonl"], encoder_tokenizer(), store, options, lambda _: None, lambda _: None)
+    assert "5 pairs, 100 % with another document's text" in pairs_of(model, store / "train")
+
+
 def test_the_seed_of_the_training_has_no_part_in_it(model, corpora):
     asked = given(model, corpora["lines"])
     training = replace(asked.loaded.recipe.training, seed=99)
@@ -210,7 +242,7 @@ def test_pseudo_perplexity_of_a_file_of_text(model, tmp_path):
         nats, count = plain_pseudo(model, sequences)
         assert values(rows)["nats_per_token"] == pytest.approx(nats, rel=1e-5)
         assert f"{count:,} tokens" in rows[1].convention
-        assert f"{len(sequences)} of {len(sequences)} sequences" in rows[1].convention
+        assert f"{len(sequences)} of {counted(len(sequences), 'sequence')}; documents" in rows[1].convention
 
 
 class Share(World):

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.data.batches import HeldOutWindows
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
+from hornbook.data.loader import evaluation_batches
 from hornbook.data.synthetic import SyntheticTokens
 from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
@@ -128,3 +130,62 @@ def test_a_token_that_the_model_lacks_is_refused_in_one_line() -> None:
     windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
     with pytest.raises(DataError, match=r"the data hold token \d+, but model\.vocab_size is 70"):
         measure(tiny_model(), windows, world=World(), micro_batch_size=1)
+
+
+def test_the_mode_comes_back_after_an_error(model):
+    model.train()
+    windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
+    with pytest.raises(DataError):
+        measure(model, windows, world=World(), micro_batch_size=1)
+    assert model.training
+
+
+class Watched(CausalLM):
+    """The text, and two terms beside it that encode nothing: one is looked at, one regularizes."""
+
+    weights = {"causal_lm": 1.0, "watch": 0.0, "activation": 0.5}
+
+    def counts(self, batch):
+        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
+
+    def sums(self, head, x_BTD, batch):
+        size = x_BTD.square().sum()
+        return super().sums(head, x_BTD, batch) | {"watch": 100.0 * size, "activation": size}
+
+
+def test_bits_per_byte_are_those_of_the_text_alone(model):
+    options = {"world": World(), "micro_batch_size": 3, "num_bytes": 123}
+    plain = measure(model, make_windows(), **options)
+    watched = validate(model, HeldOutWindows(make_windows()), Watched(), **options)
+    assert watched.bits_per_byte == plain.bits_per_byte
+    assert watched.loss == plain.loss + 0.5 * watched.terms["activation"]
+
+
+def test_sums_are_added_batch_by_batch_in_float64(model):
+    """To the bit, so that another way to fetch them is no other number."""
+    held_out, objective, nats, count = HeldOutWindows(make_windows()), CausalLM(), 0.0, 0
+    model.eval()
+    for batch in evaluation_batches(held_out, micro_batch_size=1, rank=0, world_size=1):
+        nats += float(objective.sums(model.head, model.trunk(batch), batch)["causal_lm"].detach())
+        count += objective.counts(batch)["causal_lm"]
+    assert measure(model, make_windows(), world=World(), micro_batch_size=1).loss == nats / count
+
+
+class Fetched(TorchDispatchMode):
+    """Counts how often a number is asked of the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_is_fetched_batch_by_batch(model, monkeypatch):
+    monkeypatch.setattr(CausalLM, "counts", lambda self, batch: {"causal_lm": batch["targets"].numel()})
+    fetched = []
+    for micro_batch_size in (64, 2):
+        with Fetched() as mode:
+            measure(model, make_windows(), world=World(), micro_batch_size=micro_batch_size)
+        fetched.append(mode.count)
+    assert fetched[0] == fetched[1]

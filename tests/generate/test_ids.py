@@ -230,3 +230,11 @@ def test_a_gpu_keeps_what_it_would_compute_again(dtype):
         ours, plain = (decoder.advance([number, 3, 5]) for decoder in decoders)
     sampling = Sampling(top_p=0.9, repetition_penalty=1.3)
     assert [len(ids) for ids in batch_of(model, prompts, num_tokens=60, sampling=sampling)] == [60] * 3
+
+
+def test_ids_that_a_tokenizer_lacks_are_not_chosen():
+    model = lively_model()
+    assert max(generate(model, [1], num_tokens=60, seed=0, sampling=FREE)) >= 40
+    assert max(generate(model, [1], num_tokens=60, seed=0, sampling=FREE, vocab_size=40)) < 40
+    free, wide = (generate(model, [1], num_tokens=60, seed=0, sampling=FREE, vocab_size=size) for size in (None, 999))
+    assert free == wide

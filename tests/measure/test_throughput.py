@@ -1,13 +1,14 @@
 """The timing of training steps: every contender makes the same steps, and tokens are counted without padding."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
 from hornbook.data.batches import size_of
-from hornbook.measure import throughput
+from hornbook.measure import peers, throughput
 from hornbook.measure.peers import transformers_step
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
 from hornbook.parallel.world import World
@@ -59,6 +60,20 @@ def test_all_train_on_the_same_tokens(name):
     peers = [transformers_step(recipe, World(), precision=precision) for precision in ("fp32", "bf16")]
     for step in (hornbook_step(recipe, World()), *peers):
         assert [step(), step()] == expected
+
+
+def test_the_peer_sees_no_padding():
+    recipe = small("bert-tiny")
+    with synthetic_loader(replace(recipe, data=replace(recipe.data, layout="padded")), World().device) as loader:
+        batch = next(loader)[0]
+    lengths = batch["lengths"]
+    inputs = peers._inputs(batch)
+    seen = inputs["attention_mask"]
+    assert seen.shape == inputs["input_ids"].shape == (3, int(lengths.max()))
+    assert lengths.min() < lengths.max()
+    assert seen.sum(1).tolist() == lengths.tolist()
+    assert (seen.diff(dim=1) <= 0).all(), "the padding is behind the sequence"
+    assert (inputs["labels"][seen == 0] == -100).all()
 
 
 def test_an_encoders_tokens_are_counted_without_padding():

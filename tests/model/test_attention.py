@@ -117,6 +117,15 @@ def test_documents_that_share_a_window_are_as_if_alone(changes):
         torch.testing.assert_close(model.trunk(alone), together[:, start:stop])
 
 
+def test_a_mask_that_is_given_is_not_made_again(monkeypatch):
+    """Two layers that drop weights: the mask of the documents is made once, with its causal half."""
+    made = []
+    monkeypatch.setattr(attention, "causal_mask", lambda *of: made.append(of) or causal_mask(*of))
+    model = tiny_model(attention_dropout=0.3)
+    model.trunk(random_batch(1, 12) | {"documents": torch.zeros(1, 12, dtype=torch.int64)})
+    assert len(made) == 1
+
+
 def test_a_document_mask_changes_what_follows_the_first_document():
     model = tiny_model()
     window = random_batch(1, 12)

@@ -50,6 +50,14 @@ def test_the_ways_of_other_devices_agree(monkeypatch, compute_dtype, dropouts):
     assert distance(results[1][1], results[0][1]) < 3 * tolerance
 
 
+def test_keys_of_places_are_made_once_a_micro_batch():
+    """What attention needs of the keys is there before the first layer, in the order of the groups."""
+    model, batch = tiny_encoder(**DROPOUTS), lay_out(make_samples(LENGTHS), "packed")
+    context = model.make_context(batch)
+    slots, there = context["slots"], context["there"]
+    assert torch.equal(context["place_keys"][there], batch["keys"].flatten()[slots[there]])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_neither_the_order_of_the_sequences_nor_their_number_matters(family):
     """Alone, each sequence has the hidden states that it has in a batch; dropout included."""
@@ -66,7 +74,7 @@ def test_padding_is_finite_and_changes_nothing(family):
     model, samples = tiny_encoder(family), make_samples([5, 3])
     batch = lay_out(samples, "padded", num_columns=9)
     loss, gradients = gradients_of(model, batch)
-    batch["tokens"][batch["documents"] < 0] = 69
+    batch["tokens"][torch.arange(9) >= batch["lengths"].unsqueeze(1)] = 69
     assert model.trunk(batch).isfinite().all()
     other, others = gradients_of(model, batch)
     assert torch.equal(loss, other)

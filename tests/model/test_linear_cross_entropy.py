@@ -185,6 +185,23 @@ def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
     assert_near(token_losses(x, weight, targets, 13, bias).sum(), expected.detach(), tolerance)
 
 
+@pytest.mark.parametrize("columns", [128, 100, 67])
+def test_of_equal_logits_the_first_is_the_prediction(columns):
+    """In bf16, a few rows in a hundred have several largest logits: the target may be one of them and not the guess."""
+    x, weight, _ = example(num_tokens=60, hidden=4, rows=columns, dtype=torch.bfloat16)
+    with torch.no_grad():
+        weight[40:50] = weight[20:30]  # the same logits a second time
+        weight[columns - 1] = weight[0]
+        logits = (x @ weight.bfloat16().t()).float()
+    best = logits.argmax(1)
+    last = columns - 1 - logits.flip(1).argmax(1)
+    assert (best != last).any()
+    for targets, expected in ((best, 60), (last, int((best == last).sum()))):
+        assert int(counted_cross_entropy(x, weight, targets, columns)[1]) == expected
+        with torch.no_grad():
+            assert int(counted_cross_entropy(x, weight, targets, columns)[1]) == expected
+
+
 def test_nothing_to_predict():
     x, weight, targets = example()
     total, num_correct = counted_cross_entropy(x[:0], weight, targets[:0], 13)

@@ -52,6 +52,7 @@ def test_every_token_has_one_place_and_finds_back(rows):
     assert len(slots) == sum(number * length for number, length, _ in groups)
     assert sum(number for number, _, _ in groups) == int((lengths > 0).sum())
     assert torch.equal(inverse(slots, shape.numel()), places)
+    assert torch.equal(maps["there"], slots >= 0)
     assert torch.equal(inverse(places, len(slots)), slots)
     spans = zip(firsts.tolist(), lengths.tolist(), strict=True)
     tokens = [token for first, length in spans for token in range(first, first + length)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import train_ranks
 from safetensors.torch import load_file
 
@@ -117,6 +118,25 @@ def test_one_process_sends_nothing(monkeypatch):
     assert sums["integers"] == [1, 0, 2**53 + 1]
     assert sums["gradients"] == [[1.0] * 3, [[0.0, 1.0], [2.0, 3.0]]]
     world.leave()
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_a_group_on_gpus_knows_its_device_and_barriers_have_a_patient_group(monkeypatch, device):
+    """Seen in what PyTorch is asked for, since it takes two GPUs otherwise."""
+    asked = {}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(current=device))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(backend=backend, **options))
+    monkeypatch.setattr(dist, "new_group", lambda **options: ("side", options["backend"], options["timeout"]))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda group: asked.update(waiting=group))
+    World.join(torch.device(device)).barrier()
+    assert asked.pop("waiting") == ("side", "gloo", module._PATIENCE)
+    assert asked.pop("timeout") < module._PATIENCE
+    on_gpu = {"backend": "nccl", "device_id": torch.device(device), "current": torch.device(device)}
+    assert asked == ({"backend": "gloo"} if device == "cpu" else on_gpu)
 
 
 def test_buckets_hold_every_gradient_once_and_no_more_than_their_size(monkeypatch):

@@ -41,6 +41,7 @@ CONFIGS = {
     "roberta": RobertaConfig(**SIZES, max_position_embeddings=26, type_vocab_size=1, layer_norm_eps=1e-5),
 }
 FAMILIES = ("bert", "roberta")
+BIASES = ("qkv_bias", "projection_bias", "prediction_bias")
 
 
 def peer(kind: type, **changes: object) -> torch.nn.Module:
@@ -168,6 +169,34 @@ def test_what_hornbook_wrote_gives_the_same_logits_there_and_comes_back_bit_for_
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
+@pytest.mark.parametrize("absent", [("qkv_bias",), ("projection_bias",), ("prediction_bias",), BIASES], ids="-".join)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_biases_that_a_model_does_without_are_zeros_there(tmp_path, family, absent):
+    told: list[str] = []
+    contents = contents_of(family, **dict.fromkeys(absent, False))
+    write_folder(tmp_path / "hf", contents, warn=told.append)
+    kind = AutoModelForPreTraining if family == "bert" else AutoModelForMaskedLM
+    theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    ours = our_outputs(save(tmp_path / "checkpoints", contents), family)
+    close(ours, their_outputs(theirs.eval()))
+    close(our_outputs(save(tmp_path / "back", read_folder(tmp_path / "hf")), family), ours)
+    (note,) = told
+    assert all(f"model.{name}" in note for name in absent) and "written as zeros" in note
+
+
+def test_a_dropout_that_is_lost_is_told(tmp_path):
+    told: list[str] = []
+    write_folder(tmp_path / "lossy", contents_of("bert", embedding_dropout=0.3, residual_dropout=0.1), warn=told.append)
+    assert told == [
+        "model.embedding_dropout 0.3 is lost: transformers has one hidden_dropout_prob, and model.residual_dropout 0.1 "
+        "is written there"
+    ]
+    assert json.loads((tmp_path / "lossy" / "config.json").read_text())["hidden_dropout_prob"] == 0.1
+    write_folder(tmp_path / "hf", contents_of("bert", embedding_dropout=0.1, residual_dropout=0.1), warn=told.append)
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_option_survives_the_way_out_and_in(family):
     words = BERT if family == "bert" else ROBERTA
@@ -251,7 +280,7 @@ def test_what_cannot_be_computed_is_refused(tmp_path, kind, options, told):
 @pytest.mark.parametrize(
     ("family", "changes", "told"),
     [
-        ("bert", {"qkv_bias": False, "head_transform": False}, "model.qkv_bias, model.head_transform is false"),
+        ("bert", {"qkv_bias": False, "head_transform": False}, "model.head_transform is false"),
         ("roberta", {"head_size": 6}, "model.head_size is 6"),
         ("groupbert", {}, "a model of the family 'groupbert' cannot be exported"),
     ],
@@ -262,6 +291,11 @@ def test_what_transformers_does_not_have_is_not_exported(tmp_path, family, chang
     with pytest.raises(CheckpointError, match=told):
         write_folder(tmp_path / "hf", contents_of(family, **changes))
     assert not (tmp_path / "hf").exists()
+
+
+def test_a_classifier_has_no_transform_to_miss():
+    config = tiny_encoder_config("bert", head="classification", num_labels=3, head_transform=False)
+    assert BERT.from_section(config)["architectures"] == ["BertForSequenceClassification"]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")

@@ -10,7 +10,7 @@ import time
 import pytest
 import zstandard
 
-from hornbook.errors import DataError, StorageError, UserError
+from hornbook.errors import DataError, PathError, StorageError, UserError
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES, Limits, measure_input, open_text_source
 from hornbook.storage.faults import crashes_in_child
 
@@ -218,6 +218,11 @@ def test_what_cannot_be_opened_is_the_users_mistake(tmp_path, name):
     with pytest.raises(UserError, match="cannot read") as caught:
         open_text_source(tmp_path / name)
     assert caught.value.exit_code == 2
+
+
+def test_a_name_that_is_too_long_is_the_users_mistake(tmp_path):
+    with pytest.raises(PathError, match=r"cannot read .*: File name too long"):
+        open_text_source(tmp_path / ("x" * 300))
 
 
 def test_a_disk_that_fails_while_reading_is_told():

@@ -129,7 +129,7 @@ def test_a_child_dies_before_or_after_every_operation_and_then_no_more(tmp_path)
 def test_a_child_that_fails_otherwise_is_told_apart(tmp_path, capfd):
     with pytest.raises(AssertionError, match="ended with 1"):
         crashes_in_child(lambda: write_file(tmp_path / "missing" / "x", b""), "any", 2, "crash-before")
-    assert "StorageError" in capfd.readouterr().err
+    assert "PathError" in capfd.readouterr().err
 
 
 def test_every_kind_is_known():

@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.errors import HornbookError, StorageError
+from hornbook.errors import HornbookError, PathError, StorageError
 from hornbook.storage.faults import count_operations, crashes_in_child, inject
 from hornbook.storage.files import (
     Appender,
     FileWriter,
     Written,
-    append_line,
     commit_directory,
     make_directory,
     remove_file,
@@ -166,7 +165,8 @@ def test_lines_are_appended_whole(tmp_path):
         appender.append("zweite ü")
         assert path.read_text() == "first\nzweite ü\n"
         appender.sync()
-    append_line(path, "third")
+    with Appender(path) as appender:
+        appender.append("third")
     assert path.read_text() == "first\nzweite ü\nthird\n"
 
 
@@ -174,7 +174,8 @@ def test_lines_are_appended_whole(tmp_path):
 @pytest.mark.parametrize("before", ["", "one\n", "one\ntwo\n"])
 def test_a_torn_last_line_is_cut_off_when_a_log_is_opened(tmp_path, before, torn):
     (tmp_path / "log").write_text(before + torn)
-    append_line(tmp_path / "log", "next")
+    with Appender(tmp_path / "log") as appender:
+        appender.append("next")
     assert (tmp_path / "log").read_text() == before + "next\n"
 
 
@@ -208,7 +209,7 @@ def test_a_folder_is_committed_with_its_folders_and_its_parent_synced(tmp_path):
 def test_a_folder_is_not_committed_over_another(tmp_path):
     for name in ("x", "x.tmp"):
         make_directory(tmp_path / name)
-    with pytest.raises(StorageError, match="exists already"):
+    with pytest.raises(PathError, match="exists already"):
         commit_directory(tmp_path / "x.tmp", tmp_path / "x")
 
 
@@ -229,8 +230,9 @@ def test_a_folder_that_must_be_new_is_refused(tmp_path):
 
 def test_a_folder_below_a_file_cannot_be_made(tmp_path):
     write_file(tmp_path / "x", b"")
-    with pytest.raises(StorageError, match="x"):
-        make_directory(tmp_path / "x" / "y")
+    for name in ("x/y", "x/y/z", "x" * 300, "x" * 300 + "/y"):
+        with pytest.raises(PathError, match="cannot create the folder"):
+            make_directory(tmp_path / name)
 
 
 def test_a_rename_into_another_folder_syncs_both(tmp_path):

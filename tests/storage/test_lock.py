@@ -1,11 +1,17 @@
+import fcntl
 import os
+import shutil
 import signal
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from hornbook.errors import StorageError, UserError
-from hornbook.storage.lock import lock_folder
+from hornbook.storage import faults
+from hornbook.storage import lock as module
+from hornbook.storage.lock import lock_folder, remove_locked_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -74,3 +80,98 @@ def test_a_lock_that_cannot_be_opened_is_told(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(StorageError, match="cannot open"), lock_folder(tmp_path):
         pass
+
+
+def let_others_end(monkeypatch, owner, name, folder, times):
+    """Before each of the first calls of a function, let another process end, which removes the folder."""
+    original, calls = getattr(owner, name), []
+
+    def wrapped(*arguments):
+        calls.append(arguments)
+        if len(calls) <= times:
+            shutil.rmtree(folder)
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, wrapped)
+    return calls
+
+
+def holds(folder):
+    """Whether nobody else can lock a folder."""
+    with pytest.raises(UserError, match="in use"), lock_folder(folder):
+        pass
+    return (folder / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_lock_is_of_the_file_that_others_meet(tmp_path, monkeypatch):
+    calls = let_others_end(monkeypatch, fcntl, "flock", tmp_path / "work", 2)
+    with lock_folder(tmp_path / "work"):
+        assert len(calls) == 3 and holds(tmp_path / "work")
+
+
+def test_a_folder_that_goes_before_its_lock_is_opened_is_made_anew(tmp_path, monkeypatch):
+    original = module.make_directory
+
+    def make_directory(folder):
+        original(folder)
+        folder.rmdir()
+        monkeypatch.setattr(module, "make_directory", original)
+
+    monkeypatch.setattr(module, "make_directory", make_directory)
+    with lock_folder(tmp_path / "work"):
+        assert holds(tmp_path / "work")
+
+
+def test_a_lock_of_another_file_of_the_same_name_does_not_count(tmp_path, monkeypatch):
+    original = fcntl.flock
+
+    def flock(*arguments):
+        monkeypatch.setattr(fcntl, "flock", original)
+        (tmp_path / "lock").rename(tmp_path / "former")
+        (tmp_path / "lock").touch()
+        original(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock_folder(tmp_path):
+        assert holds(tmp_path)
+    assert (tmp_path / "former").read_text() == ""
+
+
+def test_taking_a_lock_ends(tmp_path, monkeypatch):
+    descriptors = len(list(Path("/dev/fd").iterdir()))
+    let_others_end(monkeypatch, fcntl, "flock", tmp_path / "work", 10**6)
+    with pytest.raises(StorageError, match="keep removing it; try again") as caught, lock_folder(tmp_path / "work"):
+        pass
+    assert caught.value.exit_code == 1 and len(list(Path("/dev/fd").iterdir())) == descriptors
+
+
+def test_a_held_folder_is_removed_with_its_lock_last(tmp_path):
+    folder = tmp_path / "work"
+    with lock_folder(folder), faults.count_operations() as operations:
+        (folder / "zeta").mkdir()
+        (folder / "zeta" / "file").touch()
+        remove_locked_folder(folder)
+    assert [path.name for _, path in operations] == ["file", "zeta", "lock", "work"]
+    assert not folder.exists()
+
+
+def test_a_folder_that_another_process_has_by_then_stays(tmp_path, monkeypatch):
+    folder, original = tmp_path / "work", module.remove_file
+    with ExitStack() as another, lock_folder(folder):
+
+        def remove_file(path):
+            original(path)
+            another.enter_context(lock_folder(folder))
+
+        monkeypatch.setattr(module, "remove_file", remove_file)
+        remove_locked_folder(folder)
+        assert holds(folder)
+
+
+def test_of_a_link_to_a_folder_the_link_is_removed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    (tmp_path / "work").symlink_to("elsewhere")
+    with lock_folder(tmp_path / "work"):
+        remove_locked_folder(tmp_path / "work")
+    assert (tmp_path / "elsewhere" / "file").exists() and not (tmp_path / "work").is_symlink()

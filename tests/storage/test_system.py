@@ -1,9 +1,22 @@
+import errno
+import fcntl
 import os
 
 import pytest
 
-from hornbook.errors import StorageError
-from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
+from hornbook.errors import PathError, StorageError
+from hornbook.storage import system as module
+from hornbook.storage.files import write_file
+from hornbook.storage.partial import open_partial
+from hornbook.storage.system import (
+    cpu_quota,
+    flush_to_disk,
+    format_bytes,
+    free_bytes,
+    process_is_alive,
+    translated,
+    usable_cores,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +57,98 @@ def test_numbers_that_no_process_has_are_gone(pid):
 
 def test_ones_own_number_counts_as_gone():
     assert not process_is_alive(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        *((name, 2) for name in ("ENOENT", "ENOTDIR", "EEXIST", "EISDIR", "ENAMETOOLONG", "ELOOP")),
+        *((name, 2) for name in ("EACCES", "EPERM", "EROFS")),
+        *((name, 1) for name in ("ENOSPC", "EDQUOT", "EIO", "ENOMEM", "ESTALE", "ENOTEMPTY", "EMFILE")),
+    ],
+)
+def test_another_attempt_helps_a_disk_and_no_path(tmp_path, name, code):
+    number = getattr(errno, name)
+    with pytest.raises(StorageError) as caught, translated("read", tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.exit_code == code and isinstance(caught.value, PathError) == (code == 2)
+    assert os.strerror(number) in str(caught.value)
+
+
+FULL_FSYNC = 51
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What is asked of the disk, on a system that knows F_FULLFSYNC."""
+    asked = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL_FSYNC, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
+    return asked
+
+
+def test_where_fsync_stops_at_the_drive_the_drive_is_asked(synced, tmp_path):
+    write_file(tmp_path / "x", b"1")
+    assert synced == [FULL_FSYNC]
+    with open_partial(tmp_path / "y") as partial:
+        partial.write(b"1")
+        partial.commit()
+    assert set(synced) == {FULL_FSYNC}
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY])
+def test_a_file_system_that_refuses_gets_an_fsync(synced, monkeypatch, number):
+    def refuse(descriptor, command):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    flush_to_disk(0)
+    assert synced == ["fsync"]
+
+
+def test_a_disk_that_failed_is_not_asked_again(synced, monkeypatch):
+    def fail(descriptor, command):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "fcntl", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        flush_to_disk(0)
+    assert synced == []
+
+
+def test_elsewhere_it_is_an_fsync(synced, monkeypatch):
+    monkeypatch.delattr(fcntl, "F_FULLFSYNC")
+    flush_to_disk(0)
+    assert synced == ["fsync"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("150000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("400000 100000\n", 4),
+        ("max 100000\n", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_containers_quota(tmp_path, text, cores):
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert cpu_quota(tmp_path / "cpu.max") == (cores or os.cpu_count())
+
+
+@pytest.mark.parametrize(("may_run_on", "quota", "cores"), [(8, 64, 8), (8, 2, 2), (1, 1, 1)])
+def test_cores_are_bounded_by_the_quota_and_by_where_a_process_may_run(monkeypatch, may_run_on, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(may_run_on)), raising=False)
+    monkeypatch.setattr(module, "cpu_quota", lambda: quota)
+    assert usable_cores() == cores
+
+
+def test_where_the_system_does_not_tell_all_cores_are_meant(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(module, "cpu_quota", lambda: 12)
+    assert usable_cores() == 12

@@ -216,7 +216,7 @@ def test_roberta_itself(tmp_path):
         (tmp_path / path.name).symlink_to(path)
     roberta = Tokenizer.load(tmp_path)
     names = list(roberta.rules.vocab)
-    assert (roberta.vocab_size, roberta.mask_id, roberta.end_of_text_id) == (50265, 50264, 2)
+    assert (roberta.vocab_size, roberta.require_masking().mask, roberta.end_of_text_id) == (50265, 50264, 2)
     assert names[50259:50262] == ["ĠstrutConnector", "<|endoftext|>", "madeupword0000"]
     assert roberta.encode("Hello world") == [31414, 232]
     assert roberta.encode_with_mask("The capital of France is <mask>.") == [133, 812, 9, 1470, 16, 50264, 4]

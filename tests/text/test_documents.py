@@ -41,6 +41,13 @@ def test_a_plain_file_is_one_document_taken_as_it_is(tmp_path):
     assert read(path) == [Document(text, path, 0, len(text.encode()))]
 
 
+def test_a_folder_named_twice_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "a.txt", b"one")
+    assert [document.source for document in read("in", "./in", str(tmp_path / "in"), "in/*")] == ["in/a.txt"]
+
+
 def test_a_byte_order_mark_is_dropped(tmp_path):
     path = write(tmp_path / "a.txt", b"\xef\xbb\xbfa\xef\xbb\xbf")
     lines = write(tmp_path / "b.jsonl", b"\xef\xbb\xbf" + jsonl({"text": "one"}, {"text": "two"}))
@@ -165,6 +172,15 @@ def test_empty_documents_are_counted(tmp_path):
     tally = Tally()
     assert [document.text for document in read_documents([lines, empty, mark], tally=tally)] == [" "]
     assert (tally.documents, tally.empty) == (1, 3)
+
+
+def test_null_is_an_empty_document(tmp_path):
+    path = write(tmp_path / "a.jsonl", jsonl({"text": None}, {"text": "x"}, {"id": 1}))
+    tally = Tally()
+    assert [document.text for document in read_documents([path], SKIP, tally)] == ["x"]
+    assert (tally.documents, tally.empty, tally.faults) == (1, 1, 1)
+    path = write(tmp_path / "b.jsonl", jsonl({"meta": None}, {"meta": {"text": None}}, {"meta": {"text": "x"}}))
+    assert [document.text for document in read(path, field="meta.text")] == ["x"]
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -66,9 +66,11 @@ def test_a_data_set_of_the_hub_and_then_of_the_cache(hub, tmp_path):
     found, unknown, tag = read(tmp_path, None, "hf:some/words", "hf:some/other", "hf:some/words@v2")
     assert found == documents and hub.asked == []
     for code, error in (unknown, tag):
-        assert code == 2 and "not in the cache, and the Hugging Face hub cannot be reached" in error
-    found, fails = read(tmp_path, "http://127.0.0.1:1", "hf:some/words", "hf:some/other")
-    assert found == documents and fails[0] == 2, "a hub that is down is as good as none"
+        assert code == 2 and "not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE)" in error
+    found, *failures = read(tmp_path, "http://127.0.0.1:1", "hf:some/words", "hf:some/other", f"hf:a/b@{COMMIT}/c.txt")
+    assert found == documents, "a hub that is down is as good as none"
+    for code, error in failures:
+        assert code == 1 and "not in the cache, and the Hugging Face hub cannot be reached (Connect" in error
 
 
 def test_what_was_not_fetched_is_not_left_out_offline(hub, tmp_path):
@@ -139,8 +141,9 @@ def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
 def test_refusals_are_one_line(hub, tmp_path):
     add(hub, tmp_path, "some/secret", {"a.jsonl": b"{}"})
     hub.gated.add("some/secret")
-    outcomes = read(tmp_path, hub.endpoint, "hf:some/none", "hf:some/secret", "hf:some/words@v9")
-    parts = ["no such data set", "is gated; ask for access", "has no such revision"]
+    no_file = f"hf:some/words@{COMMIT}/none.txt"
+    outcomes = read(tmp_path, hub.endpoint, "hf:some/none", "hf:some/secret", "hf:some/words@v9", no_file)
+    parts = ["no such data set", "datasets/some/secret, and log in", "has no such revision", "has no such revision"]
     for (code, error), part in zip(outcomes, parts, strict=True):
         assert code == 2 and part in error and "\n" not in error
     hub.fails = True
@@ -167,4 +170,4 @@ def test_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError) as caught:
         list_files("hf:a/b", ReadOptions())
-    assert one_line(caught.value, "hf:a/b: ", "the extra 'hub': .venv/bin/pip install -e '.[hub]'")
+    assert one_line(caught.value, "the Hugging Face hub needs huggingface_hub: ", "pip install 'hornbook[hub]'")

@@ -30,6 +30,15 @@ def test_files_globs_and_standard_input_each_once(folder):
     assert find_sources(["in/?"]) == ["in/a/deep/er/x.txt", "in/a/z.py", "in/c/tests/t.txt", "in/c/x.py.gz"]
 
 
+def test_a_file_is_read_once_by_whatever_names_and_links(folder):
+    (folder / "in" / "a link.txt").symlink_to(folder / "in" / "b.txt")
+    absolute = str(folder / "in")
+    expected = ["./in/b.txt", "in/a/deep/er/x.txt", "in/a/z.py", "in/a.txt", "in/c/tests/t.txt", "in/c/x.py.gz"]
+    assert find_sources(["./in/b.txt", "in", "./in", absolute, "in/../in/b.txt", f"{absolute}/*"]) == expected
+    (folder / "-").write_text("a file called so")
+    assert find_sources(["-", "./-"]) == ["-", "./-"]
+
+
 def test_a_file_whose_name_looks_like_a_glob(folder):
     (folder / "odd[1].txt").write_text("text")
     assert find_sources(["odd[1].txt"]) == ["odd[1].txt"]
@@ -44,6 +53,15 @@ def test_suffixes_and_exclude(folder):
     ]
     assert find_sources(["in/*"], suffixes=[".gz"]) == ["in/c/x.py.gz"]
     assert find_sources(["in/b.txt"], suffixes=[".py"], exclude=["*"]) == ["in/b.txt"], "named outright"
+
+
+def test_what_was_named_before_a_wildcard_is_not_excluded(folder):
+    for named in ("in", "./in", str(folder / "in")):
+        assert find_sources([f"{named}/*.txt"], exclude=["in", folder.name]) == [f"{named}/a.txt", f"{named}/b.txt"]
+    assert find_sources(["i*/*.txt", "in/a.txt"], exclude=["b.*"]) == ["in/a.txt"]
+    with pytest.raises(UserError, match="there is no file to read"):
+        find_sources(["i*/*.txt"], exclude=["in"])
+    assert find_sources(["in/c/**"], exclude=["tests"]) == ["in/c/x.py.gz"]
 
 
 @pytest.mark.parametrize(

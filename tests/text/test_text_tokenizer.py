@@ -175,17 +175,12 @@ def test_a_save_that_fails_leaves_nothing(tmp_path):
 
 def test_roles_of_special_tokens():
     tokenizer = Tokenizer.train(TEXTS, 300, kind="roberta")
-    assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unknown_id, tokenizer.mask_id) == (
-        *(0, 1, 2, 3),
-        299,
-    )
     assert tokenizer.end_of_text_id == tokenizer.require_end_of_text() == 2
     assert tokenizer.special_ids == {0, 1, 2, 3, 299}
     expected = MaskingTokens(cls=0, sep=2, mask=299, pad=1, vocab_size=300, special_ids=tokenizer.special_ids)
-    assert tokenizer.require_masking() == expected
+    assert tokenizer.require_masking() == expected and tokenizer.pad_id == 1
     plain = tiny_tokenizer()
-    roles = {plain.cls_id, plain.sep_id, plain.mask_id, plain.pad_id, plain.unknown_id}
-    assert roles == {None} and plain.special_ids == {299}
+    assert plain.pad_id is None and plain.special_ids == {299}
 
 
 def test_a_tokenizer_without_the_tokens_for_masking():

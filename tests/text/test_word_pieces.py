@@ -102,8 +102,9 @@ def test_decoding_puts_words_together():
 
 
 def test_roles():
-    assert (TINY.pad_id, TINY.unknown_id, TINY.cls_id, TINY.sep_id, TINY.mask_id) == (0, 1, 2, 3, 4)
-    assert TINY.special_ids == {0, 1, 2, 3, 4} == TINY.require_masking().special_ids
+    special = TINY.require_masking()
+    assert (TINY.pad_id, special.pad, special.cls, special.sep, special.mask) == (0, 0, 2, 3, 4)
+    assert TINY.special_ids == {0, 1, 2, 3, 4} == special.special_ids
     assert TINY.end_of_text_id is None
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hornbook.track import charts
 from hornbook.track.charts import MAX_POINTS, Axis, Series, decimate, line_chart, smooth
+from hornbook.track.style import STYLE
 
 
 def series(*values: float | None, style="train", label="loss") -> Series:
@@ -146,6 +147,22 @@ def test_a_gap_breaks_the_line_and_a_lone_point_is_a_dot() -> None:
     assert drawn["train"].count("M") == 2
     assert num_points(drawn["train"]) == 4
     assert drawn["train dot"].endswith("h0")
+
+
+def test_a_point_that_is_all_there_is_has_a_marker() -> None:
+    """One validation at the end of a run: the rule for its size has to come behind the one for its line."""
+    one = Series(label="validation", style="validation", points=[(3, 2.5)])
+    drawn = dict(paths(line_chart("Loss", [series(3.0, 2.9, 2.8), one], unit="nats")))
+    assert set(drawn) == {"train", "validation dot lone"}
+    rules = [STYLE.index(f".plot path.{name} {{") for name in ("validation", "dot", "dot.lone")]
+    assert rules == sorted(rules)
+
+
+@pytest.mark.parametrize(("top", "longest"), [(1e-3, "0.00075"), (2.0, "1.5")])
+def test_labels_have_the_room_that_they_take(top: float, longest: str) -> None:
+    figure = line_chart("Rate", [series(0.0, top)], unit="nats", from_zero=True)
+    assert f">{longest}</span>" in figure
+    assert f"margin-left:max(3.1rem, {0.8 * len(longest):.1f}ch + .7rem)" in figure
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from fake_run import train_row
 from hornbook.track.console import Console
-with Console(json="json" in sys.argv) as console:
+with Console() as console:
     console.start("demo", {"parameters": "5,312"})
     for step in range(10, 41, 10):
         console.train(train_row(step), 40)
     console.validation({"step": 40, "loss": 2.5, "bits_per_byte": 1.25})
-    console.sample("a\\x1b[31mb [red]c[/red]")
+    console.sample(40, "a\\x1b[31mb [red]c[/red]")
     console.finish({"report": "report.html"})
 """
 
@@ -41,12 +41,12 @@ def said(say, **options) -> str:
     return stream.getvalue()
 
 
-def on_terminal(*words: str, **variables: str) -> str:
+def on_terminal(**variables: str) -> str:
     """What the script writes to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1]), *words]
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1])]
     process = subprocess.Popen(
         command, stderr=theirs, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, env=environment
     )
@@ -65,11 +65,21 @@ def on_terminal(*words: str, **variables: str) -> str:
 def test_plain_lines_one_for_each_logged_step() -> None:
     def say(console: Console) -> None:
         console.train(train_row(10), 2000)
-        console.train(train_row(20, skipped_steps=2, mfu=0.314), 2000)
+        console.train(train_row(20, skipped_steps=2), 2000)
 
     assert said(say).splitlines() == [
         "step 10/2,000  loss 2.6000  lr 1.00e-03  grad 0.900  2k tokens/s  16 min 59 s left",
-        "step 20/2,000  loss 2.3000  lr 1.00e-03  grad 0.900  2k tokens/s  MFU 31%  2 skipped  16 min 54 s left",
+        "step 20/2,000  loss 2.3000  lr 1.00e-03  grad 0.900  2k tokens/s  2 skipped  16 min 54 s left",
+    ]
+
+
+def test_the_lines_of_encoders_are_no_longer_than_those_of_decoders() -> None:
+    pretraining = train_row(1500, mlm_accuracy=0.125, nsp_accuracy=0.5, padding=0.25)
+    fine_tuning = train_row(10, accuracy=0.75)
+    lines = said(lambda console: [console.train(row, 20_000) for row in (pretraining, fine_tuning)]).splitlines()
+    assert lines == [
+        "step 1,500/20,000  loss 2.0040  mlm 12.5%  nsp 50.0%  2k tokens/s  2 h 37 min left",
+        "step 10/20,000  loss 2.6000  accuracy 75.0%  2k tokens/s  2 h 50 min left",
     ]
 
 
@@ -79,7 +89,7 @@ def test_every_event_has_its_line() -> None:
         console.validation({"step": 1500, "loss": 2.5, "bits_per_byte": 1.25})
         console.validation({"step": 1600, "loss": 2.5, "bits_per_byte": None})
         console.checkpoint(Path("runs/demo"))
-        console.sample("one\ntwo")
+        console.sample(1600, "one\ntwo")
         console.note("noted")
         console.warn("careful")
         console.finish({"loss": 2.5, "report": Path("report.html")})
@@ -91,6 +101,7 @@ def test_every_event_has_its_line() -> None:
         "step 1,500  validation loss 2.5000  bits per byte 1.250",
         "step 1,600  validation loss 2.5000",
         "saved runs/demo",
+        "step 1,600  the model writes",
         "    one",
         "    two",
         "noted",
@@ -106,7 +117,7 @@ def test_quiet_says_warnings_alone() -> None:
         console.train(train_row(1), 2)
         console.validation({"step": 1, "loss": 1.0})
         console.checkpoint("x")
-        console.sample("text")
+        console.sample(1, "text")
         console.note("note")
         console.warn("careful")
         console.finish({"a": "b"})
@@ -119,9 +130,17 @@ def test_a_row_without_numbers_is_said_all_the_same() -> None:
     assert said(lambda console: console.train(row, 10)) == "step 3/10  loss -  lr -  grad -  - tokens/s  - left\n"
 
 
-@pytest.mark.parametrize("method", ["sample", "note", "warn", "checkpoint"])
-def test_text_from_outside_is_shown_and_never_obeyed(method: str) -> None:
-    found = said(lambda console: getattr(console, method)(ODD))
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda console: console.sample(1, ODD),
+        lambda console: console.note(ODD),
+        lambda console: console.warn(ODD),
+        lambda console: console.checkpoint(ODD),
+    ],
+)
+def test_text_from_outside_is_shown_and_never_obeyed(say) -> None:
+    found = said(say)
     assert "\x1b" not in found
     assert r"\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u2066 \r\x08\x9b31m \ud800 \u2028 :smile: é" in found
 
@@ -148,7 +167,7 @@ def test_no_text_raises_on_an_ascii_stream(text: str) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
     console = Console(stream=stream)
-    console.sample(text)
+    console.sample(1, text)
     console.note(text)
     stream.flush()
     assert raw.getvalue().isascii()
@@ -166,7 +185,7 @@ def test_a_reader_that_left_does_not_end_the_run() -> None:
         console.start("demo", {"a": "b"})
         console.train(train_row(1), 2)
         console.warn("careful")
-        console.sample("text")
+        console.sample(1, "text")
 
 
 def test_seconds_left() -> None:
@@ -192,9 +211,8 @@ def test_colors_are_left_out_on_request() -> None:
     assert "\x1b[32m" not in on_terminal(NO_COLOR="1")
 
 
-@pytest.mark.parametrize(("words", "variables"), [(["json"], {}), ([], {"TERM": "dumb"})], ids=["json", "dumb"])
-def test_nothing_moves_for_scripts_and_dumb_terminals(words: list[str], variables: dict[str, str]) -> None:
-    found = on_terminal(*words, **variables)
+def test_nothing_moves_on_a_dumb_terminal() -> None:
+    found = on_terminal(TERM="dumb")
     assert "\x1b[2K" not in found
     assert found.count("lr 1.00e-03") == 4
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import DataError
+from hornbook.storage.system import usable_cores
 from hornbook.track import environment
 
 
@@ -22,7 +23,7 @@ def test_capture_is_json_and_says_what_a_reader_asks(tmp_path: Path, monkeypatch
     found = environment.capture()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["torch"].startswith("2.")
-    assert found["cores"] >= 1
+    assert found["cores"] == usable_cores()
     assert found["threads"] >= 1
     assert found["memory_bytes"] > 1 << 20
     assert found["cpu"]
@@ -81,9 +82,10 @@ def test_memory_and_instruction_sets_come_from_the_machine(tmp_path: Path) -> No
 def test_sessions_are_added_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     assert environment.sessions(path) == []
-    environment.record_session(path, 0)
-    environment.record_session(path, 400)
-    assert [session["from_step"] for session in environment.sessions(path)] == [0, 400]
+    environment.record_session(path, 0, 400)
+    environment.record_session(path, 400, 600)
+    steps = [(session["from_step"], session["to_step"]) for session in environment.sessions(path)]
+    assert steps == [(0, 400), (400, 600)]
     assert environment.sessions(path)[1]["python"] == environment.sessions(path)[0]["python"]
 
 

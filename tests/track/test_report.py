@@ -252,9 +252,9 @@ def test_an_encoder_has_its_terms_and_no_bits_per_byte(tmp_path: Path, with_pair
     assert "MLM accuracy" in text and "held out" in text
     assert ("Padding" in text) is not with_pairs, "none is no curve"
     assert "Bits per byte" not in text and "nats per token" not in text
-    assert re.search(r"Masked tokens right\n+2\.1%\n+held out" + (", pairs right 75.0%" if with_pairs else "\n"), text)
+    assert re.search(r"MLM accuracy\n+2\.1%\n+held out" + (", NSP accuracy 75.0%" if with_pairs else "\n"), text)
 
 
 def test_shares_of_a_run_without_validation_are_of_the_training(tmp_path: Path) -> None:
     rows = [row for row in encoder_rows(with_pairs=True) if row["kind"] == "train"]
-    assert "in training, pairs right 75.0%" in page_of(make_run(tmp_path / "run", rows=rows)).text
+    assert "in training, NSP accuracy 75.0%" in page_of(make_run(tmp_path / "run", rows=rows)).text

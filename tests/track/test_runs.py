@@ -25,7 +25,7 @@ def test_a_link_to_a_run_is_not_entered(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="missing here: `hornbook train` makes the folder runs; or name another"):
         find_runs(tmp_path / "missing")
     with pytest.raises(UserError, match="no run in"):
         read_run(tmp_path)
@@ -73,6 +73,19 @@ def test_rows_that_are_not_finite_count_for_nothing(tmp_path: Path) -> None:
 def test_the_name_is_the_folders_where_the_recipe_has_none(tmp_path: Path) -> None:
     assert summarize(make_run(tmp_path / "mine", recipe="[training]\ntokens = 5\n")).name == "mine"
     assert summarize(tmp_path / "mine").total_steps is None
+
+
+def test_the_last_step_is_that_of_the_last_start(tmp_path: Path) -> None:
+    """A length in epochs or tokens is steps only with the data at hand, and a resume may change it."""
+    run = make_run(tmp_path / "run", recipe="[training]\nepochs = 2\n")
+    for sessions, expected in (
+        ([{"to_step": 40}], 40),
+        ([{"to_step": 40}, {"to_step": 60}], 60),
+        ([{"to_step": 40}, {"to_step": "60"}, {"to_step": True}], 40),
+        ([{}], None),
+    ):
+        (run / "environment.json").write_text(json.dumps({"sessions": sessions}))
+        assert summarize(run).total_steps == expected
 
 
 def test_training_seconds_add_up_over_sessions_that_count_anew() -> None:

@@ -23,7 +23,7 @@ from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder
 from hornbook.checkpoint.tensors import encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
-from hornbook.storage.documents import dump_json
+from hornbook.storage.json_files import dump_json
 from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
 
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")

@@ -86,7 +86,10 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
         StorageError: the folder cannot be read.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such folder; expected a run's folder, a checkpoint or a Hugging Face folder")
+        raise CheckpointError(
+            f"no run or checkpoint at {path}: no such folder; expected a run's folder, a checkpoint or a Hugging Face "
+            "folder"
+        )
     if is_checkpoint(path):
         return path
     folder = checkpoints_of(path)

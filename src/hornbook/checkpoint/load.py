@@ -9,7 +9,7 @@ from hornbook.checkpoint.listing import resolve
 from hornbook.checkpoint.manifest import Kind, read_manifest, verify
 from hornbook.checkpoint.tensors import read
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.documents import read_bytes, read_json
+from hornbook.storage.json_files import read_bytes, read_json
 
 __all__ = ["load", "resolve"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hornbook.errors import CheckpointError, DataError, HornbookError
-from hornbook.storage.documents import dump_json, parse_json, read_bytes
 from hornbook.storage.files import sha256_file
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.storage.system import translated
 
 MANIFEST: Final = "manifest.json"

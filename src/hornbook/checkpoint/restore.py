@@ -19,7 +19,7 @@ from torch import Tensor
 from hornbook.checkpoint import huggingface
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve
-from hornbook.config import Recipe, recipe_from_dict
+from hornbook.config import Recipe, recipe_from_dict, refuse_unknown_parts
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel, build_model
 from hornbook.optim.precision import compute_dtype
@@ -71,6 +71,7 @@ def read_source(
 
     Raises:
         CheckpointError: nothing sound is there.
+        RecipeError: it was made with a part that is not registered.
         HornbookError: the hub cannot be reached, or has no such model.
     """
     path = Path(source)
@@ -80,7 +81,9 @@ def read_source(
     if huggingface.is_folder(path):
         return path, huggingface.read_folder(path, warn=warn)
     chosen = resolve(path, warn)
-    return chosen, load(chosen, only=only)
+    contents = load(chosen, only=only)
+    refuse_unknown_parts(contents.documents.get("recipe"), str(source))
+    return chosen, contents
 
 
 def load_model(path: Path | str, device: torch.device, *, compute: str = "auto") -> LoadedModel:

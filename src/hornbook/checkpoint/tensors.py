@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.documents import parse_json
 from hornbook.storage.files import BytesLike
+from hornbook.storage.json_files import parse_json
 from hornbook.storage.system import translated
 
 if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints needs none

@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     shown = commands.add_parser("list", help="show those of a run", description="Show the checkpoints of a run.")
     shown.add_argument("path", type=Path, metavar="RUN", help="a run's folder, or its folder of checkpoints")
-    shown.set_defaults(handler=lambda arguments: list_command(arguments.path, json=arguments.json))
+    shown.set_defaults(handler=lambda arguments: list_command(arguments.path))
     checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
     checked.add_argument("path", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder for all of it")
-    checked.set_defaults(handler=lambda arguments: verify_command(arguments.path, json=arguments.json))
+    checked.set_defaults(handler=lambda arguments: verify_command(arguments.path))
     checkpoint_exchange.add_arguments(commands)
 
 
@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return handler(arguments)
 
 
-def list_command(folder: Path, *, json: bool) -> dict[str, Any]:
-    """Return the checkpoints of a run, or of a folder of checkpoints, oldest first; print a table unless ``json``.
+def list_command(folder: Path) -> dict[str, Any]:
+    """Return the checkpoints of a run, or of a folder of checkpoints, oldest first, and print a table.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -48,13 +48,12 @@ def list_command(folder: Path, *, json: bool) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected a run's folder or one of checkpoints")
     found = list_checkpoints(checkpoints_of(folder))
-    if not json:
-        _print(_table(found) if found else [f"no checkpoints in {folder}"])
+    _print(_table(found) if found else [f"no checkpoints in {folder}"])
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
-def verify_command(path: Path, *, json: bool) -> dict[str, Any]:
-    """Check one checkpoint, or all of a run; print a line for each unless ``json``.
+def verify_command(path: Path) -> dict[str, Any]:
+    """Check one checkpoint, or all of a run; print a line for each that is sound.
 
     Raises:
         CheckpointError: one is damaged, or there is none; all problems in one line.
@@ -64,8 +63,7 @@ def verify_command(path: Path, *, json: bool) -> dict[str, Any]:
 
     found = _found(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
-    if not json:
-        _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
+    _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
     if damaged:
         raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
     return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}

@@ -8,7 +8,12 @@ hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hornbook.wording import counted
+
+if TYPE_CHECKING:
+    from hornbook.config import TransformerConfig
 
 
 def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -55,6 +60,7 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from hornbook.checkpoint import save
     from hornbook.checkpoint.huggingface import read_folder
+    from hornbook.checkpoint.huggingface.tokenizer_files import has_tokenizer
     from hornbook.config import recipe_from_dict
     from hornbook.storage.lock import lock_folder
 
@@ -67,8 +73,11 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
         _refuse_used(output)
         path = save(output / "checkpoints", contents)
     model = recipe_from_dict(contents.documents["recipe"]).model
-    sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
-    print(f"{path}: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_parameters():,} parameters")
+    if not has_tokenizer(Path(contents.documents["source"]["folder"])):
+        warnings.append(_lack_of_tokenizer(folder, model))
+    _warn(warnings)
+    layers, parameters = counted(model.num_layers, "layer"), f"{model.num_parameters():,} parameters"
+    print(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
     return {
         "source": str(folder),
         "checkpoint": str(path),
@@ -90,14 +99,35 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
     from hornbook.checkpoint.restore import read_source
 
     path, contents = read_source(arguments.checkpoint, only={"model"})
-    files = write_folder(arguments.output, contents, dtype=arguments.dtype)
+    warnings: list[str] = []
+    files = write_folder(arguments.output, contents, dtype=arguments.dtype, warn=warnings.append)
+    _warn(warnings)
     print(f"{arguments.output}: {', '.join(files)} of {path}")
     return {
         "checkpoint": str(path),
         "folder": str(arguments.output),
         "dtype": arguments.dtype,
         "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in files.items()},
+        "warnings": warnings,
     }
+
+
+def _warn(warnings: list[str]) -> None:
+    sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
+
+
+def _lack_of_tokenizer(folder: Path, model: "TransformerConfig") -> str:
+    files = "vocab.txt" if model.family == "bert" else "vocab.json and merges.txt"
+    return f"no tokenizer in {folder}: add tokenizer.json, or {files}, and import it again to generate or evaluate"
+
+
+def _kind(model: "TransformerConfig") -> str:
+    """Name a model's family, and what it is for if that is not its family's usual work: ``bert for 2 classes``."""
+    from hornbook.config import EncoderConfig
+
+    if not isinstance(model, EncoderConfig) or model.head == "pretraining":
+        return model.family
+    return f"{model.family} for {'spans' if model.head == 'span' else f'{model.num_labels} classes'}"
 
 
 def _find(arguments: argparse.Namespace) -> Path:

@@ -18,6 +18,7 @@ from itertools import count, islice
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
 from hornbook.generate import TextWriter
+from hornbook.wording import counted
 
 _ASK = "> "
 
@@ -73,4 +74,4 @@ def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen
     screen.end_line()
     cut = f", the prompt's first {request.num_cut} left out" if request.num_cut else ""
     output.add(text)
-    print(f"[{text.tokens} tokens{cut}, {text.finish_reason.replace('_', ' ')}]", file=sys.stderr)
+    print(f"[{counted(text.tokens, 'token')}{cut}, {text.finish_reason.replace('_', ' ')}]", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import natural_number, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.data.convert import ConvertReport
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a row:
 
   documents    {", ".join(DOCUMENT_FORMATS)}
-  instances    {", ".join(INSTANCE_FORMATS)}    (BERT's masked sentence pairs)
+  instances    {", ".join(INSTANCE_FORMATS)} (BERT's masked sentence pairs)
 """
 
 
@@ -45,7 +46,11 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="target_format", choices=formats, metavar="FORMAT", help="of the target (default: by its name)"
     )
-    parser.add_argument("--verify", action="store_true", help="read both again at the end, and compare them")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="check a store by its hashes first; at the end read both again, and compare them",
+    )
     parser.add_argument("--split", metavar="NAME", help="which split of the source, or what a new store is")
     parser.add_argument(
         "--sequence-length",
@@ -127,10 +132,13 @@ def _add_instance_arguments(group: "argparse._ArgumentGroup") -> None:
 
 
 def _lines(report: "ConvertReport", seconds: float) -> Iterator[str]:
-    yield f"{report.target} made in {seconds:.1f} s: {report.items:,} {report.kind}, {report.tokens:,} tokens"
+    items = counted(report.items, report.kind.removesuffix("s"))
+    yield f"{report.target} made in {seconds:.1f} s: {items}, {report.tokens:,} tokens"
     yield f"  {report.target_format} from {report.source_format}, {report.source}"
+    if report.joined_sentences:
+        yield "  the sentences of each document are joined"
     if report.left_out_documents or report.left_out_tokens:
-        shorter = f"{report.left_out_documents:,} documents too short, " if report.left_out_documents else ""
+        shorter = f"{counted(report.left_out_documents, 'document')} too short, " if report.left_out_documents else ""
         yield f"  left out: {shorter}{report.left_out_tokens:,} tokens in all"
     if report.verified:
         yield "  verified: read again, it is the same"

@@ -18,11 +18,13 @@ from hornbook.cli.corpus_build import add_build_arguments
 from hornbook.cli.download import add_download_arguments
 from hornbook.cli.instances import add_instances_arguments, are_instances, inspect_instances
 from hornbook.cli.which import add_which_arguments
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.data.store import TokenStore
 
 _BAR_WIDTH = 40
+_DEFAULT_SAMPLES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_instances_arguments(commands.add_parser("instances", help="make masked sentence pairs for BERT"))
     inspect = commands.add_parser("inspect", help="show what is in a corpus", description="Show what is in a corpus.")
     inspect.add_argument(
-        "--samples", type=natural_number, default=3, metavar="N", help="documents to show (default: 3)"
+        "--samples", type=natural_number, metavar="N", help=f"documents to show (default: {_DEFAULT_SAMPLES})"
     )
     inspect.set_defaults(handler=inspect_command)
     verify = commands.add_parser("verify", help="check every byte", description="Check every byte of a corpus.")
@@ -52,13 +54,21 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show each store of a corpus, or a file of instances; return the numbers."""
+    """Show each store of a corpus, or a file of instances; return the numbers.
+
+    Raises:
+        UserError: documents are asked for, and instances are no documents.
+    """
     from hornbook.data.store import open_store, splits_of
+    from hornbook.errors import UserError
 
     if are_instances(Path(arguments.store)):
+        if arguments.samples is not None:
+            raise UserError(f"--samples shows documents, and {arguments.store} holds instances; leave it out")
         return inspect_instances(Path(arguments.store))
     stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
-    facts = [_inspect(store, arguments.samples) for store in stores]
+    num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
+    facts = [_inspect(store, num_samples) for store in stores]
     for fact in facts:
         sys.stdout.writelines(f"{line}\n" for line in _inspect_lines(fact))
     return {"stores": facts}
@@ -67,13 +77,15 @@ def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
 def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Check each store of a corpus; return what was checked."""
     from hornbook.data.store import splits_of
-    from hornbook.data.verify import verify_store
+    from hornbook.data.verify import verify_record, verify_store
 
+    verify_record(arguments.store)
     verified = []
     for split in splits_of(arguments.store) or ("train",):
         found = verify_store(arguments.store, split)
-        checked = f"{len(found.files)} files by their hashes" if found.files else "its structure (it has no hashes)"
-        counts = f"{found.documents:,} documents{_sentences(found.sentences, found.documents)}, {found.tokens:,} tokens"
+        hashed = f"{counted(len(found.files), 'file')} by their hashes"
+        checked = hashed if found.files else "its structure (it has no hashes)"
+        counts = f"{_documents(found.documents, found.sentences)}, {found.tokens:,} tokens"
         sys.stdout.write(f"{found.store}: sound; checked {checked}, {counts}\n")
         verified.append(asdict(found))
     return {"stores": verified}
@@ -109,8 +121,7 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
     token = "" if facts["end_of_text_id"] is None else f" (id {facts['end_of_text_id']})"
     vocabulary = f"vocabulary {facts['vocab_size']:,}" if facts["vocab_size"] else "tokenizer not known"
     yield facts["store"]
-    documents = f"{facts['documents']:,} documents{_sentences(facts['sentences'], facts['documents'])}"
-    yield f"  {documents}, {facts['tokens']:,} tokens, {size}{ratio}"
+    yield f"  {_documents(facts['documents'], facts['sentences'])}, {facts['tokens']:,} tokens, {size}{ratio}"
     yield f"  {vocabulary}, {facts['dtype']}, end-of-text {facts['end_of_text']}{token}"
     yield (
         f"  tokens a document: {lengths['shortest']:,} to {lengths['longest']:,}, mean {lengths['mean']:,.0f}, "
@@ -121,7 +132,7 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
         bar = "█" * round(_BAR_WIDTH * row["documents"] / most) or "▏" * bool(row["documents"])
         yield f"    {row['start']:>9,} - {row['end'] - 1:<9,} {row['documents']:>11,}  {bar}".rstrip()
     if sources:
-        yield f"  from {facts['num_sources']:,} files: {', '.join(map(_plain, sources[:3]))}" + ", ..." * (
+        yield f"  from {counted(facts['num_sources'], 'file')}: {', '.join(map(_plain, sources[:3]))}" + ", ..." * (
             len(sources) > 3
         )
     for sample in facts["samples"]:
@@ -131,9 +142,12 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"    {_plain(sample['text'])[:100]}"
 
 
-def _sentences(count: int | None, num_documents: int) -> str:
-    """What to say of a store of sentences."""
-    return "" if count is None else f", {count:,} sentences ({count / num_documents:,.1f} a document)"
+def _documents(count: int, num_sentences: int | None) -> str:
+    """How many there are and, in a store of sentences, of how many each."""
+    documents = counted(count, "document")
+    if num_sentences is None:
+        return documents
+    return f"{documents}, {counted(num_sentences, 'sentence')} ({num_sentences / count:,.1f} a document)"
 
 
 def _plain(text: str) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
+from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
 from hornbook.cli.progress import token_progress
 from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.data.build import BuildOptions, BuildReport, Progress
@@ -43,13 +44,16 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "pairs; one of its lines, for text with a sentence a line (default: documents)",
     )
     parser.add_argument(
-        "--sentence-language", metavar="CODE", help="by whose rules to find sentences, as in de (default: en)"
+        "--sentence-language",
+        metavar="CODE",
+        help="by whose rules to find sentences, as in de; a code without rules takes those of a related language, or "
+        "else of English (default: en)",
     )
     parser.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),
         help="end each document with that token in the store, or let readers put it in (default: stored where the "
-        "tokenizer has one, never with sentences)",
+        "tokenizer has one; of sentences, readers put it in)",
     )
     parser.add_argument(
         "--threads", type=positive_integer, metavar="N", help="to read dumps and tokenize with (default: all cores)"
@@ -79,9 +83,9 @@ def build_command(arguments: argparse.Namespace) -> dict[str, object]:
     with token_progress() as show:
 
         def on_progress(progress: "Progress") -> None:
-            show(f"{progress.documents:,} documents", progress.tokens, progress.read, progress.total)
+            show(counted(progress.documents, "document"), progress.tokens, progress.read, progress.total)
 
-        report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, _note)
+        report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, note)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
     sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
@@ -112,18 +116,14 @@ def _build_options(arguments: argparse.Namespace) -> "BuildOptions":
     )
 
 
-def _note(line: str) -> None:
-    sys.stderr.write(f"hornbook: {line}\n")
-
-
 def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
     for name, split in report.splits.items():
-        size = format_bytes(split.num_bytes)
-        yield f"  {name:<10} {split.documents:>12,} documents {split.tokens:>16,} tokens {size:>12} of text"
+        documents, size = counted(split.documents, "document"), format_bytes(split.num_bytes)
+        yield f"  {name:<10} {documents:>22} {split.tokens:>16,} tokens {size:>12} of text"
     if report.empty or report.faults:
-        yield f"  left out: {report.empty:,} empty documents, {report.faults:,} unreadable ones"
-    for what, counts in (("skipped", report.skipped), ("dropped", report.dropped)):
-        if counts:
-            yield f"  {what}: {', '.join(f'{count:,} {kind}' for kind, count in sorted(counts.items()))}"
+        yield f"  left out: {counted(report.empty, 'empty document')}, {counted(report.faults, 'unreadable one')}"
+    for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
+        if shown := ", ".join(f"{count:,} {kind}" for kind, count in counts if count):
+            yield f"  {what}: {shown}"

@@ -15,25 +15,33 @@ from typing import Any
 from hornbook.cli.arguments import add_device_arguments, positive_number
 
 _EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
+_PLAN = "plan.json"
 _VOCAB_SIZE = 8192
 _VALIDATION = 0.05
 _SECONDS_AFTER_TRAINING = 25.0
 _OVERHEAD = 1.1  # validation, checkpoints and a machine that others use too
 _SHORT_STEPS = 20
+_DEFAULT_MINUTES = 5.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
-    parser.add_argument("--minutes", type=positive_number, default=5.5, help="time for the whole (default: 5.5)")
-    parser.add_argument("--short", action="store_true", help="twenty steps, to see that everything works")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=positive_number, help=f"time for the whole (default: {_DEFAULT_MINUTES})")
+    length.add_argument("--short", action="store_true", help="twenty steps, to see that everything works")
     add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the demo and return what training and evaluation returned."""
+    """Run the demo and return what training and evaluation returned.
+
+    Raises:
+        UserError: it was begun here with another length.
+    """
     started = time.monotonic()
     root: Path = arguments.output
+    steps = _planned(root, arguments)
     device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
     text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
     text += [option for name in _EXCLUDED for option in ("--exclude", name)]
@@ -43,8 +51,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         command("tokenizer", "train", *text, *held_out, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)
     allowed = ["--allow", "empty-file"]  # an __init__.py may be
     command("corpus", "build", *text, *held_out, *allowed, "--tokenizer", tokenizer, "--output", corpus)
-    deadline = 60 * arguments.minutes - _SECONDS_AFTER_TRAINING
-    steps = _plan(root / "plan.json", corpus, arguments, deadline - (time.monotonic() - started))
+    if steps is None:
+        deadline = 60 * (arguments.minutes or _DEFAULT_MINUTES) - _SECONDS_AFTER_TRAINING
+        steps = _plan(root, corpus, arguments, deadline - (time.monotonic() - started))
     length = ["--training.steps", str(steps), "--schedule.warmup-steps", str(max(1, min(100, steps // 10)))]
     trained = command("train", "demo", "--data.train", corpus, *length, "--output", folder, *device)
     evaluated = command("evaluate", folder, *device)
@@ -63,15 +72,39 @@ def command(*words: str) -> dict[str, Any]:
     return execute(list(words))
 
 
-def _plan(path: Path, corpus: str, arguments: argparse.Namespace, seconds: float) -> int:
-    """Return the number of steps that fit, as decided when the demo was first started here."""
-    from hornbook.storage.files import dump_json, read_json, replace_file
+def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
+    """Return the number of steps that was decided when the demo was first started here; None if it was not.
 
-    if path.exists():
-        return int(read_json(path, "plan of the demo")["steps"])
-    plan = {"steps": _SHORT_STEPS} if arguments.short else _measure(corpus, arguments, seconds)
-    replace_file(path, dump_json(plan))
+    Raises:
+        UserError: it was started with another length.
+    """
+    from hornbook.errors import UserError
+    from hornbook.storage.json_files import read_json
+
+    if not (root / _PLAN).exists():
+        return None
+    plan = read_json(root / _PLAN, "plan of the demo")
+    begun, asked = plan.get("length", "another length"), _length(arguments)
+    if begun != asked:
+        raise UserError(
+            f"the demo in {root} was begun with {begun}, not {asked}: give the same to go on, or start anew in another "
+            "--output"
+        )
     return int(plan["steps"])
+
+
+def _plan(root: Path, corpus: str, arguments: argparse.Namespace, seconds: float) -> int:
+    """Decide on the number of steps that fit, and keep it with the length that was asked for."""
+    from hornbook.storage.files import replace_file
+    from hornbook.storage.json_files import dump_json
+
+    plan = {"steps": _SHORT_STEPS} if arguments.short else _measure(corpus, arguments, seconds)
+    replace_file(root / _PLAN, dump_json(plan | {"length": _length(arguments)}))
+    return int(plan["steps"])
+
+
+def _length(arguments: argparse.Namespace) -> str:
+    return "--short" if arguments.short else f"--minutes {arguments.minutes or _DEFAULT_MINUTES:g}"
 
 
 def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
+from hornbook.cli.columns import print_columns
 
 if TYPE_CHECKING:
     from hornbook.checkpoint.restore import LoadedModel
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="default: bits_per_byte, or masked_lm of an encoder, a run's own data",
+        help="of a decoder: bits_per_byte, lambada, wikitext103, wikitext2; of an encoder: masked_lm, "
+        "pseudo_perplexity; of a fine-tuned one: classification, span; default: bits_per_byte, masked_lm, or what it "
+        "was fine-tuned for, on a run's own data",
     )
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH", help="what to score: PATH for all tasks, or TASK=PATH for one"
@@ -53,7 +56,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.parallel.world import World
-    from hornbook.storage.files import dump_json, replace_file
+    from hornbook.storage.files import replace_file
+    from hornbook.storage.json_files import dump_json
 
     for name in arguments.tasks or ():
         find_task(name)
@@ -61,8 +65,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     prepare(device, arguments.threads)
     path = Path(arguments.checkpoint)
     loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
-    _refuse_other_options(arguments, loaded)
     tasks = arguments.tasks or [default_task(loaded)]
+    _refuse_other_options(arguments, loaded, tasks)
     data = assign_data(arguments.data, tasks)
     given = TaskInput(
         loaded=loaded,
@@ -81,21 +85,26 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel") -> None:
-    """Raise UserError for an option that means nothing to this kind of model."""
+def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", tasks: "list[str]") -> None:
+    """Raise UserError for an option that means nothing to this kind of model, or to any of the tasks."""
     from hornbook.errors import UserError
 
     if loaded.model.is_causal and arguments.max_sequences is not None:
         raise UserError(f"--max-sequences is for encoders: of {loaded.path}, a decoder, all windows are scored")
     if not loaded.model.is_causal and arguments.overlap is not None:
         raise UserError(f"--overlap is for decoders: sequences of {loaded.path}, an encoder, share no tokens")
+    if arguments.overlap is not None and set(tasks) == {"lambada"}:
+        raise UserError(
+            "--overlap is for tasks that cut a text into windows: lambada's passages are whole, leave it out"
+        )
 
 
 def _print_rows(rows: "list[dict[str, object]]") -> None:
     """Print a table: metric, value, convention, and below it what the number may be compared with."""
-    width = max(len(str(row["metric"])) for row in rows)
+    lines = []
     for row in rows:
         value = "not finite" if row["value"] is None else f"{row['value']:.4f}"
-        print(f"  {row['metric']:<{width}}{value:>14}   {row['convention']}")
+        lines.append((str(row["metric"]), value, str(row["convention"])))
         if row["comparable_with"]:
-            print(f"  {'':<{width}}{'':>14}   = comparable with {row['comparable_with']}")
+            lines.append(("", "", f"= comparable with {row['comparable_with']}"))
+    print_columns(lines, right=(1,), indent="  ")

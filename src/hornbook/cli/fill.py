@@ -42,4 +42,4 @@ def _show(filled: Filled, output: Output, screen: Screen) -> None:
 def _lines(filled: Filled) -> Iterator[str]:
     for gap in filled.gaps:
         named = ((guess.token.strip() or json.dumps(guess.token), guess.probability) for guess in gap)
-        yield "  " + "   ".join(f"{one_line(token)} {probability:.3f}" for token, probability in named)
+        yield "  " + "   ".join(f"{one_line(token)} {probability:#.3g}" for token, probability in named)

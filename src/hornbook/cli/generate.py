@@ -41,6 +41,7 @@ _FOR_DECODERS: dict[str, Any] = {
 }
 """Options that an encoder has no use for, and what they are if nothing is said."""
 _DEFAULT_TOP_K, _DEFAULT_GUESSES = 50, 5
+_DEFAULT_BATCH_SIZE = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--output", type=Path, metavar="FILE", help="save the texts there too, as JSON lines")
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
     parser.add_argument(
-        "--batch-size", type=positive_integer, default=8, metavar="N", help="texts that are written together (8)"
+        "--batch-size", type=positive_integer, metavar="N", help="prompts that are answered together (8)"
     )
     add_device_arguments(parser)
 
@@ -71,7 +72,6 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--prompt-format",
         choices=("auto", "text", "jsonl"),
-        default="auto",
         help="of file and standard input; auto: jsonl for .jsonl, .ndjson and .json (auto)",
     )
     group.add_argument("--num-samples", type=positive_integer, metavar="N", help="texts of each prompt (1)")
@@ -120,6 +120,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
         raise UserError("there is no prompt for a script: give --prompt, --prompt-file or standard input")
+    _refuse_useless(arguments, is_conversation=is_conversation)
     prompts = [] if is_conversation else _prompts(arguments)
     loaded = _load(arguments)
     if not loaded.model.is_causal:
@@ -130,6 +131,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
 
 
+def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> None:
+    """Raise UserError for an option that has no effect on the prompts that there are."""
+    from hornbook.errors import UserError
+
+    if is_conversation and arguments.batch_size is not None:
+        raise UserError(
+            "--batch-size is for prompts that are given, and a conversation has one at a time: leave it out"
+        )
+    if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
+        raise UserError(
+            "--prompt-format is for a file or standard input, and no prompt is read from there: leave it out"
+        )
+
+
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
     """Let a decoder continue prompts; without any, those that are typed."""
     from hornbook.cli.conversation import converse
@@ -138,7 +153,7 @@ def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[P
     requests = _requests(writer, prompts, arguments.num_samples)
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
         if requests:
-            _write_all(writer, requests, output, batch_size=arguments.batch_size)
+            _write_all(writer, requests, output, batch_size=arguments.batch_size or _DEFAULT_BATCH_SIZE)
         else:
             print("type the beginning of a text; Ctrl-C ends a text, Ctrl-D the conversation", file=sys.stderr)
             converse(writer, output, num_samples=arguments.num_samples)
@@ -169,7 +184,7 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
     requests = [filler.request(prompt.text, place=prompt.place) for prompt in prompts]
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
         if requests:
-            fill_all(filler, requests, output, batch_size=arguments.batch_size)
+            fill_all(filler, requests, output, batch_size=arguments.batch_size or _DEFAULT_BATCH_SIZE)
         else:
             fill_typed(filler, output)
     return {"checkpoint": str(loaded.path), "results": output.records}
@@ -183,7 +198,7 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
         Prompt(text, "the prompt" if len(given) == 1 else f"prompt {number}") for number, text in enumerate(given, 1)
     ]
     source = arguments.prompt_file or (None if prompts else "-")
-    return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format)
+    return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format or "auto")
 
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":

@@ -6,11 +6,11 @@ hornbook corpus build hf:HuggingFaceFW/fineweb --config sample-10BT --split trai
 """
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from hornbook.errors import UserError
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.text.documents import ReadOptions
@@ -52,6 +52,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         dest="format",
         choices=tuple(_FORMATS),
         default="auto",
+        metavar="KIND",
         help=f"what is a document; {'; '.join(f'{name}: {what}' for name, what in _FORMATS.items())}",
     )
     parser.add_argument(
@@ -89,6 +90,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     """The options that ``add_input_arguments`` declared."""
+    from hornbook.storage.system import usable_cores
     from hornbook.text.documents import ReadOptions
 
     return ReadOptions(
@@ -100,7 +102,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         config=arguments.config,
         on_error=arguments.on_error,
         cleaning=_cleaning(arguments),
-        processes=getattr(arguments, "threads", None) or _num_cores(),
+        processes=getattr(arguments, "threads", None) or usable_cores(),
     )
 
 
@@ -131,15 +133,15 @@ def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":
     return CleanOptions(**given)
 
 
-def _num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def note(line: str) -> None:
+    """Tell on standard error what is worth to know and no error."""
+    sys.stderr.write(f"hornbook: {line}\n")
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
     """Tell on standard error what was skipped."""
     if faults:
-        sys.stderr.write(f"skipped {faults} documents that could not be read:\n")
+        sys.stderr.write(f"skipped {counted(faults, 'document')} that could not be read:\n")
         sys.stderr.writelines(f"  {message}\n" for message in messages)
     if faults > len(messages):
         sys.stderr.write(f"  ... and {faults - len(messages)} more\n")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.data.formats import INSTANCE_FORMATS
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.data.instances import InstanceReport
@@ -27,7 +28,7 @@ def add_instances_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("store", metavar="STORE", help="a corpus or store that was built with --sequences sentences")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="what to make, which must not be there yet")
-    parser.add_argument("--split", default="train", metavar="NAME", help="which split of the corpus (default: train)")
+    parser.add_argument("--split", metavar="NAME", help="which split of a corpus (default: train)")
     parser.add_argument("--tokenizer", metavar="PATH", help="what made the tokens, for a store that does not say")
     _add_sizes(parser)
     parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="of all draws (default: 1984)")
@@ -43,23 +44,30 @@ def add_instances_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def instances_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write instances; return what was written."""
+    """Write instances; return what was written.
+
+    Raises:
+        UserError: there are no splits to choose from, or an option does not apply.
+    """
     from dataclasses import fields
 
     from hornbook.data.instances import InstanceOptions, build_instances
-    from hornbook.data.store import open_store
+    from hornbook.data.store import open_store, splits_of
+    from hornbook.errors import UserError
     from hornbook.text.tokenizer import Tokenizer
 
     names = {field.name for field in fields(InstanceOptions)}
     values = {name: value for name, value in vars(arguments).items() if name in names}
     options = InstanceOptions(**values, format_name=_format(arguments))
-    store = open_store(arguments.store, arguments.split)
+    store = open_store(arguments.store, arguments.split or "train")
+    if arguments.split and not splits_of(arguments.store):
+        raise UserError(f"--split is for a corpus, and {arguments.store} is a store by itself; leave it out")
     tokenizer = Tokenizer.load(arguments.tokenizer) if arguments.tokenizer else None
     started = time.monotonic()
     with token_progress() as show:
 
         def on_progress(instances: int, tokens: int) -> None:
-            show(f"{instances:,} instances", tokens)
+            show(counted(instances, "instance"), tokens)
 
         report = build_instances(store, arguments.output, options, tokenizer, on_progress)
     seconds = time.monotonic() - started
@@ -93,7 +101,7 @@ def inspect_instances(path: Path) -> dict[str, object]:
     format_name = detect_source(path)
     instances = read_instances(path, format_name)
     report, most = describe_instances(instances), instances.max_predictions
-    sys.stdout.write(f"{path}\n  {format_name}, {report.instances:,} instances, {report.tokens:,} tokens\n")
+    sys.stdout.write(f"{path}\n  {format_name}, {counted(report.instances, 'instance')}, {report.tokens:,} tokens\n")
     predictions = "" if most is None else f", {most} predictions"
     sys.stdout.write(f"  padded to {instances.sequence_length} tokens{predictions}\n{_shares(report)}\n")
     sizes = {"sequence_length": instances.sequence_length, "max_predictions": most}
@@ -124,7 +132,7 @@ def _format(arguments: argparse.Namespace) -> str:
 
 
 def _lines(output: Path, report: "InstanceReport", seconds: float) -> Iterator[str]:
-    yield f"{output} made in {seconds:.1f} s: {report.instances:,} instances, {report.tokens:,} tokens"
+    yield f"{output} made in {seconds:.1f} s: {counted(report.instances, 'instance')}, {report.tokens:,} tokens"
     yield _shares(report)
 
 

@@ -13,7 +13,9 @@ shell would say. Only the chosen command is imported, so that ``--help`` costs n
 
 import argparse
 import contextlib
+import errno
 import importlib
+import io
 import itertools
 import json
 import math
@@ -24,7 +26,7 @@ from collections.abc import Sequence
 
 from hornbook import __version__
 from hornbook.cli.parser import CommandParser
-from hornbook.errors import HornbookError, RecipeError, StorageError, UserError
+from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
 
 COMMANDS = {
     "train": "train a model as a recipe says, or go on with a run that stopped",
@@ -35,13 +37,15 @@ COMMANDS = {
     "generate": "let a trained model write",
     "checkpoint": "list and verify checkpoints; Hugging Face models in and out",
     "runs": "list, compare and report runs",
-    "bench": "time a training step",
+    "bench": "time training steps, generation, or the building of a corpus",
     "demo": "the whole way on Python's own source files, in some minutes",
 }
 """Every command with its line of help; its module is ``hornbook.cli.<command>``."""
 
 INTERRUPTED = 130
 READER_GONE = 141
+_OF_A_LOOK = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""What `Path.exists` and its like raise, below a folder that is closed to us and of a name that is too long."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after ``hornbook``; those of the process by default.
     """
+    _take_every_text()
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
     try:
@@ -57,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return READER_GONE
+
+
+def _take_every_text() -> None:
+    """Let what the encoding of a terminal or a pipe lacks come out as an escape, and not as an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
@@ -75,14 +87,12 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         if debug:
             traceback.print_exc()
         return _fail(error.problems if isinstance(error, RecipeError) else [str(error)], error.exit_code, as_json)
-    except PermissionError as error:  # of a look at a path, which raises it below a folder that is closed to us
-        if debug:
-            traceback.print_exc()
-        line = f"cannot read {error.filename}: {error.strerror}; check its permissions"
-        return _fail([line], UserError.exit_code, as_json)
     except Exception as error:  # the one place: past here is only the interpreter, and a user is owed a line
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _OF_A_LOOK:
+            line = f"cannot read {error.filename}: {error.strerror}; check the path and its permissions"
+            return _fail([line], PathError.exit_code, as_json)
         hint = "" if debug else "; run again with --debug for the traceback"
         return _fail([f"{type(error).__name__}: {error}{hint}"], HornbookError.exit_code, as_json)
     return 0

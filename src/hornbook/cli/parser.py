@@ -4,22 +4,32 @@
         -> UserError("unknown option --outptu; did you mean "--output"? (see `hornbook train --help`)")
 
 A parser that ``takes_recipe`` leaves words like ``--optimizer.learning-rate 3e-4`` to the recipe's validator: they come
-out as ``arguments.overrides``. The price of building on argparse: two methods of it are overridden, one of them private
-(``_check_value``, unchanged since Python 2.7).
+out as ``arguments.overrides``. The price of building on argparse: some private methods of it are overridden
+(``_check_value``, ``_fill_text`` and ``_split_lines``, unchanged since Python 2.7).
 """
 
 import argparse
 import functools
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from hornbook.cli.columns import wrap_line
 from hornbook.config.overrides import split_overrides
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import show
 from hornbook.errors import UserError
 
-_Formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=36)
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the lines of a description, and wraps each below its own text; never at the hyphen of a name."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(wrap_line(f"{indent}{line}", width + len(indent)) for line in text.splitlines())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,7 +38,9 @@ class CommandParser(argparse.ArgumentParser):
     takes_recipe = False
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False, formatter_class=_Formatter)
+        super().__init__(
+            **options, allow_abbrev=False, formatter_class=functools.partial(_Formatter, max_help_position=36)
+        )
         self.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="end with one JSON object on standard output"
         )

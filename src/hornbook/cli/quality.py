@@ -9,7 +9,7 @@ from typing import Final
 
 from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
 from hornbook.errors import UserError
-from hornbook.text.quality.options import LEAST_PROBABILITY, LONGEST_OVERLAP, QualityOptions
+from hornbook.text.quality.options import DEFAULT_LANGUAGE_PROBABILITY, DEFAULT_OVERLAP_WORDS, QualityOptions
 from hornbook.text.quality.suspicion import KINDS, MOST_DROPPED, Tolerance
 
 _NEEDS: Final = {
@@ -68,7 +68,7 @@ def _add_simple(group: argparse._ArgumentGroup) -> None:
         "--language-probability",
         type=fraction,
         metavar="P",
-        help=f"that it is in one of them, at least (default: {LEAST_PROBABILITY:g})",
+        help=f"that it is in one of them, at least (default: {DEFAULT_LANGUAGE_PROBABILITY:g})",
     )
 
 
@@ -87,14 +87,14 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="drop what overlaps this evaluation set (text, JSONL, Parquet); repeatable",
+        help="drop what overlaps this evaluation set, a file (text, JSONL, Parquet); repeatable",
     )
     group.add_argument("--decontaminate-field", metavar="NAME", help="where its records have the text (default: text)")
     group.add_argument(
         "--decontaminate-words",
         type=positive_integer,
         metavar="N",
-        help=f"length of the sequences that are compared (default: {LONGEST_OVERLAP})",
+        help=f"length of the sequences that are compared (default: {DEFAULT_OVERLAP_WORDS})",
     )
     group.add_argument(
         "--decontaminate-overlap",

@@ -6,6 +6,8 @@ gpt2-small        124M      12     768  GPT-2 small (Radford et al. 2019, there 
 
 import argparse
 
+from hornbook.cli.columns import print_columns
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments: none."""
@@ -19,14 +21,12 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     bundled = bundled_recipes().values()
     models = {recipe.name: load_recipe(recipe.name, require_data=False).recipe.model for recipe in bundled}
     ordered = sorted(bundled, key=lambda recipe: models[recipe.name].num_parameters())
-    width = max(len(recipe.name) for recipe in ordered)
-    print(f"{'name':<{width}} {'parameters':>11}{'layers':>8}{'hidden':>8}")
+    rows = [("name", "parameters ", "layers", "hidden", "")]
     for recipe in ordered:
         model = models[recipe.name]
         parameters = short(model.num_parameters()) + (" " if model.vocab_size else "*")
-        print(
-            f"{recipe.name:<{width}}{parameters:>12}{model.num_layers:>7}{model.hidden_size:>8}  {recipe.description}"
-        )
+        rows.append((recipe.name, parameters, str(model.num_layers), str(model.hidden_size), recipe.description))
+    print_columns(rows, right=range(1, 4))
     print("* and a token table, as large as the corpus's vocabulary")
     print("\n`hornbook train NAME --data.train STORE` trains one; `--print-recipe` shows it.")
     return {

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hornbook.cli.columns import print_columns
+
 if TYPE_CHECKING:
     from hornbook.track.runs import Comparison, RunSummary
 
@@ -114,7 +116,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
         for summary in summaries
     ]
     shown = len(head) if any(summary.skipped_steps for summary in summaries) else len(head) - 1
-    _print_rows([row[:shown] for row in (head, *rows)], flush_right=True)
+    print_columns([row[:shown] for row in (head, *rows)], right=range(1, shown))
 
 
 def _progress(summary: "RunSummary") -> str:
@@ -134,20 +136,4 @@ def _print_differences(comparison: "Comparison") -> None:
         [key, *("not set" if value is None else str(_plain(value)) for value in values)]
         for key, values in comparison.differences.items()
     ]
-    _print_rows([head, *rows], flush_right=False)
-
-
-def _print_rows(rows: Sequence[Sequence[str]], *, flush_right: bool) -> None:
-    """Columns two spaces apart, the first flush left; no cell is cut, so a narrow terminal wraps the line."""
-    from rich.cells import cell_len
-
-    from hornbook.track.console import one_line
-
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(cell_len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = []
-        for position, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            space = " " * (width - cell_len(cell))
-            padded.append(space + cell if flush_right and position else cell + space)
-        print("  ".join(padded).rstrip())
+    print_columns([head, *rows])

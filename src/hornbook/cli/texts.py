@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from hornbook.generate import Timing
 from hornbook.storage import Appender, replace_file
 from hornbook.track.console import visible
+from hornbook.wording import counted
 
 
 class Screen:
@@ -41,9 +42,7 @@ class Screen:
         self._put(f"{self._safe(held)}\n")
 
     def _safe(self, text: str) -> str:
-        encoding = sys.stdout.encoding or "utf-8"
-        shown = visible(text) if self.is_terminal else text
-        return shown.encode(encoding, "backslashreplace").decode(encoding)
+        return visible(text) if self.is_terminal else text
 
     def _put(self, text: str) -> None:
         print(text, end="", flush=True)
@@ -101,7 +100,7 @@ class Output:
 def timing_line(timing: Timing) -> str:
     """Say what the texts took: how long until the first token, how long a further one, and how many a second."""
     summary = timing.summary()
-    parts = [f"{_count(timing.texts, 'text')}, {_count(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
+    parts = [f"{counted(timing.texts, 'text')}, {counted(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
     if summary["first_token_seconds"] is not None:
         parts.append(f"first token after {_milliseconds(summary['first_token_seconds'])}")
     if summary["seconds_per_token"] is not None:
@@ -109,10 +108,6 @@ def timing_line(timing: Timing) -> str:
     if summary["tokens_per_second"] is not None:
         parts.append(f"{summary['tokens_per_second']:,.0f} tokens/s")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, read_options, report_faults
+from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.cased and arguments.kind != "wordpiece":
         raise UserError(f"--cased is for --kind wordpiece; {arguments.kind} always keeps case, so leave it out")
     tally, started = Tally(), time.monotonic()
-    documents = read_documents(arguments.inputs, read_options(arguments), tally)
+    documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
     held_out = 0
 
     def texts() -> Iterator[str]:
@@ -103,7 +104,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
         "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
     )
     sys.stdout.write(
-        f"{path}: {tokenizer.vocab_size:,} tokens, from {documents_seen:,} documents in {seconds:.1f} s{few}\n"
+        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(documents_seen, 'document')} in {seconds:.1f} s{few}\n"
     )
     return {
         "output": path,

@@ -11,10 +11,10 @@ from hornbook.config.load import (
     Resolved,
     changed_keys,
     load_recipe,
-    problems_of,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
+    refuse_unknown_parts,
 )
 from hornbook.config.models import (
     BertConfig,
@@ -97,9 +97,9 @@ __all__ = [
     "find_recipe",
     "load_recipe",
     "option",
-    "problems_of",
     "recipe_from_dict",
     "recipe_to_dict",
     "recipe_to_toml",
+    "refuse_unknown_parts",
     "register",
 ]

@@ -123,7 +123,8 @@ def _build_section(section: str, tree: Tree, report: _Report) -> object:
     section_class = _choose(section, tree, report)
     if section_class is None:  # a wrong tag: the other keys may belong to any choice, and none can be cross-checked
         options = {name: found[0][1] for name, found in specs(section).items()}
-        _convert_all(section, options, tree, report)
+        known = {key: leaf for key, leaf in tree.items() if key[0] == section and key[1] in options}
+        _convert_all(section, options, known, report)
         report.failed.update((section, name) for name in options)
         return SECTIONS[section]()
     return section_class(**_convert_all(section, describe(section_class), tree, report))

@@ -21,6 +21,7 @@ from hornbook.config.options import Problem, describe
 from hornbook.config.overrides import read_overrides
 from hornbook.config.presets import find_recipe
 from hornbook.config.recipe import Recipe
+from hornbook.config.registry import TAGS, choices
 from hornbook.config.tree import Leaf, document_leaves, file_leaves, merge, read_document
 from hornbook.config.values import kind_of, show
 from hornbook.errors import RecipeError
@@ -83,6 +84,30 @@ def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
     return built.recipe
 
 
+def refuse_unknown_parts(document: object, source: str) -> None:
+    """Refuse a stored recipe with a part that is not registered, as a script of one's own has done.
+
+    Args:
+        document: as ``recipe_to_dict`` gave it; what else is wrong with it is left to ``recipe_from_dict``.
+        source: the run or the checkpoint that it is of.
+
+    Raises:
+        RecipeError: it names such a part; one line, whatever else the part has.
+    """
+    sections = document if isinstance(document, Mapping) else {}
+    for section, key in TAGS.items():
+        values = sections.get(section)
+        tag = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(tag, str) and tag not in choices(section):
+            what = "of the family" if section == "model" else f"made with the {section}"
+            raise RecipeError(
+                [
+                    f"{source} holds a model {what} {show(tag)}, which hornbook does not have: use the script that "
+                    f"registers it, as python SCRIPT.py generate {source}"
+                ]
+            )
+
+
 def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
     """Turn a recipe into nested dictionaries of JSON's types."""
     nested: dict[str, object] = {name: getattr(recipe, name) for name in describe(Recipe)}
@@ -107,11 +132,6 @@ def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
     before, after = flatten(old), flatten(new)
     keys = [*before, *(key for key in after if key not in before)]
     return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-
-
-def problems_of(recipe: Recipe) -> list[str]:
-    """Check a recipe that was built in Python; one line for each mistake, none when it is sound."""
-    return build(document_leaves(recipe_to_dict(recipe), "recipe", SECTIONS)).problems
 
 
 def _lack_of_data(built: Built) -> list[str]:

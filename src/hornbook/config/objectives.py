@@ -32,7 +32,7 @@ class MaskedLMConfig(MaskingConfig):
 
     name: str = option("mlm", help="what is learned")
     sequences: Literal["joined", "documents", "lines"] = option(
-        "joined", help="joined: documents end to end, cut to length; documents: each cut; lines: each sentence whole"
+        "joined", help="joined: documents end to end, cut to length; documents: each cut; lines: each sentence"
     )
 
 

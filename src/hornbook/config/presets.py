@@ -7,6 +7,7 @@ A bundled name comes first; anything else is a path, and needs a slash or the en
 can be told from a missing file. The price is a recipe called ``demo`` in the working directory: it is ``./demo``.
 """
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,21 @@ def find_recipe(reference: str) -> Path:
     path = Path(reference)
     if path.suffix == ".toml" or len(path.parts) > 1:
         return path
-    hint = did_you_mean(reference, bundled)
+    family = _family(reference, bundled)
+    hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
     raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
+
+
+def _family(reference: str, bundled: dict[str, BundledRecipe]) -> list[str]:
+    """List the names that go on behind ``reference`` and a dash, the smallest model first."""
+    names = [name for name in bundled if name.startswith(f"{reference}-")]
+    return sorted(names, key=lambda name: (_size(bundled[name].path), name))
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Return width and depth of a recipe's model."""
+    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    return model["hidden_size"], model["num_layers"]
 
 
 def _bundled(path: Path) -> BundledRecipe:

@@ -6,7 +6,8 @@
 
 Each field carries its help and bounds (``option``), and each section lists its own cross-field mistakes
 (``problems``), so that all of them are reported at once. The price: a ``Recipe`` built by hand in Python is only
-checked when somebody asks ``problems_of(recipe)``; what comes from a file or the command line always is.
+checked on its way through ``recipe_from_dict(recipe_to_dict(recipe))``; what comes from a file or the command line
+always is.
 """
 
 import re
@@ -15,7 +16,15 @@ from typing import Literal
 
 from hornbook.config import by_step
 from hornbook.config.models import EncoderConfig, GPTConfig, RobertaConfig, TransformerConfig
-from hornbook.config.objectives import CausalLMConfig, LabelledConfig, MaskedLMConfig, PretrainingConfig
+from hornbook.config.objectives import (
+    CausalLMConfig,
+    ClassificationConfig,
+    LabelledConfig,
+    MaskedLMConfig,
+    MaskingConfig,
+    PretrainingConfig,
+    SpanConfig,
+)
 from hornbook.config.optimizers import AdamWConfig, OptimizerConfig
 from hornbook.config.options import Problem, option
 from hornbook.config.schedules import ByStepConfig, CosineConfig, ScheduleConfig
@@ -56,8 +65,8 @@ class TrainingConfig:
     steps: int | None = option(None, help="length of the run in optimizer steps", minimum=1)
     epochs: float | None = option(None, help="length of the run in passes over the training store", above=0)
     tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
-    global_batch_size: int = option(8, help="samples of one optimizer step, over all ranks", minimum=1)
-    micro_batch_size: int = option(8, help="samples of one forward and backward pass on one rank", minimum=1)
+    global_batch_size: int = option(8, help="sequences of one optimizer step, over all ranks", minimum=1)
+    micro_batch_size: int = option(8, help="sequences of one forward and backward pass on one rank", minimum=1)
     seed: int = option(1234, help="seed of weights, sample order and dropout", minimum=0)
 
     def problems(self) -> list[Problem]:
@@ -72,9 +81,15 @@ class TrainingConfig:
                 Problem(given, "the run has more than one length; give exactly one of steps, epochs, tokens")
             )
         if self.global_batch_size % self.micro_batch_size:
-            message = "micro_batch_size must divide global_batch_size"
+            fitting = _largest_divisor(self.global_batch_size, self.micro_batch_size)
+            message = f"micro_batch_size must divide global_batch_size; give --training.micro-batch-size {fitting}"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of ``number`` up to ``most``, of which the first 4096 are tried."""
+    return next(size for size in range(min(number, most, 4096), 0, -1) if number % size == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,19 +204,20 @@ class Recipe:
         return problems + self._problems_of_kind() + self._problems_of_labels()
 
     def _problems_of_kind(self) -> list[Problem]:
-        """List what an encoder has no use for, or a decoder."""
-        is_encoder, learned = isinstance(self.model, EncoderConfig), self.objective.name
+        """List what an encoder has no use for, or a decoder; an objective of one's own is of its base's kind."""
+        is_encoder, learned = isinstance(self.model, EncoderConfig), self.objective
+        is_causal, hides_tokens = (isinstance(learned, kind) for kind in (CausalLMConfig, MaskingConfig))
         rules = [
-            (is_encoder and learned == "causal_lm", "objective.name", 'an encoder learns "mlm", "mlm_nsp" or labels'),
-            (not is_encoder and learned in ("mlm", "mlm_nsp"), "objective.name", "masked tokens are for encoders"),
+            (is_encoder and is_causal, "objective.name", 'an encoder learns "mlm", "mlm_nsp" or labels'),
+            (not is_encoder and hides_tokens, "objective.name", "masked tokens are for encoders"),
             (
-                isinstance(self.model, RobertaConfig) and learned == "mlm_nsp",
+                isinstance(self.model, RobertaConfig) and isinstance(learned, PretrainingConfig),
                 "objective.name",
                 'RoBERTa has no head for pairs; give "mlm"',
             ),
             (
                 self.data.tokenizer is not None
-                and (learned not in ("mlm", "mlm_nsp", "classification", "span") or self.data.synthetic),
+                and (not (hides_tokens or isinstance(learned, LabelledConfig)) or self.data.synthetic),
                 "data.tokenizer",
                 "only instances and labelled texts go without one of their own; leave it out",
             ),
@@ -217,13 +233,18 @@ class Recipe:
 
     def _problems_of_labels(self) -> list[Problem]:
         """List what does not fit a model that learns labels, or one that does not."""
-        is_labelled, learned = isinstance(self.objective, LabelledConfig), self.objective.name
+        is_labelled, finds_spans = (isinstance(self.objective, kind) for kind in (LabelledConfig, SpanConfig))
+        head = "span" if finds_spans else "classification" if is_labelled else "pretraining"
         encoder = self.model if isinstance(self.model, EncoderConfig) else EncoderConfig()
         rules = [
             (is_labelled and encoder is not self.model, "model.family", "labels are learned by encoders"),
             (is_labelled and self.data.synthetic, "data.synthetic", "nobody labelled random tokens; give data.train"),
             (is_labelled and bool(self.data.weights), "data.weights", "labelled files have no weights"),
-            (encoder.head not in ("pretraining", learned), "model.head", f'such a head learns "{encoder.head}"'),
-            (encoder.num_labels is not None and learned != "classification", "model.num_labels", "only classes do"),
+            (encoder.head not in ("pretraining", head), "model.head", f'such a head learns "{encoder.head}"'),
+            (encoder.num_labels is not None and head != "classification", "model.num_labels", "only classes do"),
         ]
-        return [Problem((key, "objective.name"), message) for broken, key, message in rules if broken]
+        problems = [Problem((key, "objective.name"), message) for broken, key, message in rules if broken]
+        if isinstance(self.objective, ClassificationConfig) and self.objective.text == self.objective.label:
+            keys = ("objective.text", "objective.label")
+            problems.append(Problem(keys, "the text is not its own class; name another"))
+        return problems

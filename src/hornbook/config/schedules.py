@@ -21,7 +21,7 @@ class ScheduleConfig:
     """What all schedules that warm up have."""
 
     name: str = _name("")
-    warmup_steps: int = option(0, help="steps of warm-up from 0", minimum=0)
+    warmup_steps: int = option(0, help="steps of warm-up; the last of them has the peak", minimum=0)
     warmup_fraction: float | None = option(
         None, help="warm-up as a fraction of the run, in place of steps", minimum=0, maximum=1
     )

@@ -151,8 +151,7 @@ def _is_set(leaf: Leaf) -> bool:
 def _read_text(path: Path, label: str) -> str:
     try:
         if not path.is_file():
-            what = "is a folder, not a recipe file" if path.is_dir() else "no such recipe file"
-            raise RecipeError([f"{label}: {what}"])
+            raise RecipeError([f"{label}: {_of_a_folder(path) if path.is_dir() else 'no such recipe file'}"])
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
@@ -164,6 +163,13 @@ def _read_text(path: Path, label: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise RecipeError([f"{label}:{line}: not UTF-8 at byte {error.start}; save the recipe as UTF-8"]) from None
+
+
+def _of_a_folder(path: Path) -> str:
+    """Say what a folder in the place of a recipe may be meant for."""
+    if (path / "recipe.toml").is_file():
+        return f"is a folder, not a recipe file; the recipe of the run there is {path / 'recipe.toml'}"
+    return f"is a folder, not a recipe file; to train on it: hornbook train demo --data.train {path}"
 
 
 def _syntax_message(message: str, label: str) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows, Window
-from hornbook.data.hashing import IntegerArray, Purpose, mix64
+from hornbook.data.hashing import Purpose, mix64
 from hornbook.errors import DataError
 
 Batch: TypeAlias = dict[str, torch.Tensor]
@@ -38,7 +39,7 @@ class Size(NamedTuple):
 class BatchMaker(Protocol):
     """Turns sample numbers into what a rank computes."""
 
-    def batches(self, samples: NDArray[np.int64], /) -> list[Batch]:
+    def batches(self, samples: Int64s, /) -> list[Batch]:
         """The micro-batches of ``samples``, int64[num_micro_batches, micro_batch_size]: one a row."""
 
 
@@ -49,7 +50,7 @@ class HeldOut(Protocol):
     def num_windows(self) -> int:
         """How many there are."""
 
-    def batch(self, numbers: NDArray[np.int64], /) -> Batch:
+    def batch(self, numbers: Int64s, /) -> Batch:
         """The windows of these numbers; past the last one nothing is scored, so that ranks may run in step."""
 
 
@@ -60,7 +61,7 @@ class WindowSource(Protocol):
     def sequence_length(self) -> int:
         """T, the inputs of a window."""
 
-    def batch(self, samples: NDArray[np.int64], /) -> Window:
+    def batch(self, samples: Int64s, /) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
 
 
@@ -76,7 +77,7 @@ class WindowBatches:
     def __init__(self, windows: WindowSource, *, seed: int, document_mask: bool) -> None:
         self._windows, self._seed, self._document_mask = windows, seed, document_mask
 
-    def batches(self, samples: NDArray[np.int64], /) -> list[Batch]:
+    def batches(self, samples: Int64s, /) -> list[Batch]:
         """All windows are read at once, then cut into micro-batches; see ``BatchMaker``."""
         window = self._windows.batch(samples.reshape(-1))
         whole = _as_batch(
@@ -100,7 +101,7 @@ class HeldOutWindows:
         """How many there are."""
         return self.windows.num_windows
 
-    def batch(self, numbers: NDArray[np.int64], /) -> Batch:
+    def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``."""
         parts = [self.windows.window(number) for number in numbers.tolist()]
         return _as_batch(
@@ -111,7 +112,7 @@ class HeldOutWindows:
         )
 
 
-def token_keys(seed: int, samples: IntegerArray, sequence_length: int) -> NDArray[np.int64]:
+def token_keys(seed: int, samples: Integers, sequence_length: int) -> Int64s:
     """int64[B, T] in [0, 2**32): a hash of (seed, sample, position), all the randomness that a token brings along."""
     keys = mix64(seed, Purpose.KEYS, samples[:, None], np.arange(sequence_length)) >> np.uint64(32)
     return keys.astype(np.int64)
@@ -140,20 +141,22 @@ def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
 
     Stores made elsewhere need not say how large their vocabulary is, so this is seen when the tokens are.
     """
-    largest = max(int(batch[name].max()) for name in ("tokens", "targets") if batch[name].numel())
-    if largest >= vocab_size:
-        raise DataError(
-            f"the data hold token {largest}, but model.vocab_size is {vocab_size}: "
-            "set it to the vocabulary of the tokenizer that made the data"
-        )
+    tokens, targets = batch["tokens"], batch["targets"]
+    for held in (tokens, targets[targets != NOT_SCORED]):
+        unknown = held[(held < 0) | (held >= vocab_size)]
+        if unknown.numel():
+            raise DataError(
+                f"the data hold token {int(unknown[0])}, but model.vocab_size is {vocab_size}, so tokens are 0 to "
+                f"{vocab_size - 1}: set it to the vocabulary of the tokenizer that made the data, or mend the data"
+            )
 
 
 def _as_batch(
     *,
-    tokens: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    documents: NDArray[np.int64] | None,
+    tokens: Int64s,
+    targets: Int64s,
+    keys: Int64s,
+    documents: Int64s | None,
 ) -> Batch:
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int64), tokens.shape)
     arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "positions": positions, "keys": keys}

@@ -41,17 +41,19 @@ from hornbook.storage import (
     commit_directory,
     lock_folder,
     make_directory,
+    remove_locked_folder,
     remove_tree,
     replace_file,
 )
 from hornbook.storage.decompress import InputMeter, measure_input
 from hornbook.text.accelerate import accelerated
-from hornbook.text.documents import Document, Position, ReadOptions, list_sources, read_sources
+from hornbook.text.documents import Document, Position, ReadOptions, format_of, list_sources, read_sources
 from hornbook.text.quality.filter import Filter
 from hornbook.text.quality.pipeline import build_filters
 from hornbook.text.quality.suspicion import Totals, find_suspicions, refuse
 from hornbook.text.sentences import sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import counted
 
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
 
@@ -99,7 +101,7 @@ def build_corpus(
         output: the corpus' folder, which must not be there yet.
         options: splits, sequences, end-of-text tokens, how to read, which documents stay.
         on_progress: called at the beginning, and after each batch of some 4 MB of text.
-        on_notice: told, in a line each, what becomes of an interrupted build.
+        on_notice: told, in a line each, of repeated inputs and what becomes of an interrupted build.
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
@@ -108,9 +110,8 @@ def build_corpus(
         StorageError: the disk is full, read-only or failing; finished parts stay.
     """
     options = options or BuildOptions()
-    job = BuildJob(
-        sources=list_sources(inputs, options.reading), tokenizer=tokenizer, output=output.resolve(), options=options
-    )
+    sources = list_sources(inputs, options.reading, on_notice)
+    job = BuildJob(sources=sources, tokenizer=tokenizer, output=output.resolve(), options=options)
     with lock_folder(job.work):
         if lexists(job.output):
             _remove(job.work)
@@ -167,7 +168,9 @@ class _Build:
         parts = Parts(folder, job.splits, smallest_dtype(job.tokenizer.vocab_size))
         if parts.finished:
             done = sum(counts.documents for counts in parts.counts().values())
-            self._on_notice(f"going on behind {_several(parts)} of an interrupted build, which has {done:,} documents")
+            self._on_notice(
+                f"going on behind {_several(parts)} of an interrupted build, which has {counted(done, 'document')}"
+            )
         return parts
 
     def _write_parts(self, parts: Parts) -> Reading:
@@ -232,8 +235,8 @@ class _Build:
             if not counts.documents:
                 total = sum(counts.documents for counts in parts.counts().values())
                 raise DataError(
-                    f"the {split} split would be empty: none of {total} documents fell to it with "
-                    f"--validation {job.options.validation:g}; give more documents, or another share"
+                    f"the {split} split would be empty: none of {counted(total, 'document')} fell to it with "
+                    f"--validation {job.options.validation:g}; {_way_to_more(job)}"
                 )
             make_directory(corpus / split)
             finish_store(job, corpus / split, parts.join(split, corpus / split), counts)
@@ -289,7 +292,18 @@ def _left_out(job: BuildJob, reading: Reading) -> str:
     tally = reading.tally
     dropped = "".join(f", {count} {name}" for name, count in reading.dropped.items() if count)
     first = f", the first: {tally.messages[0]}" if tally.messages else ""
-    return f"{len(job.sources)} files, {tally.empty} documents empty, {tally.faults} unreadable{dropped}{first}"
+    read = f"{counted(len(job.sources), 'file')}, {counted(tally.empty, 'empty document')}, {tally.faults:,} unreadable"
+    return f"{read}{dropped}{first}"
+
+
+def _way_to_more(job: BuildJob) -> str:
+    """Say how to come to more documents, where too few leave a split empty."""
+    if all(format_of(source, job.options.reading) == "text" for source in job.sources):
+        return (
+            "a text file is one document: read it by paragraphs with --from blank-lines, by lines with --from lines, "
+            "or give more files"
+        )
+    return "give more documents, or another share"
 
 
 def _has_parts(job: BuildJob) -> bool:
@@ -297,11 +311,10 @@ def _has_parts(job: BuildJob) -> bool:
 
 
 def _several(parts: Parts) -> str:
-    number = len(parts.finished)
-    return f"{number} finished part{'s' * (number > 1)}"
+    return counted(len(parts.finished), "finished part")
 
 
 def _remove(work: Path) -> None:
     """Remove the working folder; a disk that refuses does not undo what was done."""
     with suppress(StorageError):
-        remove_tree(work)
+        remove_locked_folder(work)

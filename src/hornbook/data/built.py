@@ -18,7 +18,8 @@ from hornbook.data.pipeline import Reading
 from hornbook.data.request import BuildJob, printable
 from hornbook.data.store import open_store
 from hornbook.errors import DataError, UserError
-from hornbook.storage import Written, read_json, write_file
+from hornbook.storage import Written, write_file
+from hornbook.storage.json_files import read_json
 
 BUILD: Final = "build.json"
 _READ: Final = {"sources", "empty", "faults", "messages", "skipped", "dropped"}
@@ -95,6 +96,25 @@ def write_record(job: BuildJob, corpus: Path, facts: dict[str, Any]) -> None:
     write_file(corpus / BUILD, job.record(_FORMAT | {"read": facts}))
 
 
+def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``build.json`` says that was asked for, and what was read.
+
+    Raises:
+        DataError: it is damaged, or not there.
+        StorageError: it cannot be read.
+    """
+    path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
+    record = read_json(path, "the record of the build")
+    if not isinstance(record, dict) or {name: record.get(name) for name in _FORMAT} != _FORMAT:
+        raise DataError(f"{path}: expected the record of a build, version 1; {remedy}")
+    request, read = record.get("request"), record.get("read")
+    if isinstance(read, dict):
+        read = {"dropped": {}} | read  # of a version that knew no filters
+    if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ:
+        raise DataError(f"{path}: the record of the build is damaged; {remedy}")
+    return request, read
+
+
 def recognize(job: BuildJob) -> BuildReport:
     """Report on the corpus that is there already, if it is what this build would make.
 
@@ -105,14 +125,7 @@ def recognize(job: BuildJob) -> BuildReport:
     remedy = "choose another --output, or remove it"
     if not (job.output / BUILD).is_file():
         raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
-    record = read_json(job.output / BUILD, "the record of the build")
-    if not isinstance(record, dict) or {name: record.get(name) for name in _FORMAT} != _FORMAT:
-        raise DataError(f"{job.output / BUILD}: expected the record of a build, version 1; {remedy}")
-    old, read = record.get("request"), record.get("read")
-    if isinstance(read, dict):
-        read = {"dropped": {}} | read  # of a version that knew no filters
-    if not isinstance(old, dict) or not isinstance(read, dict) or set(read) != _READ:
-        raise DataError(f"{job.output / BUILD}: the record of the build is damaged; {remedy}")
+    old, read = read_record(job.output)
     if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
         raise UserError(f"{job.output} exists already and was built from other {' and '.join(changed)}; {remedy}")
     splits = {}

@@ -26,6 +26,7 @@ from hornbook.data.formats.bert_tfrecord import PAD_POSITION, read_plain, read_r
 from hornbook.data.formats.detect import detect_source, detect_target
 from hornbook.data.formats.documents import (
     Documents,
+    EndOfText,
     LeftOut,
     TokenDocument,
     crop,
@@ -39,13 +40,14 @@ from hornbook.data.formats.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_
 from hornbook.data.formats.instances import Instance, Instances, resized
 from hornbook.data.formats.npy import read_npy, write_npy
 from hornbook.data.formats.pickled import read_pickle, write_pickle
-from hornbook.data.formats.stores import read_store, write_megatron, write_store
-from hornbook.data.store import SPLITS
+from hornbook.data.formats.stores import read_store, split_of, write_megatron, write_store
+from hornbook.data.store import SPLITS, splits_of
+from hornbook.data.verify import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import make_directory
 from hornbook.text.tokenizer import Tokenizer
 
-HAVE_SPLITS: Final = ("store", "bert-arrow")
+HAVE_SENTENCES: Final = ("store", "megatron")
 HAVE_FILES_OF_RECORDS: Final = ("tfrecord", "bert-tfrecord", "bert-tfrecord-remasked")
 
 
@@ -56,7 +58,8 @@ class ConvertOptions:
     Attributes:
         source_format, target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None: detected.
         split: which split of a corpus or data set to read; also what a new store says that it is.
-        verify: read source and target again at the end, and compare them.
+        verify: compare a store that is the source with its manifest first; at the end read source and target again, and
+            compare them.
         tokenizer: what made the tokens; a new store needs it.
         end_of_text: ``"stored"``: each document of the target ends with the end-of-text token; ``"inserted"``: none.
         end_of_text_id: its id, where neither source nor tokenizer tells.
@@ -93,6 +96,7 @@ class ConvertReport:
         source, source_format, target, target_format: from where to where.
         kind: ``"documents"`` or ``"instances"``.
         items, tokens: how many of the kind were written, and the tokens in them.
+        joined_sentences: the source's documents have sentences, which the target's do not.
         left_out_documents, left_out_tokens: what a cut did not keep.
         verified: source and target were read again and are the same.
     """
@@ -104,6 +108,7 @@ class ConvertReport:
     kind: str
     items: int
     tokens: int
+    joined_sentences: bool
     left_out_documents: int
     left_out_tokens: int
     verified: bool
@@ -133,22 +138,28 @@ def convert(
 
     Raises:
         UserError: an option does not apply, something is missing that only the user knows, or the target is there.
-        DataError: the source is damaged, or holds nothing.
+        DataError: the source is damaged, or not what its manifest says, or holds nothing.
         StorageError: the disk is full, read-only or failing, or the target is not the same when read again.
     """
     source_format = options.source_format or detect_source(source)
     target_format = options.target_format or detect_target(target, source_format)
     _refuse_other_kind(source_format, target_format)
-    _refuse_useless(source_format, target_format, options)
+    _refuse_useless(source, source_format, target_format, options)
     if target_format != "megatron":  # whose writer knows its two files, and a half that was left
         refuse_existing(target)
     make_directory(target.absolute().parent)
     left_out, count = LeftOut(), _Count()
     read: Callable[[Path, str, str | None], Any]
     content: Any
+    joins_sentences = False
     if source_format in DOCUMENT_FORMATS:
         kind, read = "documents", read_documents
-        content = _prepare(read_documents(source, source_format, options.split), target_format, options, left_out)
+        if options.verify and source_format in ("store", "megatron"):
+            verify_hashes(source, split_of(source, options.split))
+        documents = read_documents(source, source_format, options.split)
+        content = _prepare(documents, target_format, options, left_out)
+        has_sentences = target_format in HAVE_SENTENCES and content.sequences == "sentences"
+        joins_sentences = documents.sequences == "sentences" and not has_sentences
         _write_documents(target, target_format, _counted(content, source, count, on_progress), options)
     else:
         kind, read = "instances", read_instances
@@ -165,6 +176,7 @@ def convert(
         kind=kind,
         items=count.items,
         tokens=count.tokens,
+        joined_sentences=joins_sentences,
         left_out_documents=left_out.documents,
         left_out_tokens=left_out.tokens,
         verified=options.verify,
@@ -206,14 +218,16 @@ def _refuse_other_kind(source_format: str, target_format: str) -> None:
     raise UserError(f"{source_format} holds {holds}, of which no {target_format} can be made; choose one of {fitting}")
 
 
-def _refuse_useless(source_format: str, target_format: str, options: ConvertOptions) -> None:
+def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
     """Raise UserError if an option was given that would have no effect."""
     of_documents, is_remasked = source_format in DOCUMENT_FORMATS, target_format == "bert-tfrecord-remasked"
+    has_splits = source_format == "bert-arrow" or (source_format == "store" and bool(splits_of(source)))
+    places_ends = target_format == "store" or options.end_of_text is not None or options.split_at_end_of_text
     useful = {
-        "split": source_format in HAVE_SPLITS or target_format == "store",
+        "split": has_splits or target_format == "store",
         "tokenizer": of_documents,
         "end_of_text": of_documents,
-        "end_of_text_id": of_documents,
+        "end_of_text_id": of_documents and places_ends,
         "split_at_end_of_text": of_documents,
         "stride": of_documents and options.sequence_length is not None and not options.crop,
         "crop": of_documents and options.sequence_length is not None,
@@ -242,13 +256,16 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
                 f"the end-of-text token is {documents.end_of_text_id} by the source or tokenizer, not "
                 f"{options.end_of_text_id}; leave out --end-of-text-id"
             )
+        _refuse_outside(options.end_of_text_id, documents.vocab_size)
         documents = replace(documents, end_of_text_id=options.end_of_text_id)
-    end_of_text = options.end_of_text or (documents.end_of_text if target_format == "store" else None)
+    end_of_text = _end_of_text(documents, options) if target_format == "store" else options.end_of_text
     if target_format == "store" and end_of_text is None:
         raise UserError("a store says where end-of-text tokens are; give --end-of-text stored or inserted")
-    needed = "--end-of-text" if end_of_text else "--split-at-end-of-text" if options.split_at_end_of_text else None
+    is_placed = end_of_text not in (None, "absent")
+    needed = "--end-of-text" if is_placed else "--split-at-end-of-text" if options.split_at_end_of_text else None
     if needed and documents.end_of_text_id is None:
-        raise UserError(f"{needed} needs to know the end-of-text token; give --tokenizer or --end-of-text-id")
+        given = "--end-of-text-id" if documents.tokenizer else "--tokenizer or --end-of-text-id"
+        raise UserError(f"{needed} needs to know the end-of-text token; give {given}")
     if options.split_at_end_of_text:
         documents = split_at_end_of_text(documents)
     if end_of_text:
@@ -260,14 +277,36 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
     return cut_stream(documents, options.sequence_length, options.stride or options.sequence_length, left_out)
 
 
+def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | None:
+    """How a store of the documents is to have end-of-text tokens; None where nobody says.
+
+    Raises:
+        UserError: the tokenizer has none, and an option speaks of it.
+    """
+    if documents.tokenizer is None or documents.tokenizer.end_of_text_id is not None:
+        return options.end_of_text or documents.end_of_text
+    useless = options.end_of_text_id is not None and not options.split_at_end_of_text
+    for name, is_given in (("--end-of-text", options.end_of_text), ("--end-of-text-id", useless)):
+        if is_given:
+            raise UserError(f"the tokenizer has no end-of-text token, and so no store of its tokens; leave out {name}")
+    return "absent"
+
+
+def _refuse_outside(token: int, vocab_size: int | None) -> None:
+    """Raise UserError if a token cannot be one of so many, or of any number."""
+    largest = (vocab_size or 1 << 31) - 1
+    if token > largest:
+        raise UserError(f"--end-of-text-id {token} is no token: expected 0 to {largest:,}")
+
+
 def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: ConvertOptions) -> None:
     """Raise UserError if a stranger's documents end with a token that this tokenizer has for something else."""
     found, own = documents.end_of_text_id, tokenizer.end_of_text_id
-    if documents.tokenizer is None and found not in (None, own) and options.end_of_text is None:
-        named = "no such token" if own is None else f"token {own} for that"
+    is_known = documents.tokenizer is not None or own is None  # a tokenizer without one makes no such token
+    if not is_known and found not in (None, own) and options.end_of_text is None:
         raise UserError(
-            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer has {named}; name the "
-            "one that made the tokens, or say what to do with --end-of-text"
+            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer has token {own} for "
+            "that; name the one that made the tokens, or say what to do with --end-of-text"
         )
 
 
@@ -324,6 +363,7 @@ def _verify(content: Documents | Instances, written: Documents | Instances, targ
 
 
 def _same(old: TokenDocument | Instance, new: TokenDocument | Instance) -> bool:
-    if isinstance(old, Instance) and isinstance(new, Instance):
-        return old.equals(new)
-    return np.array_equal(old.tokens, new.tokens)
+    if isinstance(old, Instance) or isinstance(new, Instance):
+        return isinstance(old, Instance) and isinstance(new, Instance) and old.equals(new)
+    same_sizes = old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes)
+    return same_sizes and np.array_equal(old.tokens, new.tokens)

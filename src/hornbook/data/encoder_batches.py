@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch, token_keys
-from hornbook.data.layout import Integers, Layout, lay_out
+from hornbook.data.layout import Layout, lay_out
 from hornbook.data.masking import MaskRules, dynamic_mask
 from hornbook.data.sequences import Sequence, SequenceSource
 from hornbook.errors import DataError
@@ -47,7 +48,7 @@ class EncoderBatches:
         """Sequences of an epoch."""
         return self.source.num_sequences
 
-    def batches(self, samples: Integers, /) -> list[Batch]:
+    def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
         numbers, size = samples.reshape(-1), samples.shape[1]
         sequences = self.sequences(numbers)
@@ -55,7 +56,7 @@ class EncoderBatches:
         starts = range(0, len(sequences), size)
         return [self._lay_out(sequences[start : start + size], keys[start : start + size]) for start in starts]
 
-    def batch(self, numbers: Integers, /) -> Batch:
+    def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``: the first epoch's sequences, with the same masks each time and keys of zero."""
         exists = numbers < self.num_windows
         sequences = self.sequences(np.where(exists, numbers, 0))
@@ -67,11 +68,12 @@ class EncoderBatches:
         samples = np.arange(min(self.num_windows, _MEASURED_SEQUENCES), dtype=np.int64)
         return float(np.mean([len(sequence.tokens) for sequence in self.source.sequences(samples)]))
 
-    def sequences(self, samples: Integers) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """The sequences of these samples as the model sees them, masked.
 
         Raises:
-            DataError: one that was masked already has more to predict than there is room for.
+            DataError: one that was masked already has more to predict than there is room for; or, of those that are
+                masked here, one holds a token that the tokenizer does not have.
         """
         sequences = self.source.sequences(samples)
         if self.rules is None:
@@ -79,6 +81,7 @@ class EncoderBatches:
             return sequences
         lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
         tokens = np.concatenate([sequence.tokens for sequence in sequences])
+        _refuse_unknown_tokens(tokens, self.rules.special.vocab_size)
         masked = dynamic_mask(tokens, lengths, samples, self.rules, most=self.most_masked)
         ends = np.cumsum(lengths)
         cuts = np.searchsorted(masked.places, ends[:-1])
@@ -103,7 +106,7 @@ class EncoderBatches:
                 "the most that the file has, or leave it out"
             )
 
-    def _lay_out(self, sequences: Items[Sequence], keys: Integers | None) -> Batch:
+    def _lay_out(self, sequences: Items[Sequence], keys: Int64s | None) -> Batch:
         return lay_out(
             sequences,
             width=self.source.sequence_length,
@@ -112,4 +115,13 @@ class EncoderBatches:
             keys=keys,
             has_pairs=self.has_pairs,
             num_predictions=None if self.layout == "unpadded" else len(sequences) * self.most_masked,
+        )
+
+
+def _refuse_unknown_tokens(tokens: Int64s, vocab_size: int) -> None:
+    unknown = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(unknown):
+        raise DataError(
+            f"the data hold token {unknown[0]}, but the tokenizer has 0 to {vocab_size - 1}: take the tokenizer that "
+            "made the data, or mend the data"
         )

@@ -3,7 +3,7 @@
     mlm_nsp                       PairSequences        next-sentence pairs, of a sentence store
     mlm, sequences "joined"       JoinedSequences      documents end to end, cut to length
     mlm, sequences "documents"    DocumentSequences    each document cut to length
-    mlm, sequences "lines"        LineSequences        each sentence, or each document, by itself
+    mlm, sequences "lines"        LineSequences        each sentence by itself
 
 Several stores are blended by their weights, as windows are (`hornbook.data.mixture`). What the objective says of masks
 then makes batches of the sequences (`hornbook.data.encoder_batches`).
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
+from hornbook.data.arrays import Int64s
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.masking import MaskRules, most_masked, word_beginnings
 from hornbook.data.mixture import Blend, Provenance, seed_of_source, whole_shares
@@ -56,7 +56,7 @@ class MixedSequences:
         parts = [source.fingerprint for source in sources] + [repr(float(weight)) for weight in weights]
         self.fingerprint = hashlib.sha256(":".join(parts).encode()).hexdigest()
 
-    def sequences(self, samples: NDArray[np.int64]) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """See ``SequenceSource``."""
         owners, numbers = self._blend.locate(samples)
         found: dict[int, Sequence] = {}

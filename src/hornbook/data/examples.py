@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.hashing import Purpose, mix64
 from hornbook.data.order import permute
 from hornbook.errors import DataError, UserError
@@ -38,7 +39,7 @@ class TokenSource(Protocol):
         """How many documents there are."""
 
     @property
-    def document_lengths(self) -> NDArray[np.int64]:
+    def document_lengths(self) -> Int64s:
         """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
 
     @property
@@ -74,8 +75,8 @@ class Window:
         documents: int64[..., T+1], number of the token's document, counted from 0 inside the window.
     """
 
-    tokens: NDArray[np.int64]
-    documents: NDArray[np.int64]
+    tokens: Int64s
+    documents: Int64s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +89,9 @@ class EvaluationWindow:
         documents: int64[T], number of the input token's document, counted from 0 inside the window.
     """
 
-    tokens: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    documents: NDArray[np.int64]
+    tokens: Int64s
+    targets: Int64s
+    documents: Int64s
 
 
 class Stream:
@@ -116,7 +117,7 @@ class Stream:
         np.cumsum(source.document_lengths + self._num_inserted, out=self._starts[1:])
         self.length = int(self._starts[-1])
 
-    def read(self, starts: NDArray[np.int64], count: int) -> Window:
+    def read(self, starts: Int64s, count: int) -> Window:
         """``count`` tokens from each place of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
         opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins; one past the end, too
@@ -125,7 +126,7 @@ class Stream:
         documents = np.cumsum(opens[:, :count], axis=1)
         return Window(tokens=tokens, documents=documents - documents[:, :1])
 
-    def _fill(self, start: int, tokens: NDArray[np.int64], opens: NDArray[np.int64]) -> None:
+    def _fill(self, start: int, tokens: Int64s, opens: Int64s) -> None:
         place = 0
         for document, offset, taken, at_end in self._spans(start, len(tokens)):
             own = taken - at_end * self._num_inserted
@@ -161,34 +162,27 @@ class Stream:
 class Windows:
     """Training samples: sample n is a window of ``sequence_length + 1`` tokens, a pure function of (seed, n).
 
-    An epoch has ``num_windows = L // T`` windows, whose targets are distinct tokens of the stream of L. Shuffled, epoch
-    e starts its windows at ``(hash(seed, e) + i * T) mod L`` and takes them in the order of `permute`. With
-    ``shuffle=False`` the stream is read from its beginning, round and round: sample n starts at ``n * T mod L``.
+    An epoch has ``num_windows = L // T`` windows, whose targets are distinct tokens of the stream of L. Epoch e starts
+    its windows at ``(hash(seed, e) + i * T) mod L`` and takes them in the order of `permute`.
 
     Raises:
         UserError: the stream has fewer than ``sequence_length + 1`` tokens.
         DataError: as `Stream`.
     """
 
-    def __init__(self, source: TokenSource, sequence_length: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, source: TokenSource, sequence_length: int, seed: int) -> None:
         assert sequence_length >= 1, f"sequence_length {sequence_length} is not positive"
         self._stream = Stream(source)
         self._seed = seed
-        self._shuffle = shuffle
         self.sequence_length = sequence_length
         if self._stream.length < sequence_length + 1:
             raise UserError(
                 f"the store has {self._stream.length} tokens (end-of-text included), but one sample takes "
-                f"{sequence_length + 1} (data.sequence_length + 1): add text, or shorten data.sequence_length"
+                f"{sequence_length + 1}: add text, or shorten data.sequence_length"
             )
         self.num_windows = self._stream.length // sequence_length
 
-    def window(self, sample: int) -> Window:
-        """Sample number ``sample`` (>= 0): int64[T+1] tokens and document numbers."""
-        window = self.batch(np.array([sample]))
-        return Window(tokens=window.tokens[0], documents=window.documents[0])
-
-    def batch(self, samples: NDArray[np.int64]) -> Window:
+    def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
         return self._stream.read(self._starts(samples), self.sequence_length + 1)
 
@@ -200,12 +194,10 @@ class Windows:
         start = int(self._starts(np.array([sample]))[0])
         return self._stream.pieces(start, self.sequence_length + with_target)
 
-    def _starts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _starts(self, samples: Int64s) -> Int64s:
         """Where in the stream each sample begins."""
         assert samples.min() >= 0, "samples count from 0"
         length = self._stream.length
-        if not self._shuffle:
-            return samples % length * self.sequence_length % length
         epochs, places = np.divmod(samples, self.num_windows)
         shifts = (mix64(self._seed, Purpose.SHIFT, epochs) % np.uint64(length)).astype(np.int64)
         order = permute(places, size=self.num_windows, seed=self._seed, epoch=epochs)

@@ -11,12 +11,10 @@ OOPSLA 2014, with Stafford's constants), so ``mix64(s)`` is the first output of 
 """
 
 from enum import IntEnum
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntegerArray: TypeAlias = NDArray[np.integer[Any]]
+from hornbook.data.arrays import Hashes, Integers
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -41,7 +39,7 @@ class Purpose(IntEnum):
     MASKING = 9
 
 
-def mix64(*values: int | IntegerArray) -> NDArray[np.uint64]:
+def mix64(*values: int | Integers) -> Hashes:
     """Hash one or more integers into 64 well-mixed bits, elementwise over arrays.
 
     Integers of any size and sign count modulo 2**64; the order of the values matters. Put the values with the fewest
@@ -56,13 +54,13 @@ def mix64(*values: int | IntegerArray) -> NDArray[np.uint64]:
     return state.reshape(()) if all(np.ndim(value) == 0 for value in values) else state
 
 
-def _as_words(value: int | IntegerArray) -> NDArray[np.uint64]:
+def _as_words(value: int | Integers) -> Hashes:
     if isinstance(value, np.ndarray):
         return value.astype(np.uint64)
     return np.array(int(value) & _WORD, dtype=np.uint64)
 
 
-def _finalize(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _finalize(state: Hashes) -> Hashes:
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))

@@ -4,8 +4,9 @@
     books/validation   [8 9]                  end-of-text inserted by readers
     joined             [5 6 0] [7 0] [8 9 0]  three documents, end-of-text stored
 
-Nothing is copied: a document is read from its own store. The price: corpora count by the size of their held-out part,
-whatever weights the training gives them; a loss of each alone is a ``hornbook evaluate --data`` away.
+Nothing is copied: a document is read from its own store. Where only some have end-of-text tokens, the others' documents
+get them, too, so that a text is scored alike wherever it comes from. The price: corpora count by the size of their
+held-out part, whatever weights the training gives them; a loss of each alone is a ``hornbook evaluate --data`` away.
 """
 
 import hashlib
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.store import TokenStore, open_store, splits_of
 from hornbook.errors import UserError
 from hornbook.text.tokenizer import Tokenizer
@@ -25,25 +26,26 @@ class JoinedStores:
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
         self._stores = stores
-        self._inserted = [int(store.end_of_text == "inserted") for store in stores]
+        ids = [store.end_of_text_id for store in stores if store.end_of_text != "absent"]
+        self._inserted = [int(bool(ids) and store.end_of_text != "stored") for store in stores]
         self._firsts = np.cumsum([0] + [store.num_documents for store in stores])
         lengths = [store.document_lengths + more for store, more in zip(stores, self._inserted, strict=True)]
-        self.document_lengths: NDArray[np.int64] = np.concatenate(lengths)
+        self.document_lengths: Int64s = np.concatenate(lengths)
         self.num_documents = len(self.document_lengths)
         self.num_bytes = sum(store.num_bytes or 0 for store in stores)
-        self.end_of_text = "absent" if stores[0].end_of_text == "absent" else "stored"
-        self.end_of_text_id = stores[0].end_of_text_id
+        self.end_of_text = "stored" if ids else "absent"
+        self.end_of_text_id = ids[0] if ids else None
         self.fingerprint = hashlib.sha256(":".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of all of them."""
         return self._stores[0].tokenizer()
 
-    def document(self, number: int) -> NDArray[np.int64]:
+    def document(self, number: int) -> Int64s:
         """The tokens of a document (0 .. num_documents - 1), its end-of-text token included."""
         return self.read(number, 0, int(self.document_lengths[number]))
 
-    def read(self, document: int, start: int, count: int, /) -> NDArray[np.int64]:
+    def read(self, document: int, start: int, count: int, /) -> Int64s:
         """Tokens ``start .. start + count - 1`` of a document."""
         place = int(self._firsts.searchsorted(document, side="right")) - 1
         inserted = self._inserted[place] and start + count == self.document_lengths[document]

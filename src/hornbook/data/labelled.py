@@ -12,6 +12,7 @@ All examples are in memory, as tokens: that is the price of knowing before the f
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hornbook.config import ClassificationConfig
 from hornbook.config.suggest import did_you_mean
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.pairs import truncated_lengths
-from hornbook.data.sequences import Sequence
+from hornbook.data.sequences import Sequence, framed
 from hornbook.errors import DataError, UserError
-from hornbook.storage.documents import parse_json, read_bytes
+from hornbook.storage.json_files import load_strictly, read_bytes
 from hornbook.text.byte_pairs import BytePairs
+from hornbook.text.readers.records import read_objects, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 LARGEST_FILE: Final = 1 << 30
@@ -36,8 +38,8 @@ _TABLES: Final[Mapping[str, dict[str, Any]]] = {
     ".csv": {"delimiter": ","},
     ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
 }
+_INTEGER: Final = re.compile("-?[0-9]+")
 _OBJECTS: Final = (".jsonl", ".ndjson", ".json")
-_NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ def read_examples(path: str, columns: ClassificationConfig) -> list[Example]:
 
 
 def labels_of(examples: Items[Example], path: str) -> tuple[str, ...]:
-    """Return the classes of a training file, sorted; by value where all of them are numbers.
+    """Return the classes of a training file, sorted; by value where all of them are integers.
 
     Raises:
         DataError: there is only one.
@@ -89,10 +91,17 @@ def labels_of(examples: Items[Example], path: str) -> tuple[str, ...]:
     labels = {example.label for example in examples}
     if len(labels) == 1:
         raise DataError(f"{path}: all examples are of one class, {labels.pop()!r:.80}; expected two classes or more")
-    return tuple(sorted(labels, key=int if all(map(str.isdecimal, labels)) else None))
+    if all(map(_INTEGER.fullmatch, labels)):
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+    return tuple(sorted(labels))
 
 
-def label_numbers(examples: Items[Example], labels: Items[str]) -> NDArray[np.int64]:
+def listed(names: Items[str]) -> str:
+    """Return the first names of a list that may be long, for people."""
+    return ", ".join(f"{name:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
+
+
+def label_numbers(examples: Items[Example], labels: Items[str]) -> Int64s:
     """Return int64[N], the number of each example's class; a file may have the numbers themselves, counted from 0.
 
     Raises:
@@ -103,9 +112,9 @@ def label_numbers(examples: Items[Example], labels: Items[str]) -> NDArray[np.in
         known |= {str(number): number for number in range(len(labels))}
     for example in examples:
         if example.label not in known:
-            shown = ", ".join(labels[:8]) + ", ..." * (len(labels) > 8)
             raise DataError(
-                f"{example.place}: the label {example.label!r:.80} is none of the {len(labels)} classes ({shown})"
+                f"{example.place}: the label {example.label!r:.80} is none of the {len(labels)} classes "
+                f"({listed(labels)})"
                 f"{did_you_mean(example.label, labels)}; mend the label, or train with it"
             )
     return np.array([known[example.label] for example in examples], dtype=np.int64)
@@ -132,21 +141,20 @@ def encode_examples(examples: Items[Example], tokenizer: Tokenizer, sequence_len
     ]
 
 
-def frame(tokenizer: Tokenizer, first: NDArray[np.integer], second: NDArray[np.integer] | None = None) -> Sequence:
+def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> Sequence:
     """Return ``[CLS] A [SEP]``, or ``[CLS] A [SEP] B [SEP]`` with B as the second segment, nothing of it hidden.
 
     RoBERTa has two separators between the texts of a pair (Liu et al. 2019).
     """
     special = tokenizer.require_masking()
-    begin, end = [special.cls], [special.sep]
-    parts: list[NDArray[np.integer] | list[int]] = [begin, first, end]
-    if second is not None:
-        parts += [end] * (num_special(tokenizer, pair=True) - 3) + [second, end]
-    tokens = np.concatenate(parts).astype(np.int64)
+    alone = framed(first, special).unscored()
+    if second is None:
+        return alone
+    separators = [special.sep] * (num_special(tokenizer, pair=True) - 3)
+    tokens = np.concatenate((alone.tokens, separators, second, [special.sep])).astype(np.int64)
     segments = np.zeros_like(tokens)
-    if second is not None:
-        segments[-len(second) - 1 :] = 1
-    return Sequence(tokens, segments, positions=_NOTHING, labels=_NOTHING)
+    segments[-len(second) - 1 :] = 1
+    return alone._replace(tokens=tokens, segments=segments)
 
 
 def num_special(tokenizer: Tokenizer, *, pair: bool) -> int:
@@ -172,6 +180,7 @@ def _text(row: Mapping[str, object], field: str, place: str) -> str:
     text = row[field]
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{place}: {field!r} holds no text; mend the line or leave it out")
+    utf8_of(text, place, repr(field))
     return text
 
 
@@ -189,21 +198,16 @@ def _fields(columns: ClassificationConfig) -> list[str]:
 
 
 def _rows_of_objects(data: bytes, path: str, columns: ClassificationConfig) -> Iterator[tuple[dict[str, object], str]]:
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            row = parse_json(line, place)
-            if not isinstance(row, dict):
-                raise DataError(f"{place}: expected an object of fields; mend the line")
-            _require_fields(row, path, place, columns)
-            yield row, place
+    for place, row in read_objects(io.BytesIO(data), path, LARGEST_FILE, skip_blank=True, load=load_strictly):
+        _require_fields(row, path, place, columns)
+        yield row, place
 
 
 def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Iterator[tuple[dict[str, object], str]]:
     """Yield each row by the names of its columns: those of the header, or numbers where the columns are numbers."""
     lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), strict=True, **_TABLES[Path(path).suffix.lower()])
     try:
-        rows = ((row, f"{path}, line {lines.line_num}") for row in lines if row)
+        rows = ((row, f"{path}, line {lines.line_num}") for row in _of_any_size(lines) if row)
         header, place = next(rows, ([], path))
         if all(map(str.isdecimal, _fields(columns))):
             rows_of_all, header = chain([(header, place)], rows), [str(number) for number in range(len(header))]
@@ -221,13 +225,26 @@ def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Ite
         raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); mend the line") from error
 
 
+def _of_any_size(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows of a table whose fields may be longer than 128 KiB, which is all that `csv` allows by itself."""
+    while True:
+        allowed = csv.field_size_limit(LARGEST_FILE)
+        try:
+            row = next(rows, None)
+        finally:
+            csv.field_size_limit(allowed)
+        if row is None:
+            return
+        yield row
+
+
 def _require_fields(
     names: Items[str] | dict[str, object], path: str, place: str, columns: ClassificationConfig
 ) -> None:
     there = list(names)
     for field in _fields(columns):
         if there.count(field) != 1:
-            shown = ", ".join(f"{name!r:.40}" for name in there[:8]) + ", ..." * (len(there) > 8)
+            shown = listed([repr(name) for name in there])
             what = "out of range" if field.isdecimal() else "missing" if field not in there else "there twice"
             option = next(name for name in ("text", "second_text", "label") if getattr(columns, name) == field)
             raise DataError(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch, token_keys
 from hornbook.data.examples import NOT_SCORED
-from hornbook.data.layout import Integers, Layout, lay_out
+from hornbook.data.layout import Layout, lay_out
 from hornbook.data.order import permute
 from hornbook.data.sequences import Sequence
 
@@ -33,7 +34,7 @@ class LabelledBatches:
     """
 
     sequences: list[Sequence]
-    labels: Integers
+    labels: Int64s
     width: int
     layout: Layout
     pad_id: int
@@ -49,14 +50,14 @@ class LabelledBatches:
         """Tokens of a sequence."""
         return float(np.mean([len(sequence.tokens) for sequence in self.sequences]))
 
-    def batches(self, samples: Integers, /) -> list[Batch]:
+    def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
         epochs, places = np.divmod(samples, self.num_windows)
         numbers = permute(places, size=self.num_windows, seed=self.seed, epoch=epochs)
         keys = (token_keys(self.seed, row, self.width) for row in samples)
         return [self._batch(row, self.labels[row], of_row) for row, of_row in zip(numbers, keys, strict=True)]
 
-    def batch(self, numbers: Integers, /) -> Batch:
+    def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``; keys are zero."""
         exists = numbers < self.num_windows
         numbers = np.where(exists, numbers, 0)
@@ -64,7 +65,7 @@ class LabelledBatches:
         labels[~exists] = NOT_SCORED
         return self._batch(numbers, labels, None)
 
-    def _batch(self, numbers: Integers, labels: Integers, keys: Integers | None) -> Batch:
+    def _batch(self, numbers: Int64s, labels: Int64s, keys: Int64s | None) -> Batch:
         sequences = [self.sequences[number] for number in numbers.tolist()]
         batch = lay_out(sequences, width=self.width, layout=self.layout, pad_id=self.pad_id, keys=keys)
         return {**batch, "labels": torch.from_numpy(labels)}

@@ -16,7 +16,6 @@ price of a width that changes from batch to batch. ``choose_layout`` decides by 
 A batch holds, as int64, for B rows of T places with S sequences and P predicted tokens:
 
     tokens, positions, segments, keys [B, T]    padding holds the padding's id and zeros; positions count in a sequence
-    documents [B, T]                            the number of the sequence, 0 .. S-1, and -1 where there is padding
     firsts, lengths, pair_labels [S]            place of each sequence's first token, counted over rows; its tokens
     predictions, targets [P]                    places of the masked tokens, and what they were
 
@@ -29,14 +28,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch
 from hornbook.data.examples import NOT_SCORED
 from hornbook.data.sequences import Sequence
 
 Layout: TypeAlias = Literal["padded", "packed", "unpadded"]
-Integers: TypeAlias = NDArray[np.int64]
 
 _LITTLE_PADDING = 0.05
 
@@ -50,7 +48,7 @@ class Places(NamedTuple):
         width: T.
     """
 
-    firsts: Integers
+    firsts: Int64s
     num_rows: int
     width: int
 
@@ -61,7 +59,7 @@ def lay_out(
     width: int,
     layout: Layout,
     pad_id: int,
-    keys: Integers | None = None,
+    keys: Int64s | None = None,
     has_pairs: bool = False,
     num_predictions: int | None = None,
 ) -> Batch:
@@ -86,7 +84,6 @@ def lay_out(
         "positions": (0, positions),
         "segments": (0, np.concatenate([sequence.segments for sequence in sequences])),
         "keys": (0, np.zeros_like(positions) if keys is None else keys[numbers, positions]),
-        "documents": (-1, numbers),
     }
     arrays = {name: _scattered(values, flat, fill, places) for name, (fill, values) in filled.items()}
     arrays |= {"firsts": places.firsts, "lengths": lengths} | _predictions(sequences, places.firsts, num_predictions)
@@ -95,7 +92,7 @@ def lay_out(
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def place(lengths: Integers, width: int, layout: Layout) -> Places:
+def place(lengths: Int64s, width: int, layout: Layout) -> Places:
     """Return where sequences of these lengths (each 1 to ``width``) lie: a pure function of the lengths' order."""
     if layout == "unpadded":
         return Places(np.cumsum(lengths) - lengths, 1, int(lengths.sum()))
@@ -125,13 +122,13 @@ def choose_layout(
     return "unpadded" if on_cpu else "packed"
 
 
-def _scattered(values: Integers, flat: Integers, fill: int, places: Places) -> Integers:
+def _scattered(values: Int64s, flat: Int64s, fill: int, places: Places) -> Int64s:
     array = np.full(places.num_rows * places.width, fill, dtype=np.int64)
     array[flat] = values
     return array.reshape(places.num_rows, places.width)
 
 
-def _predictions(sequences: Items[Sequence], firsts: Integers, fixed: int | None) -> dict[str, Integers]:
+def _predictions(sequences: Items[Sequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:
     found = [_scored(sequence) for sequence in sequences]
     predictions = np.concatenate([first + positions for first, (positions, _) in zip(firsts, found, strict=True)])
     targets = np.concatenate([labels for _, labels in found])
@@ -142,7 +139,7 @@ def _predictions(sequences: Items[Sequence], firsts: Integers, fixed: int | None
     }
 
 
-def _scored(sequence: Sequence) -> tuple[Integers, Integers]:
+def _scored(sequence: Sequence) -> tuple[Int64s, Int64s]:
     assert sequence.positions is not None, "the masking leaves positions and labels"
     assert sequence.labels is not None, "the masking leaves positions and labels"
     return sequence.positions, sequence.labels

@@ -17,15 +17,15 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch, BatchMaker, HeldOut
 from hornbook.errors import UserError
 
 
 def micro_batch_samples(
     first_sample: int, *, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
-) -> NDArray[np.int64]:
+) -> Int64s:
     """The samples of one step that are this rank's: int64[num_micro_batches, micro_batch_size].
 
     Micro-batches are dealt round robin: number ``j * world_size + rank`` of the global batch is this rank's j-th.
@@ -155,7 +155,7 @@ def evaluation_batches(
         yield held_out.batch(numbers)
 
 
-def spread_evenly(count: int, most: int | None) -> NDArray[np.int64]:
+def spread_evenly(count: int, most: int | None) -> Int64s:
     """``most`` of the numbers 0 .. count - 1 at even distances, or all of them: int64, rising."""
     num_chosen = count if most is None else min(most, count)
     return np.arange(num_chosen, dtype=np.int64) * count // max(num_chosen, 1)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from hornbook.errors import DataError
-from hornbook.storage import Written, dump_json, parse_json, read_bytes
+from hornbook.storage import Written
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 
 MANIFEST: Final = "manifest.json"
 STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")

@@ -11,14 +11,12 @@ memory of one batch.
 from collections.abc import Sequence as Items
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch
 from hornbook.data.layout import Layout, lay_out
 from hornbook.data.sequences import Sequence
 from hornbook.text.special_tokens import MaskingTokens
-
-Ints = NDArray[np.int64]
 
 
 class MaskedCopies:
@@ -42,7 +40,7 @@ class MaskedCopies:
         """Copies of all texts together."""
         return int(self._ends[-1])
 
-    def batch(self, numbers: Ints, /) -> Batch:
+    def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``."""
         exists = numbers < self.num_windows
         copies = [self._copy(number) for number in np.where(exists, numbers, 0).tolist()]

@@ -20,16 +20,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Bools, Hashes, Int64s
 from hornbook.data.hashing import Purpose, mix64
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import PREFIX, WordPieces
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Hashes = NDArray[np.uint64]
 
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")
 _LOW_BITS = np.uint64(0xFFFFFFFF)
@@ -45,9 +41,9 @@ class Masked(NamedTuple):
         labels: int64[P], the ids to be predicted there.
     """
 
-    tokens: Ints
-    places: Ints
-    labels: Ints
+    tokens: Int64s
+    places: Int64s
+    labels: Int64s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +73,7 @@ class MaskRules:
         return _flags(self.special.vocab_size, [self.special.cls, self.special.sep, self.special.pad])
 
     @cached_property
-    def replacements(self) -> Ints:
+    def replacements(self) -> Int64s:
         """The ids that may stand in another's place: all but special ones, each as likely."""
         return np.flatnonzero(~self.is_special)
 
@@ -102,7 +98,7 @@ def most_masked(sequence_length: int, probability: float) -> int:
     return min(sequence_length, math.ceil((mean + 2 * math.sqrt(variance)) / 16) * 16)
 
 
-def dynamic_mask(tokens: Ints, lengths: Ints, samples: Ints, rules: MaskRules, *, most: int) -> Masked:
+def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRules, *, most: int) -> Masked:
     """Hide each token that is not special with the rules' probability, ``most`` of a sequence at the outside.
 
     A word is hidden with that probability where words are hidden whole; where they do not all fit, it is those that
@@ -131,7 +127,7 @@ def dynamic_mask(tokens: Ints, lengths: Ints, samples: Ints, rules: MaskRules, *
 
 
 def static_mask(
-    tokens: Ints, lengths: Ints, samples: Ints, rules: MaskRules, *, most: int, room: int | None = None
+    tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRules, *, most: int, room: int | None = None
 ) -> Masked:
     """Hide ``min(most, max(1, round(length * probability)))`` tokens of each sequence, [CLS] and [SEP] apart.
 
@@ -164,11 +160,11 @@ def static_mask(
 class _Words(NamedTuple):
     """The words of flat sequences: the number of each token's, and the place of each word's first token."""
 
-    number: Ints
-    first: Ints
+    number: Int64s
+    first: Int64s
 
 
-def _words(tokens: Ints, lengths: Ints, rules: MaskRules) -> _Words | None:
+def _words(tokens: Int64s, lengths: Int64s, rules: MaskRules) -> _Words | None:
     """What is truncated may begin in mid-word, and what follows a special token is a word of its own."""
     if rules.begins_word is None:
         return None
@@ -178,7 +174,7 @@ def _words(tokens: Ints, lengths: Ints, rules: MaskRules) -> _Words | None:
     return _Words(np.cumsum(begins) - 1, np.flatnonzero(begins))
 
 
-def _first_drawn(places: Ints, draws: Hashes, words: _Words | None, most: int) -> Ints:
+def _first_drawn(places: Int64s, draws: Hashes, words: _Words | None, most: int) -> Int64s:
     """Of these places, the ``most`` with the smallest draws; if words are whole, as many words as fit."""
     order = places[np.argsort(draws[places], kind="stable")]
     if words is None or most >= len(order):
@@ -188,10 +184,10 @@ def _first_drawn(places: Ints, draws: Hashes, words: _Words | None, most: int) -
     return order[:most][is_whole]
 
 
-def _whole_words(order: Ints, word_of: Ints, count: int, least: int) -> Ints:
+def _whole_words(order: Int64s, word_of: Int64s, count: int, least: int) -> Int64s:
     """Places of words, in the order given, as they fit into ``count``; then single ones until there are ``least``."""
     numbers = word_of[order]
-    taken: list[Ints] = []
+    taken: list[Int64s] = []
     left = count
     for word in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):
         if len(word) <= left:
@@ -205,7 +201,7 @@ def _whole_words(order: Ints, word_of: Ints, count: int, least: int) -> Ints:
     return np.concatenate((chosen, others[: max(missing, 0)]))
 
 
-def _corrupted(tokens: Ints, places: Ints, hashes: Hashes, rules: MaskRules) -> Masked:
+def _corrupted(tokens: Int64s, places: Int64s, hashes: Hashes, rules: MaskRules) -> Masked:
     """Put [MASK], another token or the same one in these places, by the low bits of their hashes."""
     labels = tokens[places]
     own = hashes[places]
@@ -218,7 +214,7 @@ def _corrupted(tokens: Ints, places: Ints, hashes: Hashes, rules: MaskRules) -> 
     return Masked(masked, places, labels)
 
 
-def _hashes(lengths: Ints, samples: Ints, rules: MaskRules) -> Hashes:
+def _hashes(lengths: Int64s, samples: Int64s, rules: MaskRules) -> Hashes:
     """uint64[N]: of (seed, sample, position); the high bits say what is hidden, the low ones by what."""
     positions = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return mix64(np.repeat(mix64(rules.seed, Purpose.MASKING, samples), lengths), positions)
@@ -226,7 +222,7 @@ def _hashes(lengths: Ints, samples: Ints, rules: MaskRules) -> Hashes:
 
 def _share(probability: float) -> np.uint64:
     """The hashes below it are such a share of all, to 2**-32."""
-    return np.uint64(round(probability * 2**32) << 32 if probability < 1 else 2**64 - 1)
+    return np.uint64(min(round(probability * 2**32) << 32, 2**64 - 1))
 
 
 def _flags(size: int, ids: list[int]) -> Bools:

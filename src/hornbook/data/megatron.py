@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.errors import DataError
 from hornbook.storage import BytesLike, FileWriter, Written, write_file
 from hornbook.storage.system import translated
@@ -40,8 +41,6 @@ DTYPES: Final = {
 _BUFFERED_TOKENS: Final = 1 << 19
 _COPIED_BYTES: Final = 8 << 20
 
-IntegerArray = NDArray[np.integer[Any]]
-
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     """uint16 where all ids fit, else int32: the two types that Megatron-LM writes."""
@@ -54,12 +53,13 @@ def index_paths(prefix: Path) -> tuple[Path, Path]:
 
 
 class IndexedWriter:
-    """Writes a ``.bin`` as tokens come, and its ``.idx`` at the end of the ``with`` block; an error in it removes all.
+    """Writes a ``.bin`` as tokens come, and its ``.idx`` at the end of the ``with`` block; an error removes both.
 
         with IndexedWriter(folder / "tokens", np.uint16) as writer:
             writer.add_document([5, 6, 7])
 
-    Memory holds a million tokens at most, and 4 bytes a sequence.
+    Memory holds the tokens until there are half a million, whatever was added last included, and all of these twice
+    while they are written; and 4 bytes a sequence, 8 a document, some three times as much at the end.
 
     Raises:
         StorageError: a file cannot be written.
@@ -95,7 +95,7 @@ class IndexedWriter:
         self.add_sequence(tokens)
         self.end_document()
 
-    def add_documents(self, tokens: IntegerArray, sizes: IntegerArray, sequences: IntegerArray) -> None:
+    def add_documents(self, tokens: Integers, sizes: Integers, sequences: Integers) -> None:
         """Add many documents at once.
 
         Args:
@@ -109,7 +109,7 @@ class IndexedWriter:
         self._document_index.frombytes((before + np.cumsum(sequences, dtype=np.int64)).tobytes())
         self._append(tokens)
 
-    def _append(self, values: IntegerArray) -> None:
+    def _append(self, values: Integers) -> None:
         converted = np.ascontiguousarray(values, dtype=self.dtype)
         assert values.dtype == self.dtype or np.array_equal(converted, values), f"a token does not fit {self.dtype}"
         self._pending.append(converted)
@@ -130,15 +130,20 @@ class IndexedWriter:
         if error is not None:
             self._writer.abandon()
             return
+        try:
+            self._finish()
+        except BaseException:
+            self._writer.abandon()
+            raise
+
+    def _finish(self) -> None:
         assert self._document_index[-1] == len(self._sizes), "the last document was not ended"
         with self._writer:
             self._flush()
         write_index(self._idx, self.dtype, np.asarray(self._sizes), np.asarray(self._document_index))
 
 
-def write_index(
-    path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], document_index: NDArray[np.int64]
-) -> Written:
+def write_index(path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], document_index: Int64s) -> Written:
     """Write an ``.idx`` for sequences that follow one another in the ``.bin``.
 
     Args:
@@ -226,11 +231,11 @@ class IndexedFile:
     """
 
     paths: tuple[Path, Path]
-    tokens: IntegerArray
+    tokens: Integers
     sizes: NDArray[np.int32]
-    pointers: NDArray[np.int64]
-    document_index: NDArray[np.int64]
-    document_starts: NDArray[np.int64]
+    pointers: Int64s
+    document_index: Int64s
+    document_starts: Int64s
     is_contiguous: bool
 
     @classmethod
@@ -277,14 +282,14 @@ class IndexedFile:
         """Number of tokens in all documents."""
         return len(self.tokens)
 
-    def sequence(self, number: int) -> IntegerArray:
+    def sequence(self, number: int) -> Integers:
         """The tokens of sequence ``number`` (0 .. num_sequences - 1), a read-only view."""
         if not 0 <= number < self.num_sequences:
             raise IndexError(f"sequence {number} of {self.num_sequences}")
         start = int(self.pointers[number]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[number])]
 
-    def read(self, document: int, start: int, count: int) -> IntegerArray:
+    def read(self, document: int, start: int, count: int) -> Integers:
         """Tokens ``start .. start + count - 1`` of a document (0 .. num_documents - 1); a view where that can be."""
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of {self.num_documents}")
@@ -316,7 +321,7 @@ def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
 
 def _read_index(
     path: Path,
-) -> tuple[np.dtype[Any], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
     """The dtype, sizes, pointers and document index of an ``.idx``, each checked by itself.
 
     Raises:
@@ -350,9 +355,7 @@ def _read_index(
     return DTYPES[code], sizes, pointers, document_index
 
 
-def _check_tiling(
-    idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers: NDArray[np.int64], tokens: IntegerArray
-) -> bool:
+def _check_tiling(idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers: Int64s, tokens: Integers) -> bool:
     """See that the sequences cover the ``.bin``, each token once; tell whether they do so in their order.
 
     Raises:

@@ -22,12 +22,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.examples import Piece, TokenSource, Window, Windows
 from hornbook.data.hashing import Purpose, mix64
 
-_PAGE = 1024
+_PAGE_SIZE = 1024
 _KEPT_PAGES = 8
 _CELL_BITS = 32
 
@@ -39,37 +39,36 @@ class Blend:
         shares: of each source, whole numbers from 1 in any proportion. After ``sum(shares)`` samples, and every
             multiple of it, each source has had exactly its share.
         seed: any integer.
-        page: how many samples are found at once; it does not change them.
     """
 
-    def __init__(self, shares: Sequence[int], seed: int, page: int = _PAGE) -> None:
+    def __init__(self, shares: Sequence[int], seed: int) -> None:
         assert shares, "nothing to blend"
         assert min(shares) >= 1, "a source without a share"
-        self._shares, self._total, self._seed, self._page_size = list(shares), sum(shares), seed, page
+        self._shares, self._total, self._seed = list(shares), sum(shares), seed
         self._page = lru_cache(maxsize=_KEPT_PAGES)(self._find_page)
 
-    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """The source of each of the samples B, and its number there: int64[B] each."""
         assert samples.min() >= 0, "samples count from 0"
-        pages, places = np.divmod(samples, self._page_size)
+        pages, places = np.divmod(samples, _PAGE_SIZE)
         found = np.empty((2, len(samples)), dtype=np.int64)
         for page in np.unique(pages).tolist():
             here = pages == page
             found[:, here] = self._page(page)[:, places[here]]
         return found[0], found[1]
 
-    def _find_page(self, page: int) -> NDArray[np.int64]:
-        """Sources and numbers of a page of samples: int64[2, page]."""
-        first, margin = page * self._page_size, len(self._shares)
+    def _find_page(self, page: int) -> Int64s:
+        """Sources and numbers of a page of samples: int64[2, page size]."""
+        first, margin = page * _PAGE_SIZE, len(self._shares)
         begins = [max(0, first - margin) * share // self._total for share in self._shares]
-        ends = [(first + self._page_size + margin) * share // self._total + 1 for share in self._shares]
+        ends = [(first + _PAGE_SIZE + margin) * share // self._total + 1 for share in self._shares]
         near = sorted(
             event
             for source, (begin, end) in enumerate(zip(begins, ends, strict=True))
             for event in self._times(source, begin, end)
         )
         skipped = first - sum(begins)
-        chosen = near[skipped : skipped + self._page_size]
+        chosen = near[skipped : skipped + _PAGE_SIZE]
         return np.array([(source, number) for _, source, number in chosen], dtype=np.int64).T
 
     def _times(self, source: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -128,7 +127,7 @@ class Mixture:
         self.num_windows = sum(sizes)
         self.shares = [share / sum(shares) for share in shares]
 
-    def batch(self, samples: NDArray[np.int64]) -> Window:
+    def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
         sources, numbers = self._blend.locate(samples)
         shape = (len(samples), self.sequence_length + 1)

@@ -17,9 +17,9 @@ import math
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hornbook.data.hashing import GAMMA, IntegerArray, Purpose, mix64
+from hornbook.data.arrays import Hashes, Int64s, Integers
+from hornbook.data.hashing import GAMMA, Purpose, mix64
 
 NUM_ROUNDS = 8
 
@@ -27,8 +27,8 @@ NUM_ROUNDS = 8
 @overload
 def permute(index: int, *, size: int, seed: int, epoch: int) -> int: ...
 @overload
-def permute(index: IntegerArray, *, size: int, seed: int, epoch: int | IntegerArray) -> NDArray[np.int64]: ...
-def permute(index: int | IntegerArray, *, size: int, seed: int, epoch: int | IntegerArray) -> int | NDArray[np.int64]:
+def permute(index: Integers, *, size: int, seed: int, epoch: int | Integers) -> Int64s: ...
+def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integers) -> int | Int64s:
     """Where entry ``index`` of 0..size-1 stands in the order of this seed and epoch.
 
     For each (size, seed, epoch) a bijection of 0..size-1 onto itself; no element depends on the others in the array.
@@ -52,7 +52,7 @@ def permute(index: int | IntegerArray, *, size: int, seed: int, epoch: int | Int
     return int(permuted[0])
 
 
-def _walk(values: NDArray[np.uint64], keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def _walk(values: Hashes, keys: Hashes, size: int) -> Hashes:
     """Go through the network until every value is below ``size``: once, but for a share of at most 1 / sqrt(size)."""
     outside = np.arange(values.size)
     while outside.size:
@@ -61,7 +61,7 @@ def _walk(values: NDArray[np.uint64], keys: NDArray[np.uint64], size: int) -> ND
     return values
 
 
-def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def _feistel(values: Hashes, keys: Hashes, size: int) -> Hashes:
     """A keyed bijection of the cells of the smallest grid of about sqrt(size) by sqrt(size) that has ``size`` cells."""
     num_rows = math.isqrt(size - 1) + 1
     num_columns = -(-size // num_rows)
@@ -75,5 +75,5 @@ def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], size: int) ->
     return high * columns + low
 
 
-def _round(keys: NDArray[np.uint64], half: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _round(keys: Hashes, half: Hashes) -> Hashes:
     return mix64(keys + half) >> np.uint64(1)  # a bit less, so that the sum with the other half does not wrap around

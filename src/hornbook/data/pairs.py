@@ -22,13 +22,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Bools, Hashes, Int64s
 from hornbook.data.hashing import Purpose, mix64
 from hornbook.errors import UserError
 
 SPECIAL_TOKENS: Final = 3
 """[CLS] and two [SEP]."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,18 +42,18 @@ class Sentences:
         unit: how many of these make a token, so that offsets may count bytes.
     """
 
-    documents: Ints
-    first: Ints
-    offsets: Ints
+    documents: Int64s
+    first: Int64s
+    offsets: Int64s
     end: int
     unit: int = 1
 
-    def tokens_before(self, sentences: Ints) -> Ints:
+    def tokens_before(self, sentences: Int64s) -> Int64s:
         """Tokens of all documents before these sentences (0 .. N, which is the end)."""
         inside = np.minimum(sentences, len(self.offsets) - 1)
         return np.where(sentences < len(self.offsets), self.offsets[inside], self.end) // self.unit
 
-    def reach(self, sentences: Ints, num_tokens: Ints) -> Ints:
+    def reach(self, sentences: Int64s, num_tokens: Int64s) -> Int64s:
         """The first sentence that begins so many tokens or more behind these; at least the next one, N at most."""
         wanted = (self.tokens_before(sentences) + num_tokens) * self.unit
         return np.maximum(np.searchsorted(self.offsets, wanted), sentences + 1)
@@ -87,14 +86,14 @@ class Chunks(NamedTuple):
     the next chunk begins at ``split``, else at ``stop``.
     """
 
-    start: Ints
-    split: Ints
-    stop: Ints
-    target: Ints
-    is_random: NDArray[np.bool_]
+    start: Int64s
+    split: Int64s
+    stop: Int64s
+    target: Int64s
+    is_random: Bools
 
     @property
-    def following(self) -> Ints:
+    def following(self) -> Int64s:
         """Where the next chunk begins, if the document goes on."""
         return np.where(self.is_random, self.split, self.stop)
 
@@ -105,13 +104,13 @@ class Pairs(NamedTuple):
     ``label`` is 1 where B is from another document.
     """
 
-    a_document: Ints
-    a_start: Ints
-    a_length: Ints
-    b_document: Ints
-    b_start: Ints
-    b_length: Ints
-    label: Ints
+    a_document: Int64s
+    a_start: Int64s
+    a_length: Int64s
+    b_document: Int64s
+    b_start: Int64s
+    b_length: Int64s
+    label: Int64s
 
 
 class _Draw(IntEnum):
@@ -125,7 +124,7 @@ class _Draw(IntEnum):
     B_FRONT = 7
 
 
-def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Ints:
+def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Int64s:
     """The first sentence of every chunk of an epoch, rising: int64[chunks].
 
     Raises:
@@ -148,7 +147,7 @@ def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Ints:
     return np.sort(np.concatenate(found))
 
 
-def chunks_at(start: Ints, document_end: Ints, sentences: Sentences, rules: PairRules, epoch: int) -> Chunks:
+def chunks_at(start: Int64s, document_end: Int64s, sentences: Sentences, rules: PairRules, epoch: int) -> Chunks:
     """The chunks that begin at these sentences, in documents that end before the sentences ``document_end``."""
     keys = _keys(start, rules, epoch)
     is_short = _unit(keys, _Draw.IS_SHORT) < rules.short_sequence_probability
@@ -160,7 +159,7 @@ def chunks_at(start: Ints, document_end: Ints, sentences: Sentences, rules: Pair
     return Chunks(start, split, stop, target, is_random)
 
 
-def pairs_at(start: Ints, sentences: Sentences, rules: PairRules, epoch: int) -> Pairs:
+def pairs_at(start: Int64s, sentences: Sentences, rules: PairRules, epoch: int) -> Pairs:
     """The pairs of the chunks that begin at these sentences, truncated to their room.
 
     Args:
@@ -189,7 +188,7 @@ def pairs_at(start: Ints, sentences: Sentences, rules: PairRules, epoch: int) ->
     return Pairs(numbers[owner], a_start, a_kept, numbers[b_owner], b_start, b_kept, label)
 
 
-def truncated_lengths(a_length: Ints, b_length: Ints, room: int) -> tuple[Ints, Ints]:
+def truncated_lengths(a_length: Int64s, b_length: Int64s, room: int) -> tuple[Int64s, Int64s]:
     """What is left of A and B when the longer, or else B, has lost a token at a time until both fit ``room``."""
     excess = np.maximum(a_length + b_length - room, 0)
     from_longer = np.minimum(excess, np.abs(a_length - b_length))
@@ -198,21 +197,21 @@ def truncated_lengths(a_length: Ints, b_length: Ints, room: int) -> tuple[Ints, 
     return a_length - from_a, b_length - (excess - from_a)
 
 
-def _keys(start: Ints, rules: PairRules, epoch: int) -> NDArray[np.uint64]:
+def _keys(start: Int64s, rules: PairRules, epoch: int) -> Hashes:
     return mix64(rules.seed, Purpose.PAIRS, epoch, start)
 
 
-def _unit(keys: NDArray[np.uint64], draw: _Draw) -> NDArray[np.float64]:
+def _unit(keys: Hashes, draw: _Draw) -> NDArray[np.float64]:
     """Uniform in [0, 1)."""
     return (mix64(keys, draw) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _below(keys: NDArray[np.uint64], draw: _Draw, end: int | Ints) -> Ints:
+def _below(keys: Hashes, draw: _Draw, end: int | Int64s) -> Int64s:
     """Uniform in 0 .. end - 1."""
     return (mix64(keys, draw) % np.asarray(end).astype(np.uint64)).astype(np.int64)
 
 
-def _heads(coins: Ints, keys: NDArray[np.uint64]) -> Ints:
+def _heads(coins: Int64s, keys: Hashes) -> Int64s:
     """How many of so many fair coins show heads."""
     heads, word = np.zeros(len(coins), dtype=np.int64), 0
     while (active := np.flatnonzero(coins > 64 * word)).size:

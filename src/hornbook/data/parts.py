@@ -10,7 +10,6 @@ copies bytes and adds up indices. So memory holds some batches, whatever the siz
 are written twice.
 """
 
-import io
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,26 +22,19 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hornbook.data.arrays import Hashes
 from hornbook.data.megatron import IndexedWriter, join_indexed
+from hornbook.data.npy import map_array, npy_bytes, npy_header
 from hornbook.data.pipeline import Reading, TokenBatch, Tokens
-from hornbook.data.rows import npy_bytes, npy_header
+from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.errors import DataError
-from hornbook.storage import (
-    BytesLike,
-    Written,
-    dump_json,
-    parse_json,
-    read_bytes,
-    remove_file,
-    replace_file,
-    write_file,
-)
+from hornbook.storage import BytesLike, Written, remove_file, replace_file, write_file
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.text.quality.filter import Filter
 from hornbook.text.quality.suspicion import SourceCounts
 
 BATCHES_PER_PART: Final = 16
 _END: Final = "end.json"
-_MAX_ARRAY_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +117,7 @@ class Parts:
             for index, each in enumerate(filters):
                 name = _memory_name(number, index)
                 if name in part.files:
-                    each.remember(_read_npy(self._folder / name))
+                    each.remember(_map_npy(self._folder / name, np.dtype(np.uint64)))
 
     def write(
         self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
@@ -143,7 +135,7 @@ class Parts:
 
     def _write_part(self, batches: Iterator[TokenBatch], after_batch: Callable[[dict[str, SplitCounts]], None]) -> None:
         number, counts = len(self.finished), self.counts()
-        memory: list[list[NDArray[np.uint64]]] = []
+        memory: list[list[Hashes]] = []
         lost, lost_bytes = Counter[int](), Counter[int]()
         with ExitStack() as stack:
             writers = {
@@ -168,7 +160,7 @@ class Parts:
         replace_file(self._folder / f"{number:06d}.json", dump_json(record))
         self.finished.append(part)
 
-    def _write_memory(self, number: int, memory: list[list[NDArray[np.uint64]]]) -> Iterator[Path]:
+    def _write_memory(self, number: int, memory: list[list[Hashes]]) -> Iterator[Path]:
         for index, learned in enumerate(zip(*memory, strict=True)):
             if sum(map(len, learned)):
                 path = self._folder / _memory_name(number, index)
@@ -201,16 +193,16 @@ class Parts:
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
     def _joined_rows(self, split: str, prefixes: list[Path]) -> Iterator[BytesLike]:
-        yield npy_header(self.counts()[split].documents)
+        yield npy_header((self.counts()[split].documents,), DOCUMENT_ROW)
         for prefix in prefixes:
-            yield _read_npy(prefix.with_suffix(".npy")).tobytes()
+            yield _map_npy(prefix.with_suffix(".npy"), DOCUMENT_ROW).tobytes()
 
     def source_counts(self, sources: Sequence[str]) -> list[SourceCounts]:
         """What became of each source; raises as ``join``."""
         kept, num_bytes, lost, lost_bytes = (np.zeros(len(sources), dtype=np.int64) for _ in range(4))
         for number in range(len(self.finished)):
             for split in self._splits:
-                rows = _read_npy(self._prefix(number, split).with_suffix(".npy"))
+                rows = _map_npy(self._prefix(number, split).with_suffix(".npy"), DOCUMENT_ROW)
                 np.add.at(kept, rows["source"], 1)
                 np.add.at(num_bytes, rows["source"], rows["num_bytes"])
         readings = [part.reading for part in self.finished] + ([self.end] if self.end else [])
@@ -292,18 +284,16 @@ def _read_end(path: Path, num_parts: int) -> Reading | None:
         return None
 
 
-def _read_npy(path: Path) -> NDArray[Any]:
+def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array that a part has.
 
     Raises:
         DataError: it is damaged.
         StorageError: it cannot be read.
     """
-    data = read_bytes(path, "an array of a part", limit=_MAX_ARRAY_BYTES)
     try:
-        array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        return map_array(path, dtype)
+    except DataError as error:
         raise DataError(
             f"{path}: the array of a part is damaged; remove {path.parent.parent}, and build again"
         ) from error
-    return array

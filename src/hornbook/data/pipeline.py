@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hornbook.data.megatron import IntegerArray
+from hornbook.data.arrays import Bools, Hashes, Int64s, Integers
 from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.text.documents import Document, Position, Tally
 from hornbook.text.quality.filter import Filter
@@ -97,7 +97,7 @@ class Batch:
 
     documents: list[Document]
     reading: Reading
-    memory: list[NDArray[np.uint64]]
+    memory: list[Hashes]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,12 +111,12 @@ class Tokens:
         rows: where each document is from, ``DOCUMENT_ROW`` [num_documents].
     """
 
-    tokens: IntegerArray
-    sizes: NDArray[np.int64]
-    sequences: NDArray[np.int64]
+    tokens: Integers
+    sizes: Int64s
+    sequences: Int64s
     rows: NDArray[np.void]
 
-    def only(self, chosen: NDArray[np.bool_]) -> "Tokens":
+    def only(self, chosen: Bools) -> "Tokens":
         """Those documents where ``chosen``, bool[num_documents], is true."""
         if chosen.all():
             return self
@@ -135,7 +135,7 @@ class TokenBatch:
 
     splits: dict[str, Tokens]
     reading: Reading
-    memory: list[NDArray[np.uint64]]
+    memory: list[Hashes]
 
 
 @dataclass(frozen=True, kw_only=True)

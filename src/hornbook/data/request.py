@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hornbook.data.pipeline import splits_of_share
 from hornbook.errors import DataError, StorageError, UserError
-from hornbook.storage import dump_json, parse_json, read_json
+from hornbook.storage.json_files import dump_json, parse_json, read_json
 from hornbook.text.documents import ReadOptions, list_sources
 from hornbook.text.hub import is_file_name
 from hornbook.text.quality.options import QualityOptions
@@ -31,8 +31,8 @@ class BuildOptions:
     Attributes:
         validation: share of the documents, by a hash of their text, that goes to a validation split; 0 for none.
         end_of_text: ``"stored"``: each document ends with the end-of-text token in the store, as Megatron's
-            ``--append-eod`` does; ``"inserted"``: readers put it in; None: stored where there is such a token and a
-            sequence is a document, else absent.
+            ``--append-eod`` does; ``"inserted"``: readers put it in; None: stored, or inserted where sequences are
+            parts of documents; absent where there is no such token.
         sequences: ``"documents"``: a sequence is a whole document, as loaders for GPT expect it; ``"sentences"``: one
             of its sentences, as BERT's do; ``"lines"``: a line, of text that has a sentence a line.
         language: of the sentences, a code such as ``"en"``.
@@ -77,6 +77,8 @@ class BuildJob:
             )
         if not self.output.name:
             raise UserError(f"the output {self.output} is no name for a new folder; choose another --output")
+        if STANDARD_INPUT in options.quality.decontaminate:
+            raise UserError("standard input cannot be an evaluation set, which is read twice; save it to a file")
         if options.end_of_text and options.sequences != "documents":
             raise UserError("sentences are stored without end-of-text tokens; leave out --end-of-text")
         if options.end_of_text and self.tokenizer.end_of_text_id is None:
@@ -90,8 +92,10 @@ class BuildJob:
     @property
     def end_of_text(self) -> Literal["stored", "inserted", "absent"]:
         """How the store has the end-of-text token."""
-        if self.options.sequences != "documents" or self.tokenizer.end_of_text_id is None:
+        if self.tokenizer.end_of_text_id is None:
             return "absent"
+        if self.options.sequences != "documents":
+            return "inserted"
         return self.options.end_of_text or "stored"
 
     @property

@@ -22,8 +22,8 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.examples import Piece, Windows
 from hornbook.data.mixture import Provenance
 from hornbook.data.order import permute
@@ -31,8 +31,6 @@ from hornbook.data.pairs import SPECIAL_TOKENS, PairRules, Sentences, first_sent
 from hornbook.data.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.text.special_tokens import MaskingTokens
-
-Ints = NDArray[np.int64]
 
 NO_PAIR = -100
 """The label of a sequence that is no pair, which no loss counts."""
@@ -49,11 +47,11 @@ class Sequence(NamedTuple):
         labels: int64[num_predictions], the ids to be predicted there; None if nothing is masked.
     """
 
-    tokens: NDArray[np.int64]
-    segments: NDArray[np.int64]
+    tokens: Int64s
+    segments: Int64s
     pair_label: int = NO_PAIR
-    positions: NDArray[np.int64] | None = None
-    labels: NDArray[np.int64] | None = None
+    positions: Int64s | None = None
+    labels: Int64s | None = None
 
     def unscored(self) -> "Sequence":
         """The same tokens, of which nothing is to be predicted."""
@@ -76,7 +74,7 @@ class SequenceSource(Protocol):
     def fingerprint(self) -> str:
         """A hash of what the sequences depend on, by which a resumed run knows its data."""
 
-    def sequences(self, samples: NDArray[np.int64]) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """The sequences of these samples (each >= 0), in their order."""
 
 
@@ -101,14 +99,10 @@ class PairSequences:
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, rules: PairRules) -> None:
-        if store.sequences != "sentences":
-            raise UserError(
-                f"{store.path}: the store has no sentences, which pairs are made of; "
-                "build it with --sequences sentences, or train without pairs"
-            )
+        _require_sentences(store, "train without pairs")
         self._store, self._special, self._rules = store, special, rules
         self._sentences = sentences_of(store)
-        self._tables: dict[int, Ints] = {}
+        self._tables: dict[int, Int64s] = {}
         self.sequence_length = rules.sequence_length
         try:
             self.num_sequences = len(self.first_sentences(0))
@@ -116,7 +110,7 @@ class PairSequences:
             raise UserError(f"{store.path}: {error}") from error
         self.fingerprint = _fingerprint(store, special, repr(rules))
 
-    def first_sentences(self, epoch: int) -> Ints:
+    def first_sentences(self, epoch: int) -> Int64s:
         """int64[chunks of the epoch]: where they begin, rising; the last two epochs are kept."""
         if epoch not in self._tables:
             while len(self._tables) > 1:
@@ -124,7 +118,7 @@ class PairSequences:
             self._tables[epoch] = first_sentences(self._sentences, self._rules, epoch)
         return self._tables[epoch]
 
-    def sequences(self, samples: Ints) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """See ``SequenceSource``."""
         epochs, places = np.divmod(samples, self.num_sequences)
         found: dict[int, Sequence] = {}
@@ -133,7 +127,7 @@ class PairSequences:
             found |= zip(rows.tolist(), self.of_epoch(epoch, places[rows]), strict=True)
         return [found[row] for row in range(len(samples))]
 
-    def of_epoch(self, epoch: int, places: Ints) -> list[Sequence]:
+    def of_epoch(self, epoch: int, places: Int64s) -> list[Sequence]:
         """The sequences at these places of an epoch's order, which goes round."""
         return [self._join(*pair) for pair in self._pairs(epoch, places)]
 
@@ -143,7 +137,7 @@ class PairSequences:
         ((a, b, _),) = self._pairs(epoch, np.array([place]))
         return Provenance(0, epoch, [a, b])
 
-    def _pairs(self, epoch: int, places: Ints) -> Iterator[tuple[Piece, Piece, int]]:
+    def _pairs(self, epoch: int, places: Int64s) -> Iterator[tuple[Piece, Piece, int]]:
         """A, B and the label at each of these places."""
         table = self.first_sentences(epoch)
         order = permute(places % len(table), size=len(table), seed=self._rules.seed, epoch=epoch)
@@ -185,7 +179,7 @@ class JoinedSequences:
         self.num_sequences = self._windows.num_windows
         self.fingerprint = _fingerprint(store, special, f"joined {sequence_length} {seed}")
 
-    def sequences(self, samples: Ints) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """See ``SequenceSource``."""
         return [framed(tokens[:-1], self._special) for tokens in self._windows.batch(samples).tokens]
 
@@ -209,7 +203,7 @@ class _OnePiece(ABC):
         self._room = _room(sequence_length)
         self.sequence_length = sequence_length
 
-    def sequences(self, samples: Ints) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """See ``SequenceSource``."""
         return [framed(self._store.read(*piece), self._special) for piece in self._of_samples(samples)]
 
@@ -217,13 +211,13 @@ class _OnePiece(ABC):
         """The one piece; see ``StoredSequences``."""
         return Provenance(0, sample // self.num_sequences, self._of_samples(np.array([sample])))
 
-    def _of_samples(self, samples: Ints) -> list[Piece]:
+    def _of_samples(self, samples: Int64s) -> list[Piece]:
         epochs, places = np.divmod(samples, self.num_sequences)
         numbers = permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
         return list(map(Piece, *(values.tolist() for values in self._places(numbers))))
 
     @abstractmethod
-    def _places(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Documents, starts and counts of the sequences of these numbers, in the store's order."""
 
 
@@ -248,7 +242,7 @@ class DocumentSequences(_OnePiece):
         _refuse_empty(store, self.num_sequences)
         self.fingerprint = _fingerprint(store, special, f"documents {sequence_length} {seed}")
 
-    def _places(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         documents = np.searchsorted(self._ends, numbers, side="right")
         before = self._ends[documents] + -self._lengths[documents] // self._room
         starts = (numbers - before) * self._room
@@ -256,25 +250,26 @@ class DocumentSequences(_OnePiece):
 
 
 class LineSequences(_OnePiece):
-    """Every sentence of a sentence store, or every document of another, up to ``sequence_length - 2`` tokens of it.
+    """Every sentence by itself, up to ``sequence_length - 2`` tokens of it.
 
     Args:
-        store: any; stored end-of-text tokens are left out.
+        store: of sentences; stored end-of-text tokens are left out.
         special: the tokenizer's special tokens.
         sequence_length: tokens of a sequence at most; what is longer loses its end.
         seed: of the order.
 
     Raises:
-        UserError: the sequences have no room.
+        UserError: the store has no sentences, or the sequences have no room.
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, *, sequence_length: int, seed: int) -> None:
         super().__init__(store, special, sequence_length=sequence_length, seed=seed)
+        _require_sentences(store, 'take objective.sequences "documents"')
         self._lines = sentences_of(store)
         self.num_sequences = len(self._lines.offsets)
         self.fingerprint = _fingerprint(store, special, f"lines {sequence_length} {seed}")
 
-    def _places(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         lines = self._lines
         owners = np.searchsorted(lines.first, numbers, side="right") - 1
         begins = lines.tokens_before(numbers)
@@ -301,7 +296,7 @@ def sentences_of(store: TokenStore) -> Sentences:
     lengths = sizes.astype(np.int64)
     if has_end:
         lengths[first[1:][np.diff(first) > 0] - 1] -= 1
-    kept_before: Ints = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths > 0)))
+    kept_before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths > 0)))
     first = kept_before[first]
     documents = np.flatnonzero(np.diff(first))
     _refuse_empty(store, len(documents))
@@ -319,14 +314,14 @@ class _Separated:
     """A store whose documents have a separator between them."""
 
     def __init__(self, store: TokenStore, separator: int) -> None:
-        is_absent = store.end_of_text == "absent"
-        self.end_of_text = "inserted" if is_absent else store.end_of_text
-        self.end_of_text_id = separator if is_absent else store.end_of_text_id
+        has_end = store.end_of_text == "stored" or (store.end_of_text == "inserted" and store.num_sentences is None)
+        self.end_of_text = store.end_of_text if has_end else "inserted"
+        self.end_of_text_id = store.end_of_text_id if has_end else separator
         self.num_documents, self.document_lengths = store.num_documents, store.document_lengths
         self.fingerprint, self.read = store.fingerprint, store.read
 
 
-def framed(text: Items[int] | NDArray[np.integer], special: MaskingTokens) -> Sequence:
+def framed(text: Items[int] | Integers, special: MaskingTokens) -> Sequence:
     """A text of one segment with [CLS] before it and [SEP] behind it."""
     tokens = np.empty(len(text) + 2, dtype=np.int64)
     tokens[0], tokens[1:-1], tokens[-1] = special.cls, text, special.sep
@@ -337,6 +332,13 @@ def _room(sequence_length: int) -> int:
     if sequence_length < 3:
         raise UserError(f"a sequence of [CLS], text and [SEP] takes 3 tokens or more; got {sequence_length}")
     return sequence_length - 2
+
+
+def _require_sentences(store: TokenStore, instead: str) -> None:
+    if store.sequences != "sentences":
+        raise UserError(
+            f"{store.path}: the store has no sentences; build it with --sequences sentences or lines, or {instead}"
+        )
 
 
 def _refuse_empty(store: TokenStore, count: int) -> None:

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hornbook.config import SpanConfig
+from hornbook.data.arrays import Int64s
 from hornbook.data.labelled import LARGEST_FILE, frame, num_special
 from hornbook.data.sequences import Sequence
 from hornbook.errors import DataError, UserError
-from hornbook.storage.documents import parse_json, read_bytes
+from hornbook.storage.json_files import parse_json, read_bytes
+from hornbook.text.readers.records import utf8_of
 from hornbook.text.tokenizer import Tokenizer
-
-Ints = NDArray[np.int64]
 
 NO_ANSWER = 0
 """The place of [CLS], which stands for an answer that is not in the window."""
@@ -65,7 +64,7 @@ class Window(NamedTuple):
     question: int
     sequence: Sequence
     first: int
-    offsets: Ints
+    offsets: Int64s
     span: tuple[int, int]
 
 
@@ -106,7 +105,7 @@ def make_windows(
     if room < 1:
         raise UserError(
             f"sequences of {sequence_length} tokens have no room for questions of {rules.max_question_tokens} and a "
-            "text; raise data.sequence_length or lower objective.max_question_tokens"
+            "text; make sequences longer, or lower objective.max_question_tokens"
         )
     contexts = list(dict.fromkeys(question.context for question in questions))
     encodings = tokenizer.rules.library().encode_batch(contexts, add_special_tokens=False)
@@ -131,7 +130,7 @@ def make_windows(
 
 def labelled_windows(
     questions: Items[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
-) -> tuple[list[Sequence], Ints]:
+) -> tuple[list[Sequence], Int64s]:
     """Return the sequences of all windows and int64[N, 2], their spans; errors as ``make_windows``."""
     windows = make_windows(questions, tokenizer, rules, sequence_length)
     return [window.sequence for window in windows], np.array([window.span for window in windows], dtype=np.int64)
@@ -144,7 +143,7 @@ def _stretches(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, i
         yield start, min(start + room, num_tokens)
 
 
-def _token_span(question: Question, offsets: Ints) -> tuple[int, int] | None:
+def _token_span(question: Question, offsets: Int64s) -> tuple[int, int] | None:
     """Return the first and last token that have a part in the first answer; None without one."""
     if not len(offsets):
         raise DataError(f"{question.place}: its text has no tokens; mend the file")
@@ -172,17 +171,20 @@ def _questions(document: Any, path: str) -> Iterator[Question]:
 
 
 def _question(entry: Any, context: Any, path: str) -> Question:
-    place = f"{path}, question {str(entry['id'])[:80]!r}"
+    id_ = str(entry["id"])
+    place = f"{path}, question {id_[:80]!r}"
     answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text in (entry["question"], context, *(answer.text for answer in answers)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{place}: question, context or answer is no text; mend the file")
+        utf8_of(text, place, f"the text {text[:40]!r}")
+    utf8_of(id_, place, "the id")
     for text, start in answers:
         if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
             raise DataError(f"{place}: the answer {text!r:.80} is not at character {start} of its text; mend the file")
     is_impossible = entry.get("is_impossible", False)
     return Question(
-        id=str(entry["id"]),
+        id=id_,
         question=entry["question"],
         context=context,
         answers=() if is_impossible else answers,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.formats import INSTANCE_FORMATS
 from hornbook.data.formats.bert_arrow import NumberedRows
 from hornbook.data.formats.bert_tfrecord import decode_instance
@@ -100,7 +100,7 @@ class StaticInstances:
         self.is_masked = any(self._table.instance(number)[1].positions.size for number in first)
         self.fingerprint = _fingerprint(self._table.files, seed)
 
-    def sequences(self, samples: NDArray[np.int64]) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """The instances of these samples (each >= 0), in their order.
 
         Raises:
@@ -113,7 +113,7 @@ class StaticInstances:
         (number,) = self._numbers(np.array([sample])).tolist()
         return Record(sample // self.num_sequences, *self._table.place(number))
 
-    def _numbers(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numbers(self, samples: Int64s) -> Int64s:
         epochs, places = np.divmod(samples, self.num_sequences)
         return permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
 

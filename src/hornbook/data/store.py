@@ -22,8 +22,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.manifest import MANIFEST, Manifest
-from hornbook.data.megatron import IndexedFile, IntegerArray, index_paths
+from hornbook.data.megatron import IndexedFile, index_paths
 from hornbook.data.rows import read_rows
 from hornbook.errors import DataError
 from hornbook.storage.system import translated
@@ -93,34 +94,10 @@ class TokenStore:
         """How many sentences there are; None where a sequence is a document."""
         return self.num_sequences if self.sequences == "sentences" else None
 
-    @property
-    def first_sequences(self) -> NDArray[np.int64]:
-        """int64[num_documents + 1]: the number of each document's first sequence; the last entry is num_sequences."""
-        return self.indexed.document_index
-
-    @property
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """int32[num_sequences]: tokens of each; a stored end-of-text token counts for its document's last one."""
-        return self.indexed.sizes
-
-    def lengths_of_sequences(self, document: int) -> NDArray[np.int64]:
-        """int64[sequences of the document]: tokens of each, as in ``sequence_lengths``."""
-        first, end = self.first_sequences[document : document + 2]
-        return self.sequence_lengths[first:end].astype(np.int64)
-
-    def sequence_starts(self, document: int) -> NDArray[np.int64]:
-        """int64[sequences of the document + 1]: where in the document each begins; the last entry is its length."""
-        return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths_of_sequences(document))))
-
     @cached_property
-    def document_lengths(self) -> NDArray[np.int64]:
+    def document_lengths(self) -> Int64s:
         """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
         return np.diff(self.indexed.document_starts)
-
-    @cached_property
-    def document_bytes(self) -> NDArray[np.int64] | None:
-        """int64[num_documents]: bytes of each document's text in UTF-8; None where they are not known."""
-        return None if self.rows is None else self.rows["num_bytes"].astype(np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -157,11 +134,11 @@ class TokenStore:
             )
         return tokenizer
 
-    def document(self, number: int) -> IntegerArray:
+    def document(self, number: int) -> Integers:
         """The tokens of a document (0 .. num_documents - 1), a stored end-of-text token included; read-only."""
         return self.indexed.read(number, 0, int(self.document_lengths[number]))
 
-    def read(self, document: int, start: int, count: int, /) -> IntegerArray:
+    def read(self, document: int, start: int, count: int, /) -> Integers:
         """Tokens ``start .. start + count - 1`` of a document; IndexError where it has none there."""
         return self.indexed.read(document, start, count)
 

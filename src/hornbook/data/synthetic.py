@@ -13,6 +13,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Hashes, Int64s
 from hornbook.data.hashing import Purpose, mix64
 from hornbook.data.sequences import Sequence
 from hornbook.errors import UserError
@@ -47,7 +48,7 @@ class SyntheticTokens:
         arguments = f"synthetic {vocab_size} {seed} {num_documents} {document_length}"
         self.fingerprint = hashlib.sha256(arguments.encode()).hexdigest()
 
-    def read(self, document: int, start: int, count: int) -> NDArray[np.int64]:
+    def read(self, document: int, start: int, count: int) -> Int64s:
         """int64[count]: tokens ``start .. start + count - 1`` of a document."""
         assert start >= 0 and start + count <= self.document_lengths[document], "a read past the document's end"
         draws = mix64(self._seed, Purpose.SYNTHETIC_TOKENS, document, np.arange(start, start + count))
@@ -92,7 +93,7 @@ class SyntheticSequences:
             cls=2, sep=3, mask=4, pad=0, vocab_size=self._vocab_size, special_ids=frozenset(self.special_ids)
         )
 
-    def sequences(self, samples: NDArray[np.int64]) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[Sequence]:
         """See ``SequenceSource``."""
         return [self._sequence(sample) for sample in samples.tolist()]
 
@@ -108,7 +109,7 @@ class SyntheticSequences:
         return Sequence(tokens, segments, int(draws[length] & np.uint64(1)))
 
 
-def _piece_lengths(room: int, seed: int) -> NDArray[np.int64]:
+def _piece_lengths(room: int, seed: int) -> Int64s:
     """The lengths of the pieces of 4,096 documents, shuffled: each 2 .. room."""
     first, second = (_uniform(seed, number, np.arange(4096)) for number in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)  # Box and Muller 1958
@@ -118,18 +119,16 @@ def _piece_lengths(room: int, seed: int) -> NDArray[np.int64]:
     draws = _uniform(seed, 2, np.arange(len(lengths)))
     short = 2 + (draws * 10 * (room - 1)).astype(np.int64)
     lengths = np.where(draws < 0.1, np.minimum(lengths, short), lengths)
-    shuffled: NDArray[np.int64] = lengths[
-        np.argsort(mix64(seed, Purpose.SYNTHETIC_LENGTHS, 3, np.arange(len(lengths))))
-    ]
+    shuffled: Int64s = lengths[np.argsort(mix64(seed, Purpose.SYNTHETIC_LENGTHS, 3, np.arange(len(lengths))))]
     return shuffled
 
 
-def _uniform(seed: int, number: int, items: NDArray[np.int64]) -> NDArray[np.float64]:
+def _uniform(seed: int, number: int, items: Int64s) -> NDArray[np.float64]:
     """Uniform in [0, 1)."""
     draws = mix64(seed, Purpose.SYNTHETIC_LENGTHS, number, items)
     return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _below(draws: NDArray[np.uint64], bound: int) -> NDArray[np.int64]:
+def _below(draws: Hashes, bound: int) -> Int64s:
     """Draws of 64 bits to uniform integers in 0..bound-1, by the high half of a product (bias under bound / 2**32)."""
     return (((draws >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)

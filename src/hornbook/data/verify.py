@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from hornbook.data.built import BUILD, read_record
 from hornbook.data.manifest import MANIFEST, Manifest
 from hornbook.data.store import TokenStore, locate_store, open_store
 from hornbook.errors import DataError
@@ -46,11 +47,8 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
         DataError: something is damaged; the message names the file.
         StorageError: a file cannot be read.
     """
-    place = locate_store(Path(path), split)
-    files: tuple[str, ...] = ()
-    if (place / MANIFEST).exists():
-        files = _verify_hashes(place)
-    store = open_store(place)
+    files = verify_hashes(path, split)
+    store = open_store(path, split)
     _verify_tokens(store)
     return Verified(
         store=store.path,
@@ -61,7 +59,26 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
     )
 
 
-def _verify_hashes(folder: Path) -> tuple[str, ...]:
+def verify_record(corpus: str | Path) -> None:
+    """See that a corpus whose splits were built together has a sound record of that.
+
+    Raises:
+        DataError: the record is damaged.
+        StorageError: it cannot be read.
+    """
+    if (Path(corpus) / BUILD).exists():
+        read_record(Path(corpus))
+
+
+def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:
+    """Compare the files of a store with the hashes in its manifest; arguments and errors as ``verify_store``.
+
+    Returns:
+        The files that were compared; none of a store without a manifest.
+    """
+    folder = locate_store(Path(path), split)
+    if not (folder / MANIFEST).exists():
+        return ()
     manifest = Manifest.read(folder)
     for name, file in manifest.files.items():
         if not (folder / name).is_file():

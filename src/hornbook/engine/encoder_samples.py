@@ -38,7 +38,7 @@ def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, 
         tokens_per_sample=mean,
         held_out=held_out and replace(held_out, layout=layout),
         shows_padding=True,
-        noun="sequences",
+        noun="sequence",
         facts={"layout": f"{layout}; {mean:.0f} tokens a sequence, padded rows would be {padding:.0%} padding"},
     )
 

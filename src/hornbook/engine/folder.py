@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hornbook.config import Recipe, changed_keys, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from hornbook.config import Recipe, changed_keys, recipe_from_dict, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
 from hornbook.engine.initial import Origin
 from hornbook.errors import UserError
-from hornbook.storage.files import dump_json, read_json, replace_file
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import record_session
 
 _FORMAT = 1
@@ -24,6 +25,7 @@ _MAY_CHANGE = (
     "data.train",  # where the data lies; what it is, the fingerprints say
     "data.validation",
     "data.tokenizer",  # as well
+    "data.layout",
     "training.steps",
     "training.epochs",
     "training.tokens",
@@ -92,12 +94,13 @@ class RunFolder:
         replace_file(self.identity, dump_json(identity))
         replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
 
-    def note_session(self, from_step: int) -> None:
-        """Add this start, its machine and versions, to ``environment.json``."""
-        record_session(self.path / "environment.json", from_step)
+    def note_session(self, from_step: int, to_step: int) -> None:
+        """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
+        record_session(self.path / "environment.json", from_step, to_step)
 
     def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
         identity = read_json(self.identity, "run identity")
+        refuse_unknown_parts(identity["recipe"], str(self.path))
         changes = differences(identity, recipe, fingerprints)
         if changes:
             raise UserError(

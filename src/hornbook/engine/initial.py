@@ -25,6 +25,7 @@ from hornbook.checkpoint import Contents
 from hornbook.checkpoint.restore import mismatches, read_source
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
+from hornbook.config.values import show
 from hornbook.engine.state import TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.model import build_model
@@ -35,6 +36,16 @@ _logger = logging.getLogger("hornbook.engine")
 
 _MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
 """What a model computes beyond the shapes of its weights."""
+
+_FREE = (
+    "model.embedding_dropout",
+    "model.residual_dropout",
+    "model.attention_dropout",
+    "model.initializer_std",
+    "model.head",
+    "model.num_labels",
+)
+"""Options of a model that change neither its weights nor what they compute, beyond a head that may be another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +88,10 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
             "--init-optimizer keep out"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
-    problems = _disagreements(contents, recipe) + _other_tokenizer(contents, tokenizer)
-    if problems:
-        raise CheckpointError(
-            f"{path} cannot start this run: {'; '.join(problems)}; change the recipe's [model] or --init-from"
-        )
+    apart = _other_model(contents, recipe) + _other_tokenizer(contents, tokenizer)
+    if problems := _other_moments(contents, recipe) + apart:
+        mend = "; change the recipe's [model] or --init-from" if apart else ""
+        raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
     weights = digest(contents.tensors["model"])
     return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
 
@@ -139,27 +149,48 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
     return path, contents
 
 
-def _disagreements(contents: Contents, recipe: Recipe) -> list[str]:
-    """List what of a source's model is not as the recipe has it; shapes are asked of a model without memory."""
+def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
+    """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
+    if "optimizer" not in contents.tensors or there == here:
+        return []
+    told = (", ".join(names) or "nothing" for names in (there, here))
+    return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
+
+
+def _state_names(recipe: Recipe) -> tuple[str, ...]:
+    return build_update(recipe.optimizer).state_names
+
+
+def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
+    """List what of a source's model is not as the recipe has it: options, or tensors if the options say nothing.
+
+    Shapes are asked of a model without memory.
+    """
     there = recipe_from_dict(contents.documents["recipe"])
-    changes = [
-        f"{change.key} is {change.old!r} there and {change.new!r} here"
-        for change in changed_keys(there, recipe)
-        if change.key in _MUST_AGREE
-    ]
-    old, new = build_update(there.optimizer), build_update(recipe.optimizer)
-    groups = set(contents.tensors)
-    if "optimizer" in groups and old.state_names != new.state_names:
-        names = (", ".join(update.state_names) or "nothing" for update in (old, new))
-        changes.append("the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*names))
-        groups.remove("optimizer")
+    has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
+    groups = {"model", "optimizer"} if has_moments else {"model"}
     with torch.device("meta"):
-        own = TrainState.fresh(build_model(recipe.model, torch.float32), new).to_tensors()
+        fresh = TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
+    own = fresh.to_tensors()
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
     found = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
-    fitting = {group: own[group] for group in groups} | {"model": wanted}
-    return changes + mismatches(fitting, {**contents.tensors, "model": found})
+    problems = mismatches(
+        {group: own[group] for group in groups} | {"model": wanted}, {**contents.tensors, "model": found}
+    )
+    differing = _other_options(there, recipe, shapes_differ=bool(problems))
+    return [f"the recipe's model differs: {differing}"] if differing else problems
+
+
+def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
+    """Name the model's options that differ and matter, as in ``hidden_size 64 there and 128 here``."""
+    told = {
+        change.key: f"{change.key.removeprefix('model.')} {show(change.old)} there and {show(change.new)} here"
+        for change in changed_keys(there, here)
+        if change.key in _MUST_AGREE or (shapes_differ and change.key.startswith("model.") and change.key not in _FREE)
+    }
+    return told.get("model.family") or ", ".join(told.values())
 
 
 def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tuple[set[str], set[str]]:

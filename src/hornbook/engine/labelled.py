@@ -13,11 +13,12 @@ from typing import Literal
 from hornbook import checkpoint
 from hornbook.checkpoint.restore import read_source
 from hornbook.config import ClassificationConfig, EncoderConfig, LabelledConfig, Recipe, SpanConfig
-from hornbook.data.labelled import encode_examples, label_numbers, labels_of, read_examples
+from hornbook.data.arrays import Int64s
+from hornbook.data.labelled import encode_examples, label_numbers, labels_of, listed, read_examples
 from hornbook.data.labelled_batches import LabelledBatches
 from hornbook.data.layout import choose_layout
 from hornbook.data.sequences import Sequence
-from hornbook.data.squad import Ints, labelled_windows, read_questions
+from hornbook.data.squad import labelled_windows, read_questions
 from hornbook.engine.folder import RunFolder
 from hornbook.engine.initial import InitFrom
 from hornbook.engine.samples import Samples, build_samples
@@ -38,7 +39,7 @@ class LabelledTexts:
     """
 
     sequences: list[Sequence]
-    labels: Ints
+    labels: Int64s
     fingerprint: str
 
 
@@ -128,14 +129,14 @@ def labelled_samples(objective: LabelledConfig, recipe: Recipe, sources: Labelle
     )
     mean = maker.mean_length
     maker = replace(maker, layout=choose_layout(mean, length, on_cpu=on_cpu, asked=recipe.data.layout))
-    labels = {"labels": ", ".join(objective.labels)} if isinstance(objective, ClassificationConfig) else {}
+    labels = {"labels": listed(objective.labels)} if isinstance(objective, ClassificationConfig) else {}
     return Samples(
         maker=maker,
         num_samples=maker.num_windows,
         tokens_per_sample=mean,
         held_out=replace(maker, sequences=held_out.sequences, labels=held_out.labels) if held_out else None,
         shows_padding=True,
-        noun="sequences",
+        noun="sequence",
         facts={**labels, "layout": f"{maker.layout}; {mean:.0f} tokens a sequence"},
     )
 
@@ -150,7 +151,7 @@ def _with_labels(recipe: Recipe, model: EncoderConfig) -> Recipe:
         )
         if len(set(labels)) < max(len(labels), 2) or model.num_labels not in (None, len(labels)):
             raise UserError(
-                f"objective.labels are {', '.join(labels)}: expected two or more, each once, and as many as "
+                f"objective.labels are {listed(labels)}: expected two or more, each once, and as many as "
                 "model.num_labels if that is given"
             )
         model, objective = replace(model, num_labels=len(labels)), replace(objective, labels=labels)

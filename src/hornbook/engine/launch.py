@@ -18,16 +18,18 @@ from hornbook.engine.folder import RunFolder
 from hornbook.engine.initial import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.engine.labelled import find_tokenizer, open_labelled
 from hornbook.engine.loop import train_until_done
+from hornbook.engine.notices import differing_ends, large_batch, large_vocabulary, long_warmup
 from hornbook.engine.run import Run
 from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, complete, open_sources
 from hornbook.engine.state import Progress, TrainState
-from hornbook.engine.tasks import check_tasks
+from hornbook.engine.tasks import check_before_training
 from hornbook.parallel.world import World
 from hornbook.storage.lock import lock_folder
 from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
+from hornbook.wording import counted
 
 
 def train(
@@ -54,7 +56,9 @@ def train(
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:
-                run.console.note(f"{run.folder.path} is finished: {run.state.progress.step} steps; nothing to do")
+                run.console.note(
+                    f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
+                )
             else:
                 train_until_done(run)
             return _finish(run)
@@ -82,7 +86,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
-            folder.note_session(state.progress.step)
+            folder.note_session(state.progress.step, steps)
         run = Run(
             recipe=recipe,
             num_steps=steps,
@@ -91,33 +95,48 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             world=world,
             state=state,
             trainer=trainer,
-            data=samples,
+            samples=samples,
             tokenizer=sources.tokenizer,
             console=console,
             metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
-            samples=_open_log(stack, folder.samples, state.progress.step) if first else None,
+            samples_log=_open_log(stack, folder.samples, state.progress.step) if first else None,
         )
         if not run.is_finished:
-            check_tasks(run)
+            check_before_training(run)
         console.start(recipe.name, facts(run))
+        if not run.is_finished:
+            _tell_slips(run, sources)
         yield run
 
 
 def facts(run: Run) -> dict[str, str]:
     """Return what a reader wants to know before the first step."""
     recipe, model, origin = run.recipe, run.state.model, run.folder.origin
-    batch, noun = recipe.training.global_batch_size, run.data.noun
-    tokens = batch * run.data.tokens_per_sample
+    batch, noun = recipe.training.global_batch_size, run.samples.noun
+    tokens = batch * run.samples.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
-        "data": f"{run.data.num_samples:,} {noun} of {recipe.sequence_length} tokens",
-        "step": f"{batch} {noun}, {tokens:,.0f} tokens; {run.num_steps:,} steps",
-        **run.data.facts,
+        "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
+        "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
+        **run.samples.facts,
         "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
     }
+
+
+def _tell_slips(run: Run, sources: Sources) -> None:
+    """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
+    warnings = (
+        long_warmup(run.recipe, run.num_steps),
+        large_batch(run.recipe, run.samples.num_samples),
+        differing_ends(run.recipe, sources),
+    )
+    for warning in filter(None, warnings):
+        run.console.warn(warning)
+    if run.state.progress.step == 0 and run.folder.origin is None and (note := large_vocabulary(run.recipe, sources)):
+        run.console.note(note)
 
 
 def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
@@ -140,6 +159,7 @@ def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: 
 def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
     """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all."""
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
+    world.barrier()  # to read all of a checkpoint takes its time
     step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
     if step == 0:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
@@ -163,7 +183,7 @@ def _device(run: Run) -> str:
     if run.device.type == "cuda":
         return f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
     ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
-    return f"{run.device.type}, {ranks}{torch.get_num_threads()} threads"
+    return f"{run.device.type}, {ranks}{counted(torch.get_num_threads(), 'thread')}"
 
 
 def _finish(run: Run) -> dict[str, Any]:

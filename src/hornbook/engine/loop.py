@@ -26,11 +26,9 @@ def train_until_done(run: Run) -> None:
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.trainer))
             _refuse_divergence(run)
-            stopping = _agree_to_stop(run, signals)
+            stopping = _agree_to_stop(run, signals) and not run.is_finished  # nobody would make up for what ends a run
             if not stopping:
                 _measure(run)
-            if run.is_due(run.recipe.tracking.sample_every_steps) and not stopping:
-                run.sample()
             if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
                 run.save(must_succeed=stopping or run.is_finished)
             if run.is_finished:
@@ -40,11 +38,13 @@ def train_until_done(run: Run) -> None:
 
 
 def _measure(run: Run) -> None:
-    """Measure what is due after the current step; what a signal cut off is made up for after the resume."""
+    """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
     if run.owes_validation():
         run.validate()
     if owes_tasks(run):
         measure_tasks(run)
+    if run.owes_sample():
+        run.sample()
 
 
 def _agree_to_stop(run: Run, signals: Received) -> bool:

@@ -42,11 +42,13 @@ class Run:
     world: World
     state: TrainState
     trainer: Trainer
-    data: Samples
+    samples: Samples
     tokenizer: Tokenizer | None
     console: Console
     metrics: MetricsLog | None
-    samples: MetricsLog | None
+    samples_log: MetricsLog | None
+    best_before: tuple[str, float | None, int | None] = ("validation", None, None)
+    """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
     clock: "Clock" = field(default_factory=lambda: Clock())
 
@@ -69,7 +71,7 @@ class Run:
         """Give this rank's micro-batches, step by step from where the run is, in the host's memory."""
         training = self.recipe.training
         with Loader(
-            self.data.maker,
+            self.samples.maker,
             global_batch_size=training.global_batch_size,
             micro_batch_size=training.micro_batch_size,
             rank=self.world.rank,
@@ -99,17 +101,17 @@ class Run:
         """Measure the validation loss after the current step and log it."""
         progress = self.state.progress
         progress.validated_step = progress.step
-        if self.data.held_out is None:
+        if self.samples.held_out is None:
             return
         with self.clock.paused():
             result = validate(
                 self.state.model,
-                self.data.held_out,
+                self.samples.held_out,
                 self.trainer.objective,
                 world=self.world,
                 micro_batch_size=self.recipe.training.micro_batch_size,
                 max_windows=self.recipe.evaluation.max_windows,
-                num_bytes=self.data.held_out_bytes,
+                num_bytes=self.samples.held_out_bytes,
             )
         self.note_best("validation", result.loss)
         row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
@@ -124,54 +126,88 @@ class Run:
         return due and self.state.progress.step > self.state.progress.validated_step
 
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
-        """Remember the best value of the measure that decides, among the steps that have a checkpoint."""
+        """Remember the best value of the measure that decides, among the steps that have a checkpoint.
+
+        That of the current step counts until its checkpoint turns out not to be saved.
+        """
         progress, by = self.state.progress, self.recipe.checkpoint.best_by
         if measure != by or not self.is_due(self.recipe.checkpoint.every_steps) or not math.isfinite(value):
             return
         best = progress.best_value if progress.best_by == by else None
         if best is None or (value > best if higher else value < best):
+            if progress.best_step != progress.step:
+                self.best_before = (progress.best_by, progress.best_value, progress.best_step)
             progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
+
+    def _forget_unsaved_best(self) -> None:
+        progress = self.state.progress
+        if progress.best_step == progress.step:
+            progress.best_by, progress.best_value, progress.best_step = self.best_before
+
+    def owes_sample(self) -> bool:
+        """Tell whether the current step ends with a text that has not been written, perhaps cut off by a signal."""
+        due = self.is_due(self.recipe.tracking.sample_every_steps)
+        return due and self.state.progress.step > self.state.progress.sampled_step
 
     def sample(self) -> None:
         """Let the model write a text, for the screen and the report."""
-        if self.tokenizer is None or self.samples is None:
-            return
+        self.state.progress.sampled_step = self.state.progress.step
         with self.clock.paused():
-            prompt = [self.tokenizer.require_end_of_text()]
-            ids = generate(
-                self.state.model, prompt, num_tokens=self.recipe.tracking.sample_tokens, seed=self.recipe.training.seed
-            )
-        text = self.tokenizer.decode(ids)
-        self.samples.append({"step": self.state.progress.step, "prompt": "", "text": text})
-        self.console.sample(text)
+            if self.tokenizer is not None and self.samples_log is not None:
+                self._sample(self.tokenizer, self.samples_log)
+            self.world.barrier()
+
+    def _sample(self, tokenizer: Tokenizer, log: MetricsLog) -> None:
+        ids = generate(
+            self.state.model,
+            [tokenizer.require_end_of_text()],
+            num_tokens=self.recipe.tracking.sample_tokens,
+            seed=self.recipe.training.seed,
+            vocab_size=tokenizer.vocab_size,
+        )
+        text = tokenizer.decode(ids)
+        log.append({"step": self.state.progress.step, "prompt": "", "text": text})
+        self.console.sample(self.state.progress.step, text)
 
     def save(self, *, must_succeed: bool) -> None:
         """Commit a checkpoint and prune old ones.
 
         A save that fails leaves the older checkpoints as they are and the run alive, unless it must succeed or several
-        failed in a row.
+        failed in a row. All ranks go on, or none does.
+
+        Raises:
+            DivergedError: the weights are not finite; nothing is saved.
+            StorageError: see above.
         """
         with self.clock.paused():
-            if self.world.is_first:
-                self._save(must_succeed)
+            self._refuse_bad_weights()
+            error = self._commit() if self.world.is_first else None
             self.world.barrier()
-
-    def _save(self, must_succeed: bool) -> None:
-        contents = self._contents()
-        try:
-            path = checkpoint.save(self.folder.checkpoints, contents)
-            self._prune()
-        except StorageError as error:
-            self.failed_saves += 1
-            if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
-                raise
-            self.console.warn(f"checkpoint not saved, training goes on: {error}")
+            (failed,) = self.world.sum_integers([error is not None])
+        if not failed:
+            self.failed_saves = 0
             return
-        self.failed_saves = 0
-        for log in (self.metrics, self.samples):
+        self._forget_unsaved_best()
+        self.failed_saves += 1
+        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
+            raise error or StorageError("the first rank could not save a checkpoint; see what it says")
+        self.console.warn(f"checkpoint not saved, training goes on: {error}")
+
+    def _commit(self) -> StorageError | None:
+        """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
+        try:
+            path = checkpoint.save(self.folder.checkpoints, self._contents())
+        except StorageError as error:
+            return error
+        for log in (self.metrics, self.samples_log):
             if log is not None:
                 log.sync()
         self.console.checkpoint(path)
+        try:
+            self._prune()
+        except StorageError as error:
+            self.console.warn(f"old checkpoints could not be removed: {error}")
+        return None
 
     def _prune(self) -> None:
         keep, best = self.recipe.checkpoint, self.state.progress.best_step
@@ -181,16 +217,18 @@ class Run:
             keep=[best] if keep.keep_best and best is not None else [],
         )
 
-    def _contents(self) -> checkpoint.Contents:
-        tensors = self.state.to_tensors()
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors["model"].values()):
+    def _refuse_bad_weights(self) -> None:
+        finite = [torch.isfinite(parameter.detach()).all() for _, parameter in self.state.model.own_parameters()]
+        if any(self.world.sum_integers([not bool(torch.stack(finite).all())])):
             raise DivergedError(
                 f"weights are not finite after step {self.state.progress.step}; nothing was saved and "
                 f"older checkpoints are in {self.folder.checkpoints}: lower optimizer.learning_rate and start a new run"
             )
+
+    def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
             step=self.state.progress.step,
-            tensors=tensors,
+            tensors=self.state.to_tensors(),
             documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
@@ -206,7 +244,7 @@ class Run:
             "step": progress.step,
             "loss": result.loss,
             **({} if len(result.terms) == 1 else result.terms),
-            **({"padding": result.padding} if self.data.shows_padding else {}),
+            **({"padding": result.padding} if self.samples.shows_padding else {}),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,

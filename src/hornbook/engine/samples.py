@@ -34,7 +34,7 @@ class Samples:
     held_out_bytes: int | None = None
     """Bytes of its text, where all of its tokens are scored."""
     shows_padding: bool = False
-    noun: str = "windows"
+    noun: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
     """What a reader wants to know of them before the first step."""
 

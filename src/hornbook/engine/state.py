@@ -13,6 +13,7 @@ from torch import Tensor
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Slot, num_parts_of, role_of
 from hornbook.optim.updates import Update
+from hornbook.parallel.world import World
 
 
 @dataclass(kw_only=True)
@@ -36,6 +37,8 @@ class Progress:
     """Last step after which the validation loss was measured."""
     evaluated_step: int = 0
     """Last step after which tasks were run."""
+    sampled_step: int = 0
+    """Last step after which the model wrote a text."""
     best_by: str = "validation"
     """What the best was chosen by: ``checkpoint.best_by`` of the recipe at that time."""
     best_value: float | None = None
@@ -62,6 +65,20 @@ class TrainState:
             for name, parameter in model.own_parameters()
         }
         return cls(model=model, moments=moments)
+
+    def share_gradients(self, world: World) -> None:
+        """Give each parameter the sum of its gradients over all ranks, in place.
+
+        An objective or a model may skip a part where a micro-batch has nothing for it. Its gradient is zero then, and
+        counts as such: so a parameter has a gradient if it has one on any rank, as it would in one process.
+        """
+        parameters = [parameter for _, parameter in self.model.own_parameters()]
+        ranks_with_gradient = world.sum_integers([parameter.grad is not None for parameter in parameters])
+        shared = [parameter for parameter, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]
+        for parameter in shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        world.sum_gradients([parameter.grad for parameter in shared if parameter.grad is not None])
 
     def slots(self) -> list[Slot]:
         """Return parameter, gradient and moments of everything that has a gradient."""

@@ -8,7 +8,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +46,9 @@ class Trainer:
 class StepResult:
     """What one step did, the same on every rank."""
 
-    loss: float
-    """Weighted sum of the terms, each a mean over the global batch; nats for a language model."""
-    terms: dict[str, float]
+    loss: float | None
+    """Weighted sum of the terms, each a mean over the global batch; nats for a language model. None: nothing scored."""
+    terms: dict[str, float | None]
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
@@ -70,15 +70,15 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Train
     scale = trainer.loss_scale(progress.num_updates)
     sums = trainer.executor(state.model, micro_batches, Scaled(objective, scale), counts)
     state.model.fold_tied_gradients()
+    state.share_gradients(world)
     slots = state.slots()
     gradients = [slot.gradient for slot in slots]
-    world.sum_gradients(gradients)
     if scale != 1.0:
         torch._foreach_div_(gradients, scale)
     terms = global_means(sums, counts, world)
-    loss = sum(objective.weights[name] * mean for name, mean in terms.items())
+    scored = {name: mean for name, mean in terms.items() if mean is not None}
     norm = float(norms_of(gradients).norm())
-    skipped = not (math.isfinite(loss) and math.isfinite(norm))
+    skipped = not all(map(math.isfinite, (*scored.values(), norm)))
     learning_rate = trainer.schedule(progress.num_updates)
     if not skipped:
         clip(gradients, norm, trainer.clip_norm, trainer.clip_scope)
@@ -86,7 +86,7 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Train
     state.model.zero_grad(set_to_none=True)
     _advance(state, size, skipped=skipped)
     return StepResult(
-        loss=loss,
+        loss=_weighted_sum(scored, objective.weights),
         terms=terms,
         gradient_norm=norm,
         learning_rate=learning_rate,
@@ -106,10 +106,16 @@ def global_counts(micro_batches: Sequence[Batch], objective: Objective, world: W
     return dict(zip(objective.weights, everywhere, strict=False)), size
 
 
-def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) -> dict[str, float]:
-    """Return by term the sum over all ranks divided by the global count."""
+def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) -> dict[str, float | None]:
+    """Return by term the sum over all ranks divided by the global count, None where nothing is scored."""
     total = world.sum_tensor(torch.stack(list(sums.values())))
-    return {name: value / max(counts[name], 1) for name, value in zip(sums, total.tolist(), strict=True)}
+    return {
+        name: value / counts[name] if counts[name] else None for name, value in zip(sums, total.tolist(), strict=True)
+    }
+
+
+def _weighted_sum(terms: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
+    return sum(weights[name] * mean for name, mean in terms.items()) if any(weights[name] for name in terms) else None
 
 
 def _advance(state: TrainState, size: Size, *, skipped: bool) -> None:

@@ -2,11 +2,15 @@
 
 ::
 
-    [evaluation] tasks, task_data -> check_tasks, before the first step
+    [evaluation] tasks, task_data -> check_before_training
                                   -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
                                                    -> the best checkpoint, if checkpoint.best_by names one of them
 
 Windows do not overlap here, as in the validation loss: quick, and a little worse than what ``hornbook evaluate`` says.
+
+A training outlives a task that fails, say because its data are gone. Several ranks compute a task together, so one that
+failed alone would leave the others waiting: they agree first that its data are there, at the price of reading them
+twice. What fails after that ends the run.
 """
 
 from dataclasses import asdict, replace
@@ -18,7 +22,7 @@ from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import Row, TaskInput
 
 
-def check_tasks(run: Run) -> None:
+def check_before_training(run: Run) -> None:
     """Refuse tasks that could not be run, before any time is spent on training.
 
     Raises:
@@ -39,15 +43,43 @@ def owes_tasks(run: Run) -> bool:
 
 
 def measure_tasks(run: Run) -> None:
-    """Run all tasks after the current step and log their rows; the training outlives one that fails, with a warning."""
+    """Run all tasks after the current step and log their rows; one that cannot be run is a warning.
+
+    Raises:
+        HornbookError: a task failed on one of several ranks although all of them could read its data.
+    """
     run.state.progress.evaluated_step = run.state.progress.step
     given, data = _input(run), _data(run)
+    measure = _measure_alone if run.world.size == 1 else _measure_together
     with run.clock.paused():
         for name in run.recipe.evaluation.tasks:
-            try:
-                _log(run, name, tasks.run_task(name, replace(given, data=data.get(name))))
-            except HornbookError as error:
-                run.console.warn(f"task {name} was not measured, training goes on: {error}")
+            measure(run, name, replace(given, data=data.get(name)))
+
+
+def _measure_alone(run: Run, name: str, given: TaskInput) -> None:
+    try:
+        _log(run, name, tasks.run_task(name, given))
+    except HornbookError as error:
+        _warn(run, name, str(error))
+
+
+def _measure_together(run: Run, name: str, given: TaskInput) -> None:
+    own_error = ""
+    try:
+        tasks.check_tasks([name], given, {name: given.data} if given.data else {})
+    except HornbookError as error:
+        own_error = str(error)
+    ranks = range(run.world.size)
+    failures = run.world.sum_integers([bool(own_error) and rank == run.world.rank for rank in ranks])
+    if any(failures):
+        failed = ", ".join(str(rank) for rank in ranks if failures[rank])
+        _warn(run, name, own_error or f"rank {failed} cannot run it: put its data where all ranks see them")
+    else:
+        _log(run, name, tasks.run_task(name, given))
+
+
+def _warn(run: Run, name: str, why: str) -> None:
+    run.console.warn(f"task {name} was not measured, training goes on: {why}")
 
 
 def _log(run: Run, name: str, rows: list[Row]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hornbook.config import LabelledConfig, Recipe, recipe_from_dict
+from hornbook.config import LabelledConfig, Recipe, recipe_from_dict, refuse_unknown_parts
 from hornbook.data.batches import WindowBatches
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.examples import Piece
@@ -29,13 +29,13 @@ from hornbook.data.store import TokenStore
 from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, open_sources, open_windows
 from hornbook.errors import DataError, UserError
-from hornbook.storage import read_json
+from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import WordPieces
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class TracedPiece:
     """Tokens ``start .. start + num_tokens - 1`` of a document.
 
     Attributes:
@@ -71,7 +71,7 @@ class TracedSample:
     sample: int
     store: str
     epoch: int
-    pieces: list[Origin]
+    pieces: list[TracedPiece]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +175,14 @@ def _places(provenance: Provenance, recipe: Recipe, sources: Sources) -> dict[st
     number, epoch, pieces = provenance
     store = sources.train[number]
     assert isinstance(store, TokenStore), "synthetic tokens were refused"
-    origins = [_origin(piece, store, sources.tokenizer) for piece in pieces]
-    return {"store": recipe.data.train[number], "epoch": epoch, "pieces": origins}
+    traced = [_traced(piece, store, sources.tokenizer) for piece in pieces]
+    return {"store": recipe.data.train[number], "epoch": epoch, "pieces": traced}
 
 
-def _origin(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> Origin:
+def _traced(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> TracedPiece:
     ids: list[int] = np.asarray(store.read(*piece)).tolist()
     file, offset = store.source(piece.document) or (None, None)
-    return Origin(
+    return TracedPiece(
         **piece._asdict(),
         file=file,
         offset=offset,
@@ -214,6 +214,7 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     data = identity.get("data") if isinstance(identity, dict) else None
     if not isinstance(data, dict):
         raise DataError(f"{path}: expected the recipe and the data of a run; restore the file")
+    refuse_unknown_parts(identity.get("recipe"), str(run))
     return recipe_from_dict(identity.get("recipe"), str(path)), data.get("train")
 
 

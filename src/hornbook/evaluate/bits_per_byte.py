@@ -13,6 +13,7 @@ from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import counted
 
 _LARGEST_TO_COMPRESS = 64 << 20
 
@@ -53,7 +54,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         num_bytes=store.num_bytes,
     )
     assert result.bits_per_byte is not None, "all windows were scored and the bytes are known"
-    scored = f"{store.num_bytes:,} bytes of {store.num_documents:,} documents, each after an end-of-text token"
+    scored = f"{store.num_bytes:,} bytes of {counted(store.num_documents, 'document')}, each after an end-of-text token"
     context = f"windows of {length} tokens that overlap by {overlap}"
     rows = [
         Row(metric="bits_per_byte", value=result.bits_per_byte, convention=f"every byte scored: {scored}; {context}"),

@@ -17,6 +17,7 @@ from hornbook.data.sequences import Sequence
 from hornbook.evaluate.labelled import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ def classification(given: TaskInput) -> list[Row]:
     accuracy = float((predicted == answered.labels).mean())
     f1 = macro_f1(answered.labels, predicted)
     nats = float(functional.cross_entropy(logits_NC, labels))
-    shared = f"{len(labels):,} texts of {len(answered.classes)} classes, cut to {given.window_length} tokens"
+    shared = f"{counted(len(labels), 'text')} of {len(answered.classes)} classes, cut to {given.window_length} tokens"
     return [
         Row(metric="accuracy", value=accuracy, convention=f"share of texts whose likeliest class is theirs; {shared}"),
         Row(

@@ -2,6 +2,9 @@
 
 --data FOLDER     that store, or its validation split
 nothing           the run's validation stores, one of each corpus that it was trained on
+
+What it was trained on is scored only if the user names it: a score on the training text looks like one on held-out
+text, and is better.
 """
 
 from hornbook.data.joined import open_held_out
@@ -15,7 +18,7 @@ def held_out_stores(given: TaskInput) -> list[TokenStore]:
     """Return one store or several of one tokenizer, which is the model's as far as they know.
 
     Raises:
-        UserError: no store is named or known, or its tokenizer is another one.
+        UserError: no store is named or held out, or its tokenizer is another one.
         DataError: a store is malformed.
         CheckpointError: the model has no tokenizer.
     """
@@ -30,7 +33,12 @@ def _open(given: TaskInput) -> list[TokenStore]:
         return [open_store(named, split="validation")]
     if not data.train:
         raise UserError("the run names no validation data: say which store to score with `--data FOLDER`")
-    return open_held_out(data.train) or [open_store(data.train[0], split="validation")]
+    if stores := open_held_out(data.train):
+        return stores
+    raise UserError(
+        f"the run was trained on {', '.join(data.train)}, of which nothing is held out: name a store by "
+        "`--data FOLDER` (in a recipe by data.validation), or give that one to score the training text itself"
+    )
 
 
 def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:

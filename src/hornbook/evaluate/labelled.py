@@ -19,7 +19,12 @@ def data_of(given: TaskInput) -> str:
     Raises:
         UserError: neither is known.
     """
-    return given.data or given.loaded.recipe.data.validation or given.require_data("a labelled file")
+    if path := given.data or given.loaded.recipe.data.validation:
+        return path
+    raise UserError(
+        f"{given.loaded.path} has no validation file to score (data.validation): name a labelled file by `--data FILE` "
+        "(in a recipe by evaluation.task_data)"
+    )
 
 
 def objective_of(given: TaskInput, kind: type[Learned], lacks: str) -> Learned:

@@ -22,6 +22,7 @@ from hornbook.evaluate.stop_words import stop_word_tokens
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import counted
 
 _PUBLISHED: Final = {
     "last_word_accuracy": "acc of lm-evaluation-harness's lambada_openai; Megatron-LM's 66.51 % (8.3B, strict)",
@@ -87,7 +88,7 @@ def lambada(given: TaskInput) -> list[Row]:
     cut = [span.cut(window) for span in spans]
     scores = score(model, cut, world=given.world, micro_batch_size=given.micro_batch_size, banned_V=banned_V)
     num_cut = sum(span.num_inputs > window for span in spans)
-    shared = f"{len(spans):,} passages, {num_cut:,} of them cut on the left to {window:,} tokens"
+    shared = f"{counted(len(spans), 'passage')}, {num_cut:,} of them cut on the left to {window:,} tokens"
     return [
         Row(metric=metric, value=value, convention=f"{says}; {shared}", comparable_with=_PUBLISHED.get(metric))
         for metric, value, says in _values(scores)

@@ -34,8 +34,10 @@ from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
 from hornbook.text.documents import read_documents
 from hornbook.text.special_tokens import MaskingTokens
+from hornbook.wording import counted
 
 _COPIED_SEQUENCES: Final = 64
+_READ_SEQUENCES: Final = 1024
 _SOURCES: Final = {
     "joined": "documents end to end, cut to {} tokens",
     "documents": "documents, each cut to {} tokens",
@@ -86,15 +88,16 @@ def masked_lm(given: TaskInput) -> list[Row]:
         max_windows=given.max_sequences,
     )
     num_sequences = len(spread_evenly(batches.num_windows, given.max_sequences))
-    asked = f"{result.tokens:,} tokens of {num_sequences:,} sequences, {_how_masked(objective, batches)}"
+    asked = f"{result.tokens:,} tokens of {counted(num_sequences, 'sequence')}, {_how_masked(objective, batches)}"
     loss, terms = result.terms["mlm"], result.terms
     rows = [
         Row(metric="loss", value=loss, convention=f"nats: mean over {asked}"),
-        Row(metric="accuracy", value=terms["mlm_accuracy"], convention="share of them that nothing is likelier than"),
+        Row(metric="accuracy", value=terms["mlm_accuracy"], convention="share of them that are the likeliest token"),
         Row(metric="perplexity", value=perplexity(loss), convention="exp(loss): of the chosen tokens, not of a text"),
     ]
     if "nsp" in terms:
-        pairs = f"{num_sequences:,} pairs, about half of them with another document's text"
+        share = 100 * _share_of_others(batches, given)
+        pairs = f"{counted(num_sequences, 'pair')}, {share:.0f} % with another document's text"
         rows += [
             Row(metric="next_sentence_loss", value=terms["nsp"], convention=f"nats: mean over {pairs}"),
             Row(metric="next_sentence_accuracy", value=terms["nsp_accuracy"], convention="share of them told right"),
@@ -123,7 +126,7 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
         raise DataError(f"{given.data}: there is no text in it; expected the text to score")
     mean = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
     copies = MaskedCopies(sequences, special, _layout(given, mean))
-    return copies, f"{len(sequences):,} of {count:,} sequences; {_SOURCES['documents'].format(length)}"
+    return copies, f"{len(sequences):,} of {counted(count, 'sequence')}; {_SOURCES['documents'].format(length)}"
 
 
 @register_task("pseudo_perplexity", models="encoder", check=read_copies, lower=("pseudo_perplexity", "nats_per_token"))
@@ -196,6 +199,17 @@ def _how_masked(objective: MaskingConfig, batches: EncoderBatches) -> str:
         f"each chosen with probability {objective.mask_probability:g}, {words}{batches.most_masked} of a sequence at "
         f"most, 80 % hidden, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
     )
+
+
+def _share_of_others(batches: EncoderBatches, given: TaskInput) -> float:
+    """Return the share of the scored pairs whose second text is another document's.
+
+    Of long documents it is a half. One of a single sentence has nothing that follows, so short ones raise it.
+    """
+    numbers = spread_evenly(batches.num_windows, given.max_sequences)
+    parts = (numbers[start : start + _READ_SEQUENCES] for start in range(0, len(numbers), _READ_SEQUENCES))
+    labels = (sequence.pair_label for part in parts for sequence in batches.source.sequences(part))
+    return sum(label == 1 for label in labels) / len(numbers)
 
 
 def _is_text(path: str) -> bool:

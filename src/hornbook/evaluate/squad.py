@@ -3,9 +3,9 @@
     windows of a question -> logits of beginning and end -> the best span over all windows -> "the white whale"
     normalized: lower case, without punctuation, without a, an, the, single blanks         -> "white whale"
 
-The score of a span is the sum of its two logits; a span begins and ends in the text and has at most so many tokens. Of
-a model that may say that there is no answer, [CLS] has the same sum, and the lowest over the windows counts; no answer
-is given where it is higher than the best span's (a threshold of 0, SQuAD 2.0's default).
+The score of a span is the sum of its two logits; a span begins and ends in the text and has at most so many tokens.
+Where some question has no answer, [CLS] has the same sum, and the lowest over the windows counts; no answer is given
+where it is higher than the best span's (a threshold of 0, SQuAD 2.0's default).
 """
 
 import re
@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from hornbook.data.squad import NO_ANSWER, Question, Window, make_windows, read_
 from hornbook.evaluate.labelled import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import SpanHead
+from hornbook.wording import counted
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
@@ -58,15 +60,19 @@ def f1(predicted: str, answer: str) -> float:
 
 
 def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
-    """Return the questions of the task's file, or of the run's validation file, and their windows.
+    """Return the questions of the task's file, or of the run's validation file, their windows, and how to answer.
+
+    No answer may be given if the model has learned to, or if some question of the file has none.
 
     Raises:
         UserError, DataError: the model finds no spans, no file is named or known, or it is malformed.
     """
     objective = objective_of(given, SpanConfig, "finds no answers")
-    everything = read_questions(data_of(given), unanswerable=objective.unanswerable)
+    everything = read_questions(data_of(given), unanswerable=True)
+    may_refuse = objective.unanswerable or not all(question.answers for question in everything)
     questions = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
-    return questions, make_windows(questions, given.require_tokenizer(), objective, given.window_length), objective
+    windows = make_windows(questions, given.require_tokenizer(), objective, given.window_length)
+    return questions, windows, replace(objective, unanswerable=may_refuse)
 
 
 @register_task("span", models="encoder", check=read, higher=("exact_match", "f1"))
@@ -82,7 +88,11 @@ def span(given: TaskInput) -> list[Row]:
         float(np.mean([_best(measure, answers[number], question) for number, question in enumerate(questions)]))
         for measure in (exact_match, f1)
     )
-    shared = f"{len(questions):,} questions in {len(windows):,} windows of {given.window_length} tokens"
+    num_unanswerable = sum(not question.answers for question in questions)
+    shared = (
+        f"{counted(len(questions), 'question')}, {num_unanswerable:,} without an answer, "
+        f"in {counted(len(windows), 'window')} of {given.window_length} tokens"
+    )
     return [
         Row(
             metric="exact_match",

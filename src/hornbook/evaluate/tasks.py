@@ -2,8 +2,8 @@
 
 ::
 
-    lambada = Task(TaskInput(loaded, data="lambada_test.jsonl", ...))
-        -> [Row("last_word_accuracy", 0.326, "every token of what follows the last space is the likeliest, ..."), ...]
+    run_task("lambada", TaskInput(loaded=..., data="lambada_test.jsonl", ...))
+        -> [Row(metric="last_word_accuracy", value=0.326, convention="share of passages of which every ..."), ...]
 
 A comparison is worth nothing without its convention, so a row cannot be made without one. All ranks of a run call a
 task alike and get the same rows; one that knows nothing of ranks computes everything on each of them.
@@ -21,6 +21,7 @@ from hornbook.config import LabelledConfig
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
+from hornbook.model.mode import evaluation_mode
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
 
@@ -150,10 +151,17 @@ def register_task(
         check: raises what the task would raise for its input, without the model's work; called before a training.
         lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
         higher: metrics of which more is better.
+
+    Raises:
+        UserError: another task has the name; the decorator says so.
     """
     better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
     def add(measure: Measure) -> Measure:
+        if name in _TASKS and _TASKS[name].measure is not measure:
+            raise UserError(
+                f"there is a task {name!r} already, of {_TASKS[name].measure.__module__}; choose another name"
+            )
         _TASKS[name] = Task(measure=measure, check=check, models=models, better=better)
         return measure
 
@@ -237,12 +245,8 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
     Raises:
         UserError: the name is not registered, or whatever the task says of its input.
     """
-    model = given.loaded.model
-    was_training = model.training
-    model.eval()
-    rows = find_task(name).measure(given)
-    model.train(was_training)
-    return rows
+    with evaluation_mode(given.loaded.model):
+        return find_task(name).measure(given)
 
 
 def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The validation loss: what is held out, once through the model."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from hornbook.data.batches import HeldOut, placed, refuse_unknown_tokens
+from hornbook.data.batches import Batch, HeldOut, placed, refuse_unknown_tokens
 from hornbook.data.loader import evaluation_batches
 from hornbook.model import LanguageModel
+from hornbook.model.mode import evaluation_mode
 from hornbook.objective import Objective
 from hornbook.parallel.world import World
 
@@ -19,9 +21,9 @@ class Validation:
     loss: float
     """The weighted sum of the terms, nats per scored token of a decoder; NaN if none is scored."""
     tokens: int
-    """Tokens that were scored."""
+    """Tokens that were scored by the objective's first term."""
     bits_per_byte: float | None
-    """Bits per byte of text, where every byte was scored and their number is known."""
+    """Bits per byte of text by the first term alone, where every byte was scored and their number is known."""
     terms: dict[str, float]
     """The mean of each term, where there are several."""
 
@@ -44,6 +46,9 @@ def validate(
 ) -> Validation:
     """Score what is held out and return the mean loss.
 
+    Bits per byte are what it takes to write the text down by the model. So they are those of the objective's first
+    term, which is the negative log-likelihood of the text; a regularizer beside it has a weight, but encodes nothing.
+
     Args:
         model: left in the mode in which it came.
         held_out: windows or sequences.
@@ -53,29 +58,38 @@ def validate(
         max_windows: score only so many, spread over the store.
         num_bytes: bytes of text that the store was made from, where every token of it is scored.
     """
-    was_training = model.training
-    model.eval()
     names = list(objective.weights)
-    sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    for batch in evaluation_batches(
+    batches = evaluation_batches(
         held_out, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size, max_windows=max_windows
-    ):
-        refuse_unknown_tokens(batch, model.vocab_size)
-        moved = placed(batch, world.device)
-        scored = objective.counts(batch)
-        found = objective.sums(model.head, model.trunk(moved), moved)
-        for name in names:
-            sums[name] += float(found[name])
-            counts[name] += scored[name]
-    model.train(was_training)
-    totals = dict(zip(names, world.sum_floats(list(sums.values())), strict=True))
-    scored = dict(zip(names, world.sum_integers(list(counts.values())), strict=True))
+    )
+    with evaluation_mode(model):
+        sums, counts = _add_up(model, batches, objective, world.device)
+    totals = dict(zip(names, world.sum_floats(sums), strict=True))
+    scored = dict(zip(names, world.sum_integers(counts), strict=True))
     terms = {name: totals[name] / scored[name] if scored[name] else math.nan for name in names}
     complete = max_windows is None or max_windows >= held_out.num_windows
-    nats, first = sum(totals.values()), names[0]
+    first = names[0]
     return Validation(
         loss=sum(weight * terms[name] for name, weight in objective.weights.items() if weight),
         tokens=scored[first],
-        bits_per_byte=nats / math.log(2) / num_bytes if num_bytes and complete else None,
+        bits_per_byte=totals[first] / math.log(2) / num_bytes if num_bytes and complete else None,
         terms=terms if len(terms) > 1 else {},
     )
+
+
+def _add_up(
+    model: LanguageModel, batches: Iterable[Batch], objective: Objective, device: torch.device
+) -> tuple[list[float], list[int]]:
+    """Return the sum and the count of each term over this rank's batches; only the end waits for the device."""
+    names = list(objective.weights)
+    found, counts = [], [0] * len(names)
+    for batch in batches:
+        refuse_unknown_tokens(batch, model.vocab_size)
+        moved, scored = placed(batch, device), objective.counts(batch)
+        sums = objective.sums(model.head, model.trunk(moved), moved)
+        found.append(torch.stack([sums[name] for name in names]))
+        counts = [count + scored[name] for count, name in zip(counts, names, strict=True)]
+    totals = torch.zeros(len(names), dtype=torch.float64)
+    for row in torch.stack(found).cpu().double() if found else ():
+        totals += row
+    return totals.tolist(), counts

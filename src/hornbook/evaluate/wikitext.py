@@ -31,6 +31,7 @@ from hornbook.evaluate.spans import Span, score
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
+from hornbook.wording import counted
 
 MEGATRON_STRIDE: Final = 32
 _UNITS: Final = ("word_perplexity", "token_perplexity", "bits_per_byte")
@@ -207,8 +208,8 @@ def _harness_rows(text: str, given: TaskInput) -> list[Row]:
     num_words = sum(len(re.split(r"\s+", page)) for page in pages)
     num_bytes = sum(len(page.encode()) for page in pages)
     shared = (
-        f"each of {len(pages):,} articles after an end-of-text token, detokenized; disjoint windows of {length:,} "
-        "tokens, the last of an article filled up on the left; ÷"
+        f"each of {counted(len(pages), 'article')} after an end-of-text token, detokenized; disjoint windows of "
+        f"{length:,} tokens, the last of an article filled up on the left; ÷"
     )
     values = {
         "harness_word_perplexity": (perplexity(nats / num_words), f"{num_words:,} words, split at white space"),

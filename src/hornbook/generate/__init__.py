@@ -9,7 +9,7 @@ device's random state, have no part in it.
 """
 
 from hornbook.generate.decoder import Decoder, make_decoder
-from hornbook.generate.ids import evaluation_mode, generate, generate_batch
+from hornbook.generate.ids import generate, generate_batch
 from hornbook.generate.sampling import Sampling, draws_of
 from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing
 
@@ -22,7 +22,6 @@ __all__ = [
     "TextWriter",
     "Timing",
     "draws_of",
-    "evaluation_mode",
     "generate",
     "generate_batch",
     "make_decoder",

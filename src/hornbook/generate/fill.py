@@ -17,9 +17,9 @@ from hornbook.data.batches import placed
 from hornbook.data.layout import lay_out
 from hornbook.data.sequences import Sequence, framed
 from hornbook.errors import UserError
-from hornbook.generate.ids import evaluation_mode
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
+from hornbook.model.mode import evaluation_mode
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import PREFIX, WordPieces
 

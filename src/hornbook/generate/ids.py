@@ -8,12 +8,12 @@ A row that ends leaves the batch, so that the others get quicker.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from hornbook.generate.decoder import Decoder, make_decoder
 from hornbook.generate.sampling import Chooser, Sampling, draws_of
 from hornbook.model import LanguageModel
+from hornbook.model.mode import evaluation_mode
 
 OnToken = Callable[[int, int], bool]
 """Called with (row, id) for every id that is chosen, that of a stop too; True ends that text."""
@@ -25,6 +25,7 @@ def generate(
     *,
     num_tokens: int,
     seed: int,
+    vocab_size: int | None = None,
     sampling: Sampling | None = None,
     stop_id: int | None = None,
 ) -> list[int]:
@@ -35,6 +36,7 @@ def generate(
         prompt: at least one id; of a prompt longer than the model's positions, the last ones count.
         num_tokens: how many ids to add.
         seed: of the draws.
+        vocab_size: only smaller ids are chosen, where the tokenizer has fewer than the model; None for the model's.
         sampling: how ids are chosen.
         stop_id: end when this id is chosen; it is not returned.
     """
@@ -43,7 +45,7 @@ def generate(
             make_decoder(model),
             [prompt],
             num_tokens=num_tokens,
-            vocab_size=model.vocab_size,
+            vocab_size=min(model.vocab_size, vocab_size or model.vocab_size),
             draws=[draws_of(seed, prompt)],
             sampling=sampling,
             stop_id=stop_id,
@@ -105,14 +107,3 @@ def generate_batch(
             active, chosen = [active[slot] for slot in going], [chosen[slot] for slot in going]
         logits_BV = decoder.advance(chosen)
     return ids
-
-
-@contextmanager
-def evaluation_mode(model: LanguageModel) -> Iterator[None]:
-    """Switch dropout off for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

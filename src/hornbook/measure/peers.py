@@ -11,6 +11,7 @@ from hornbook.config import BertConfig, EncoderConfig, GPTConfig, PretrainingCon
 from hornbook.data.batches import Batch, placed, size_of
 from hornbook.data.examples import NOT_SCORED
 from hornbook.errors import UserError
+from hornbook.extras import require
 from hornbook.measure.generation import Generate
 from hornbook.measure.throughput import Step, synthetic_loader
 from hornbook.parallel.world import World
@@ -55,13 +56,13 @@ def _inputs(batch: Batch) -> dict[str, Tensor]:
     """What transformers calls the tensors of a batch; an encoder's rows are padded to the longest of them only."""
     if "lengths" not in batch:
         return {"input_ids": batch["tokens"], "labels": batch["tokens"]}
-    longest = int(batch["lengths"].max())
+    longest, num_columns = int(batch["lengths"].max()), batch["tokens"].shape[1]
     labels = torch.full_like(batch["tokens"], NOT_SCORED).flatten()
     is_scored = batch["targets"] != NOT_SCORED
     labels[batch["predictions"][is_scored]] = batch["targets"][is_scored]
     rows = {
         "input_ids": batch["tokens"],
-        "attention_mask": (batch["documents"] >= 0).long(),
+        "attention_mask": (torch.arange(num_columns) < batch["lengths"].unsqueeze(1)).long(),
         "token_type_ids": batch["segments"],
         "labels": labels.view_as(batch["tokens"]),
     }
@@ -99,10 +100,7 @@ def _is_encoder(recipe: Recipe) -> bool:
 
 
 def _build(recipe: Recipe) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError("the peer needs transformers: pip install 'hornbook[test]', or leave --peer out") from error
+    transformers = require("transformers", extra="test", purpose="--peer transformers")
     model = recipe.model
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
         raise UserError("transformers has no such activation or head size: leave --peer out")

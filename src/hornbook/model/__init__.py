@@ -1,8 +1,14 @@
 """Models as plain ``nn.Module``s, built from a section of the recipe.
 
-Shape suffixes, used throughout: B batch, T tokens, D hidden, H heads, K head size, F feed-forward, V vocabulary,
-N = B·T flattened tokens, C a chunk of them, S sequences, P places to predict. ``x_BTD`` is a tensor of shape [batch,
-tokens, hidden].
+``x_BTD`` is a tensor of shape [batch, tokens, hidden]. The suffixes, used throughout:
+
+    B batch: rows     T tokens of a row      D hidden     V vocabulary
+    H heads           K head size            E = 3·H·K, query, key and value side by side
+    N = B·T tokens one after the other       Z = B·H heads one after the other
+    S sequences; in attention the tokens that are looked at, by Q queries
+    P places to predict                      G, t sequences of a group and their tokens
+    R rows of what is laid out anew (places of all groups, tokens with gaps between), M rows that are taken of such
+    C what else a module counts: tokens of a chunk, channels, classes
 """
 
 from functools import singledispatch

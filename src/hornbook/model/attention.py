@@ -71,10 +71,10 @@ class SelfAttention(nn.Module):
         """Return query, key and value side by side, ``[..., 3·H·K]``, of ``[..., D]``."""
         return functional.linear(x, self.qkv_weight.flatten(0, 1).to(x.dtype), cast(self.qkv_bias, x.dtype))
 
-    def part(self, packed_BTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def part(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, each ``[B, H, T, K]``, of what ``project`` made."""
-        shape = (*packed_BTP.shape[:2], 3, self.num_heads, self.head_size)
-        q, k, v = packed_BTP.view(shape).permute(2, 0, 3, 1, 4)
+        shape = (*packed_BTE.shape[:2], 3, self.num_heads, self.head_size)
+        q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def attend_dropping(self, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, keys_BT: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class CausalSelfAttention(SelfAttention):
         """Mix tokens; ``context`` may hold ``mask`` ``[B, 1, T, T]`` bool (True = may look) and ``keys`` ``[B, T]``."""
         q_BHTK, k_BHTK, v_BHTK = qkv = self.part(self.project(x_BTD))
         if self.drops:
-            mask = context.get("mask", causal_mask(x_BTD.shape[1], x_BTD.device))
+            mask = context["mask"] if "mask" in context else causal_mask(x_BTD.shape[1], x_BTD.device)
             y_BHTK = self.attend_dropping(qkv, mask, context["keys"])
         elif "mask" in context:
             y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=context["mask"])

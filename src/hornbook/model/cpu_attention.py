@@ -43,48 +43,48 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q_NTK: Tensor,
-        k_NTK: Tensor,
-        v_NTK: Tensor,
+        q_ZTK: Tensor,
+        k_ZTK: Tensor,
+        v_ZTK: Tensor,
         is_causal: bool,
-        hidden_NT: Tensor | None,
+        hidden_ZT: Tensor | None,
         dropout: WeightDropout | None,
     ) -> Tensor:
-        y_NTK = torch.empty_like(q_NTK)
+        y_ZTK = torch.empty_like(q_ZTK)
         saved = []
-        for heads, queries, keys in _blocks(q_NTK.shape, is_causal):
-            hidden = None if hidden_NT is None else hidden_NT[heads]
-            weights = _weights(q_NTK[heads, queries], k_NTK[heads, keys], is_causal, hidden).to(q_NTK.dtype)
+        for heads, queries, keys in _blocks(q_ZTK.shape, is_causal):
+            hidden = None if hidden_ZT is None else hidden_ZT[heads]
+            weights = _weights(q_ZTK[heads, queries], k_ZTK[heads, keys], is_causal, hidden).to(q_ZTK.dtype)
             if dropout is not None:
                 weights = _with_signs(weights, dropout.keys.flatten(0, 1)[heads, queries], dropout)
-            y_NTK[heads, queries] = _kept(weights, dropout) @ v_NTK[heads, keys]
+            y_ZTK[heads, queries] = _kept(weights, dropout) @ v_ZTK[heads, keys]
             saved.append(weights)
-        ctx.save_for_backward(q_NTK, k_NTK, v_NTK, *saved)
+        ctx.save_for_backward(q_ZTK, k_ZTK, v_ZTK, *saved)
         ctx.is_causal, ctx.dropout = is_causal, dropout
-        return y_NTK
+        return y_ZTK
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_NTK,) = gradients
-        q_NTK, k_NTK, v_NTK, *saved = ctx.saved_tensors
-        dq_NTK = torch.empty_like(q_NTK)
-        dk_NTK, dv_NTK = torch.zeros_like(k_NTK, dtype=torch.float32), torch.zeros_like(v_NTK, dtype=torch.float32)
-        for (heads, queries, keys), weights in zip(_blocks(q_NTK.shape, ctx.is_causal), saved, strict=True):
-            gradient = gradient_NTK[heads, queries]
-            dv_NTK[heads, keys] += _kept(weights, ctx.dropout).transpose(1, 2) @ gradient
-            weights_gradient = gradient @ v_NTK[heads, keys].transpose(1, 2)
+        (gradient_ZTK,) = gradients
+        q_ZTK, k_ZTK, v_ZTK, *saved = ctx.saved_tensors
+        dq_ZTK = torch.empty_like(q_ZTK)
+        dk_ZTK, dv_ZTK = torch.zeros_like(k_ZTK, dtype=torch.float32), torch.zeros_like(v_ZTK, dtype=torch.float32)
+        for (heads, queries, keys), weights in zip(_blocks(q_ZTK.shape, ctx.is_causal), saved, strict=True):
+            gradient = gradient_ZTK[heads, queries]
+            dv_ZTK[heads, keys] += _kept(weights, ctx.dropout).transpose(1, 2) @ gradient
+            weights_gradient = gradient @ v_ZTK[heads, keys].transpose(1, 2)
             scores_gradient = _scores_gradient(weights_gradient, weights, ctx.dropout)
-            scores_gradient = scores_gradient.mul_(q_NTK.shape[2] ** -0.5).to(q_NTK.dtype)
-            dq_NTK[heads, queries] = scores_gradient @ k_NTK[heads, keys]
-            dk_NTK[heads, keys] += scores_gradient.transpose(1, 2) @ q_NTK[heads, queries]
-        return dq_NTK, dk_NTK.to(k_NTK.dtype), dv_NTK.to(v_NTK.dtype), None, None, None
+            scores_gradient = scores_gradient.mul_(q_ZTK.shape[2] ** -0.5).to(q_ZTK.dtype)
+            dq_ZTK[heads, queries] = scores_gradient @ k_ZTK[heads, keys]
+            dk_ZTK[heads, keys] += scores_gradient.transpose(1, 2) @ q_ZTK[heads, queries]
+        return dq_ZTK, dk_ZTK.to(k_ZTK.dtype), dv_ZTK.to(v_ZTK.dtype), None, None, None
 
 
 def cpu_causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
     """Return ``softmax(mask(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``; all arguments ``[B, H, T, K]``."""
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
-    y_NTK: Tensor = _Attention.apply(*flat, True, None, None)  # type: ignore[no-untyped-call]
-    return y_NTK.view_as(q_BHTK)
+    y_ZTK: Tensor = _Attention.apply(*flat, True, None, None)  # type: ignore[no-untyped-call]
+    return y_ZTK.view_as(q_BHTK)
 
 
 def cpu_attention(
@@ -105,9 +105,9 @@ def cpu_attention(
         dropout: of the weights, if any.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
-    hidden_NT = None if there_BT is None else (~there_BT).repeat_interleave(q_BHTK.shape[1], 0)
-    y_NTK: Tensor = _Attention.apply(*flat, False, hidden_NT, dropout)  # type: ignore[no-untyped-call]
-    return y_NTK.view_as(q_BHTK)
+    hidden_ZT = None if there_BT is None else (~there_BT).repeat_interleave(q_BHTK.shape[1], 0)
+    y_ZTK: Tensor = _Attention.apply(*flat, False, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
+    return y_ZTK.view_as(q_BHTK)
 
 
 def fits(q_BHTK: Tensor, *, is_causal: bool = True) -> bool:
@@ -128,21 +128,21 @@ def _blocks(shape: torch.Size, is_causal: bool) -> Iterator[tuple[slice, slice, 
             yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
 
 
-def _weights(q_NQK: Tensor, k_NSK: Tensor, is_causal: bool, hidden_NS: Tensor | None) -> Tensor:
-    """Return the attention weights ``[N, Q, S]`` in fp32; if causal, the queries are the last Q of the S positions."""
-    num_queries = q_NQK.shape[1]
-    scores_NQS = (q_NQK @ k_NSK.transpose(1, 2)).float().mul_(q_NQK.shape[2] ** -0.5)
+def _weights(q_ZQK: Tensor, k_ZSK: Tensor, is_causal: bool, hidden_ZS: Tensor | None) -> Tensor:
+    """Return the attention weights ``[Z, Q, S]`` in fp32; if causal, the queries are the last Q of the S positions."""
+    num_queries = q_ZQK.shape[1]
+    scores_ZQS = (q_ZQK @ k_ZSK.transpose(1, 2)).float().mul_(q_ZQK.shape[2] ** -0.5)
     if is_causal:
         later_QQ = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
-        scores_NQS[:, :, -num_queries:].masked_fill_(later_QQ, -math.inf)
-    if hidden_NS is not None:
-        scores_NQS.masked_fill_(hidden_NS.unsqueeze(1), -math.inf)
-    return torch.softmax(scores_NQS, -1)
+        scores_ZQS[:, :, -num_queries:].masked_fill_(later_QQ, -math.inf)
+    if hidden_ZS is not None:
+        scores_ZQS.masked_fill_(hidden_ZS.unsqueeze(1), -math.inf)
+    return torch.softmax(scores_ZQS, -1)
 
 
-def _with_signs(weights: Tensor, keys_NQ: Tensor, dropout: WeightDropout) -> Tensor:
+def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:
     """Give the weights that are dropped a minus sign."""
-    return torch.where(keep_mask(keys_NQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
+    return torch.where(keep_mask(keys_ZQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
 
 
 def _kept(weights: Tensor, dropout: WeightDropout | None) -> Tensor:

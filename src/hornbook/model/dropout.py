@@ -21,11 +21,17 @@ _SECOND = 0x846CA68B - (1 << 32)
 
 def mix(x: Tensor) -> Tensor:
     """Scramble int32 values of any shape in place; a bijection of 32-bit words."""
-    x ^= (x >> 16) & 0xFFFF
-    x *= _FIRST
-    x ^= (x >> 15) & 0x1FFFF
-    x *= _SECOND
-    x ^= (x >> 16) & 0xFFFF
+    scratch = torch.empty_like(x)
+    _fold(x, 16, scratch).mul_(_FIRST)
+    _fold(x, 15, scratch).mul_(_SECOND)
+    return _fold(x, 16, scratch)
+
+
+def _fold(x: Tensor, shift: int, scratch: Tensor) -> Tensor:
+    """``x ^= x >> shift`` of words without a sign; memory that is used again stays in the cache."""
+    torch.bitwise_right_shift(x, shift, out=scratch)
+    scratch &= (1 << (32 - shift)) - 1
+    x ^= scratch
     return x
 
 
@@ -44,7 +50,8 @@ def keep_mask(keys: Tensor, site: int, num_columns: int, probability: float) -> 
     token = mix(_as_int32(keys) ^ mix(torch.full_like(keys, site + 1, dtype=torch.int32)))
     columns = torch.arange(num_columns, dtype=torch.int32, device=keys.device) * _GOLDEN
     hashed = mix(token.unsqueeze(-1) + columns)
-    return (hashed & 0x7FFFFFFF) >= int(probability * (1 << 31))
+    hashed &= 0x7FFFFFFF
+    return hashed >= int(probability * (1 << 31))
 
 
 def _as_int32(keys: Tensor) -> Tensor:
@@ -65,7 +72,7 @@ class _HashedDropout(torch.autograd.Function):
 
 
 def _drop(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
-    return x * keep_mask(keys, site, x.shape[-1], probability).to(x.dtype) * (1.0 / (1.0 - probability))
+    return (x * keep_mask(keys, site, x.shape[-1], probability)).mul_(1.0 / (1.0 - probability))
 
 
 class Dropout(nn.Module):

@@ -46,10 +46,12 @@ class EncoderModel(LanguageModel):
         return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys`` and the maps of ``group_sequences``."""
-        tokens_BT = batch["tokens"]
-        groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
-        return {"keys": batch["keys"], **groups}
+        """Return ``keys``, the maps of ``group_sequences`` and, by these, ``place_keys``, those of the places."""
+        tokens_BT, keys_BT = batch["tokens"], batch["keys"]
+        context = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
+        if "slots" in context:
+            context["place_keys"] = keys_BT.flatten()[context["slots"].clamp(min=0)]
+        return {"keys": keys_BT, **context}
 
 
 class GroupBert(EncoderModel):

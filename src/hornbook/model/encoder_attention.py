@@ -22,33 +22,32 @@ class EncoderSelfAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence, ``[B, T, D]``."""
-        packed_NP = self.project(x_BTD).flatten(0, 1)
-        keys_N = context["keys"].flatten()
+        packed_NE = self.project(x_BTD).flatten(0, 1)
         if "slots" not in context:
             ((num_sequences, length, _),) = context["groups"].tolist()
-            shape = (num_sequences, length, -1)
-            y_NC = self._attend(packed_NP.view(shape), None, keys_N.view(shape[:2]))
+            shape = (num_sequences, length)
+            y_NC = self._attend(packed_NE.view(*shape, -1), None, context["keys"].view(shape))
         else:
-            y_NC = self._attend_groups(packed_NP, keys_N, context)
+            y_NC = self._attend_groups(packed_NE, context)
         y_BTD: Tensor = self.out(y_NC.view(*x_BTD.shape[:2], -1))
         return y_BTD
 
-    def _attend_groups(self, packed_NP: Tensor, keys_N: Tensor, context: Context) -> Tensor:
+    def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
         slots_R, places_N, groups = context["slots"], context["places"], context["groups"].tolist()
         sizes = [num_sequences * length for num_sequences, length, _ in groups]
-        packed = torch.split(take(packed_NP, slots_R, places_N), sizes)
-        keys, slots = torch.split(keys_N[slots_R.clamp(min=0)], sizes), torch.split(slots_R, sizes)
-        mixed = []
-        for number, (num_sequences, length, is_padded) in enumerate(groups):
+        laid_out = (take(packed_NE, slots_R, places_N), context["there"], context["place_keys"])
+        parts = zip(groups, *(torch.split(tensor, sizes) for tensor in laid_out), strict=True)
+        mixed = [packed_NE.new_empty(0, self.num_heads * self.head_size)]
+        for (num_sequences, length, is_padded), packed, there, keys in parts:
             shape = (num_sequences, length)
-            there_Gt = slots[number].view(shape) >= 0 if is_padded else None
-            mixed.append(self._attend(packed[number].view(*shape, -1), there_Gt, keys[number].view(shape)))
-        y_RC = torch.cat([packed_NP.new_empty(0, self.num_heads * self.head_size), *mixed])
+            there_Gt = there.view(shape) if is_padded else None
+            mixed.append(self._attend(packed.view(*shape, -1), there_Gt, keys.view(shape)))
+        y_RC = torch.cat(mixed)
         return take(y_RC, places_N, slots_R)
 
-    def _attend(self, packed_GtP: Tensor, there_Gt: Tensor | None, keys_Gt: Tensor) -> Tensor:
+    def _attend(self, packed_GtE: Tensor, there_Gt: Tensor | None, keys_Gt: Tensor) -> Tensor:
         """Return ``[G·t, H·K]`` for one group; ``there`` says which of its places hold a token, all if None."""
-        q_GHtK, k_GHtK, v_GHtK = qkv = self.part(packed_GtP)
+        q_GHtK, k_GHtK, v_GHtK = qkv = self.part(packed_GtE)
         mask = None if there_Gt is None else there_Gt.view(len(there_Gt), 1, 1, -1)
         if fits(q_GHtK, is_causal=False) and (self.drops or q_GHtK.dtype != torch.float32):
             dropout = self._weight_dropout(keys_Gt) if self.drops else None

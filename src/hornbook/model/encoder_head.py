@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hornbook.data.examples import NOT_SCORED
 from hornbook.model.feed_forward import ACTIVATIONS
-from hornbook.model.head import OutputHead
+from hornbook.model.head import OutputHead, at_places
 from hornbook.model.layers import LayerNorm, Linear
 from hornbook.model.linear_cross_entropy import counted_cross_entropy, token_losses
 
@@ -58,37 +58,36 @@ class EncoderHead(OutputHead):
         std: float,
         norm: LayerNorm | None = None,
     ) -> None:
-        super().__init__(vocab_size, bias=bias)
-        self.norm = norm
+        super().__init__(vocab_size, bias=bias, norm=norm)
         self.transform = transform
         self.pooler = Linear(hidden_size, hidden_size, std=std) if relates else None
         self.classifier = Linear(hidden_size, 2, std=std) if relates else None
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return what meets the table."""
-        normed = self._normed(x)
+        normed = self.normed(x)
         return normed if self.transform is None else self.transform(normed)
 
     def predict(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> tuple[Tensor, Tensor]:
         """Score the tokens at ``predictions``; targets of -100 are not scored.
 
         Returns:
-            The summed cross-entropy in nats, and for how many no other token has a larger logit; fp32 scalars, the
-            second without a gradient.
+            The summed cross-entropy in nats, and how many are the token of the largest logit, the first of equals; fp32
+            scalars, the second without a gradient.
         """
-        x_PD = self.prepare(_gather(x_BTD, predictions_P))
+        x_PD = self.prepare(at_places(x_BTD, predictions_P))
         return counted_cross_entropy(x_PD, self.table, targets_P, self.vocab_size, self.bias)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> Tensor:
         """Return the cross-entropy at each of ``predictions``, ``[P]`` fp32, in nats; zero where the target is -100."""
-        x_PD = self.prepare(_gather(x_BTD, predictions_P))
+        x_PD = self.prepare(at_places(x_BTD, predictions_P))
         return token_losses(x_PD, self.table, targets_P, self.vocab_size, self.bias)
 
     def pooled(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return one vector a sequence, ``[S, D]``, made of its first token."""
         assert self.pooler is not None, "the model has no pooler"
-        return torch.tanh(self.pooler(self._normed(_gather(x_BTD, firsts_S))))
+        return torch.tanh(self.pooler(self.first_tokens(x_BTD, firsts_S)))
 
     def relate(self, x_BTD: Tensor, firsts_S: Tensor, labels_S: Tensor) -> tuple[Tensor, Tensor]:
         """Score pairs of texts: label 0 if the second follows the first, 1 if not; labels of -100 are not scored.
@@ -101,10 +100,3 @@ class EncoderHead(OutputHead):
         logits_S2 = self.classifier(self.pooled(x_BTD, firsts_S)).float()
         loss = functional.cross_entropy(logits_S2, labels_S, ignore_index=NOT_SCORED, reduction="sum")
         return loss, (logits_S2.argmax(1) == labels_S).sum().float()
-
-    def _normed(self, x: Tensor) -> Tensor:
-        return x if self.norm is None else self.norm(x)
-
-
-def _gather(x_BTD: Tensor, places: Tensor) -> Tensor:
-    return x_BTD.flatten(0, 1).index_select(0, places.to(x_BTD.device, non_blocking=True))

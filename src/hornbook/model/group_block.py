@@ -74,12 +74,12 @@ class GatedConvolution(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """G independent linear maps, each of its share of the input to its share of the output.
+    """Independent linear maps, each of its share of the input to its share of the output.
 
     Args:
         num_in: size of the last dimension of the input.
         num_out: size of the last dimension of the output.
-        num_groups: G.
+        num_groups: how many maps.
         std: standard deviation of the initial weights.
     """
 

@@ -17,19 +17,21 @@ from hornbook.model.linear_cross_entropy import linear_cross_entropy, token_loss
 
 
 class OutputHead(nn.Module):
-    """What all heads share: the tied table, perhaps a bias, and logits at chosen places.
+    """What all heads share: the tied table, perhaps a bias and a norm, and logits at chosen places.
 
     Args:
         vocab_size: tokens that exist, without padding.
         bias: whether each of them has a bias, which is kept without padding.
+        norm: of all hidden states that come in, where blocks have theirs in front.
     """
 
     table: nn.Parameter
 
-    def __init__(self, vocab_size: int, *, bias: bool = False) -> None:
+    def __init__(self, vocab_size: int, *, bias: bool = False, norm: LayerNorm | None = None) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+        self.norm = norm
 
     def draw(self, draw: Draw) -> None:
         """Set the bias to zero; the table is the embedding's."""
@@ -39,9 +41,17 @@ class OutputHead(nn.Module):
         """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a gradient of its own."""
         self.table = nn.Parameter(table.detach())
 
+    def normed(self, x: Tensor) -> Tensor:
+        """Return hidden states ``[..., D]`` as the head wants them."""
+        return x if self.norm is None else self.norm(x)
+
+    def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
+        """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
+        return self.normed(at_places(x_BTD, firsts_S))
+
     def prepare(self, x: Tensor) -> Tensor:
         """Return what meets the table, ``[..., D]``, of hidden states ``[..., D]``."""
-        return x
+        return self.normed(x)
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` at chosen places, without padding."""
@@ -59,14 +69,10 @@ class TiedHead(OutputHead):
         epsilon: of the final norm.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, epsilon: float) -> None:
-        super().__init__(vocab_size)
-        self.norm = LayerNorm(hidden_size, epsilon=epsilon)
+    norm: LayerNorm
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Return the normed hidden states."""
-        normed: Tensor = self.norm(x)
-        return normed
+    def __init__(self, hidden_size: int, vocab_size: int, *, epsilon: float) -> None:
+        super().__init__(vocab_size, norm=LayerNorm(hidden_size, epsilon=epsilon))
 
     def forward(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
@@ -78,3 +84,13 @@ class TiedHead(OutputHead):
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
         x_ND = self.prepare(x_BTD).flatten(0, 1)
         return token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size).view_as(targets_BT)
+
+
+def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
+    """Return what ``[B, T, ...]`` holds at flat places, ``[P, ...]``.
+
+    Args:
+        x_BT: of any dtype.
+        places_P: int64, indices into the B·T tokens, on the device of ``x`` or in the host's memory.
+    """
+    return x_BT.flatten(0, 1).index_select(0, places_P.to(x_BT.device, non_blocking=True))

@@ -19,31 +19,14 @@ from torch.nn import functional
 from hornbook.data.batches import Batch
 from hornbook.data.examples import NOT_SCORED
 from hornbook.model.dropout import Dropout
-from hornbook.model.head import OutputHead
+from hornbook.model.head import OutputHead, at_places
 from hornbook.model.layers import LayerNorm, Linear
 
 _DROPOUT_SITE = (1 << 30) - 1
 """No block has so high a number."""
 
 
-class LabelHead(OutputHead):
-    """What fine-tuned heads share.
-
-    Args:
-        vocab_size: of the embedding.
-        norm: of all hidden states that come in, where blocks have theirs in front.
-    """
-
-    def __init__(self, vocab_size: int, *, norm: LayerNorm | None) -> None:
-        super().__init__(vocab_size)
-        self.norm = norm
-
-    def normed(self, x: Tensor) -> Tensor:
-        """Return the hidden states as the head wants them."""
-        return x if self.norm is None else self.norm(x)
-
-
-class ClassificationHead(LabelHead):
+class ClassificationHead(OutputHead):
     """Pooler, dropout and one logit a class, for each sequence.
 
     Args:
@@ -52,7 +35,7 @@ class ClassificationHead(LabelHead):
         num_labels: C.
         dropout: of what the pooler gives.
         std: standard deviation of the initial weights.
-        norm: see ``LabelHead``.
+        norm: see ``OutputHead``.
     """
 
     def __init__(
@@ -65,10 +48,8 @@ class ClassificationHead(LabelHead):
 
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, C]`` fp32 for the sequences of a batch."""
-        firsts_S = batch["firsts"].to(x_BTD.device, non_blocking=True)
-        x_SD = self.normed(x_BTD.flatten(0, 1).index_select(0, firsts_S))
-        pooled = self.dropout(torch.tanh(self.pooler(x_SD)), batch["keys"].flatten()[firsts_S])
-        logits: Tensor = self.labels(pooled).float()
+        pooled_SD = torch.tanh(self.pooler(self.first_tokens(x_BTD, batch["firsts"])))
+        logits: Tensor = self.labels(self.dropout(pooled_SD, at_places(batch["keys"], batch["firsts"]))).float()
         return logits
 
     def classify(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -83,14 +64,14 @@ class ClassificationHead(LabelHead):
         return loss, (logits_SC.argmax(1) == labels_S).sum().float()
 
 
-class SpanHead(LabelHead):
+class SpanHead(OutputHead):
     """Two logits a token, for the beginning and the end of a span (Devlin et al. 2019, section 4.2).
 
     Args:
         hidden_size: D.
         vocab_size: of the embedding.
         std: standard deviation of the initial weights.
-        norm: see ``LabelHead``.
+        norm: see ``OutputHead``.
     """
 
     def __init__(self, hidden_size: int, vocab_size: int, *, std: float, norm: LayerNorm | None) -> None:
@@ -114,6 +95,6 @@ class SpanHead(LabelHead):
             The sum over sequences in nats, and of how many both are right; fp32 scalars, the second without a gradient.
         """
         logits_ST2, labels_S2 = self.span_logits(x_BTD, batch), batch["labels"]
-        logits_NT = logits_ST2.transpose(1, 2).flatten(0, 1)
-        loss = functional.cross_entropy(logits_NT, labels_S2.flatten(), ignore_index=NOT_SCORED, reduction="sum")
+        begins_and_ends = logits_ST2.transpose(1, 2).flatten(0, 1)
+        loss = functional.cross_entropy(begins_and_ends, labels_S2.flatten(), ignore_index=NOT_SCORED, reduction="sum")
         return loss / 2, (logits_ST2.argmax(1) == labels_S2).all(1).sum().float()

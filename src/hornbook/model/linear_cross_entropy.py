@@ -10,6 +10,7 @@ follows, which is why evaluation calls ``token_losses``. Columns from ``vocab_si
 probability and no gradient.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from hornbook.model.layers import cast
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
 # chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
 _CHUNK_TOKENS = 512
+_BLOCK = 64  # divides the rows of a table, padded as it is
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -69,7 +71,8 @@ def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, voc
 
     Args:
         x_ND: hidden states ``[N, D]``, fp32 or bf16.
-        weight_VD: output table ``[V, D]``, fp32; its gradient adds up in fp32.
+        weight_VD: output table ``[V, D]``, fp32. Its gradient is a sum in fp32 of one product a chunk, each rounded to
+            the dtype of ``x``.
         targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is not scored.
         vocab_size: columns that exist; those after it are padding.
 
@@ -95,7 +98,8 @@ def counted_cross_entropy(
         bias_V: ``[vocab_size]`` fp32, or None.
 
     Returns:
-        Two fp32 scalars, the second without a gradient. A prediction is right where no other logit is larger.
+        Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
+        prediction.
     """
     if torch.is_grad_enabled():
         arguments = (x_ND, weight_VD, bias_V, targets_N, vocab_size, True)
@@ -145,9 +149,20 @@ def _gather(log_probabilities: Tensor, targets: Tensor) -> Tensor:
 
 
 def _num_correct(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Count the targets that nothing is likelier than."""
-    picked = log_probabilities.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return ((picked == log_probabilities.amax(1)) & (targets != NOT_SCORED)).sum()
+    """Count the targets that are predicted."""
+    return (_first_largest(log_probabilities) == targets).sum()
+
+
+def _first_largest(x_CV: Tensor) -> Tensor:
+    """Return ``x.argmax(1)``, on a CPU four times as fast: first the block of columns, then the column in it.
+
+    There ``amax`` computes many columns at once and ``argmax`` one after the other.
+    """
+    size = math.gcd(_BLOCK, x_CV.shape[1])
+    blocks = x_CV.view(len(x_CV), -1, size)
+    best = blocks.amax(2).argmax(1, keepdim=True)
+    inside = blocks.take_along_dim(best.unsqueeze(2), 1).squeeze(1).argmax(1)
+    return best.squeeze(1) * size + inside
 
 
 def _logit_gradient(log_probabilities: Tensor, targets: Tensor) -> Tensor:

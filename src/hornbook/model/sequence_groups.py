@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 _COARSE = 16
-"""On a CPU, sequences whose lengths differ by this many tokens, or by an eighth, are in different groups."""
+"""On a CPU, sequences whose lengths differ by more than so many tokens and by more than an eighth are not grouped."""
 
 
 def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
@@ -35,7 +35,8 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
 
     Returns:
         ``groups``, int64 ``[number of groups, 3]`` in the host's memory: sequences G, places t, and whether some place
-        is empty; and ``slots`` and ``places`` as above, which are missing where every row is one whole sequence.
+        is empty. And ``slots`` and ``places`` as above, and ``there``, bool ``[R]``, whether a place holds a token: all
+        three are missing where every row is one whole sequence.
     """
     lengths, firsts = lengths_S.tolist(), firsts_S.tolist()
     if lengths == [shape[1]] * shape[0] and firsts == list(range(0, shape.numel(), shape[1])):
@@ -51,8 +52,7 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
     slots_R = torch.cat([*slots, torch.empty(0, dtype=torch.int64)])
     return {
         "groups": torch.tensor(groups, dtype=torch.int64).view(-1, 3),
-        "slots": slots_R.to(device, non_blocking=True),
-        "places": inverse(slots_R, shape.numel()).to(device, non_blocking=True),
+        **_moved({"slots": slots_R, "places": inverse(slots_R, shape.numel()), "there": slots_R >= 0}, device),
     }
 
 
@@ -69,8 +69,7 @@ def spread_sequences(
     for first, length in zip(firsts_S.tolist(), lengths_S.tolist(), strict=True):
         parts += [torch.arange(first, first + length), empty]
     rows = torch.cat(parts)
-    maps = {"rows": rows, "row_of": inverse(rows, num_tokens)}
-    return {name: index.to(device, non_blocking=True) for name, index in maps.items()}
+    return _moved({"rows": rows, "row_of": inverse(rows, num_tokens)}, device)
 
 
 def inverse(index_M: Tensor, num_rows: int) -> Tensor:
@@ -108,6 +107,10 @@ def _gather(x_RC: Tensor, index_M: Tensor) -> Tensor:
     if not len(x_RC):
         return x_RC.new_zeros(len(index_M), x_RC.shape[1])
     return x_RC.index_select(0, index_M.clamp(min=0)).masked_fill_((index_M < 0).unsqueeze(1), 0.0)
+
+
+def _moved(maps: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: index.to(device, non_blocking=True) for name, index in maps.items()}
 
 
 def _cut(order: list[int], lengths: list[int], *, is_coarse: bool) -> Iterator[list[int]]:

@@ -1,7 +1,10 @@
 """Which dtype the activations have. Parameters, gradients and optimizer state are fp32 whatever is chosen here.
 
 bf16 pays where the processor multiplies it natively: GPUs since Ampere, x86 with AMX or AVX512-BF16 (4.7 times the
-fp32 rate on an EPYC 9004), Apple GPUs. Elsewhere it is emulated and slower than fp32. fp32 runs are bit-reproducible.
+fp32 rate on an EPYC 9004), Apple GPUs. Elsewhere it is emulated and slower than fp32.
+
+On a CPU, runs in fp32 are bit-reproducible. On a GPU, data, order, masks, dropout and initial weights are the same in
+every run, but the device chooses in which order some sums add up, in fp32 too, as those of rows that tokens look up.
 """
 
 from pathlib import Path

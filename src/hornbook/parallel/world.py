@@ -6,6 +6,8 @@ the backward pass, so gradients are simply added over ranks::
     counts --sum--> divide --> backward --> gradients --sum--> the same update on every rank
 
 One process is a world of one: nothing is sent. Under ``torchrun`` the ranks talk through NCCL on GPUs and gloo on CPUs.
+A rank that is silent for minutes is taken for lost, but not at a barrier: there the others wait for what the first one
+does alone, such as writing a large checkpoint. So barriers have a group of their own.
 """
 
 import os
@@ -18,26 +20,37 @@ from torch import Tensor
 
 _BUCKET_ELEMENTS = 1 << 24
 _TIMEOUT = timedelta(minutes=10)
+_PATIENCE = timedelta(hours=12)
+"""At a barrier; a process that has died is noticed at once all the same, since its connections break."""
 
 
 class World:
     """The processes of one run; ``World()`` is a run of one process."""
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        waiting: dist.ProcessGroup | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device or torch.device("cpu")
+        self._waiting = waiting
 
     @classmethod
     def join(cls, device: torch.device) -> "World":
         """Join the ranks that ``torchrun`` started, or return a world of one process."""
         if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
             return cls(device=device)
-        backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group(backend, timeout=_TIMEOUT)
-        return cls(dist.get_rank(), dist.get_world_size(), device)
+            dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=_TIMEOUT)
+        waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        return cls(dist.get_rank(), dist.get_world_size(), device, waiting)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -81,9 +94,9 @@ class World:
                 gradient.copy_(part.view_as(gradient))
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks, hours if need be."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self._waiting)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -6,10 +6,13 @@
     with open_stream(path) as stream:
         for batch in stream: ...
 
+    table.arrow, as pyarrow, polars and R write it         ARROW1 | the same stream | a table of its batches | ARROW1
+
 What ``save_to_disk`` writes is read with pyarrow, the extra ``arrow``. pyarrow maps a file into memory and believes the
 lengths that it states, so each of them is compared with the file first. The price: the heads are read twice.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -18,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError, UserError
-from hornbook.storage.documents import read_json
-from hornbook.storage.system import translated
+from hornbook.extras import require
+from hornbook.storage.json_files import read_json
+from hornbook.storage.system import as_storage_error, translated
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,8 +33,12 @@ SPLITS: Final = "dataset_dict.json"
 _HEAD: Final = struct.Struct("<Ii")
 _CONTINUES: Final = 0xFFFFFFFF
 _END_OF_STREAM: Final = _HEAD.pack(_CONTINUES, 0)
+_FILE_MARK: Final = b"ARROW1"
+_STREAM_IN_FILE: Final = 8
 _IS_BATCH: Final = 3
 _MAX_METADATA_BYTES: Final = 16 << 20
+_NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
+"""What an ``OSError`` has for a number if content is to blame: it may state a place or a length that cannot be."""
 
 
 def import_pyarrow(what: str = "Arrow data sets") -> Any:
@@ -39,18 +47,38 @@ def import_pyarrow(what: str = "Arrow data sets") -> Any:
     Raises:
         UserError: it is not installed; the message says that ``what`` needs it.
     """
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise UserError(f"{what} need pyarrow, the extra 'arrow': .venv/bin/pip install -e '.[arrow]'") from None
-    return pyarrow
+    return require("pyarrow", extra="arrow", purpose=f"reading {what}")
 
 
 def shown(said: object) -> str:
     """What pyarrow says, of an error or a type, in one short line: it quotes whatever a file holds."""
     text = "".join(character if character.isprintable() else " " for character in str(said)[:1000])
     return " ".join(text.split())[:120] or type(said).__name__
+
+
+@contextmanager
+def damage_told(path: Path, name: str, what: str, *others: type[Exception]) -> Iterator[None]:
+    """Tell in one line what pyarrow finds wrong with a file while it reads it in the block.
+
+    Args:
+        path: of the file.
+        name: what errors call it.
+        what: the file should be, as in "Parquet file".
+        others: errors that a damaged file of this kind may raise, beside pyarrow's own.
+
+    Raises:
+        DataError: the file is damaged, for which pyarrow raises an ``OSError``, too, but without the system's number.
+        StorageError: the system could not read it.
+    """
+    arrow = import_pyarrow(f"{what}s")
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_OF_THE_SYSTEM:
+            raise as_storage_error("read", path, error) from error
+        raise _damaged(name, what, error) from None
+    except (arrow.ArrowException, ValueError, *others) as error:
+        raise _damaged(name, what, error) from None
 
 
 def is_dataset(path: Path) -> bool:
@@ -103,12 +131,18 @@ def open_stream(path: Path, name: str | None = None) -> Iterator["pyarrow.Record
     name = name or str(path)
     if not path.is_file():
         raise DataError(f"{name}: there is no such file; the data set is incomplete")
-    _check_messages(path, name)
-    try:
-        with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as stream:
+    start = _check_messages(path, name)
+    with (
+        damage_told(path, name, "Arrow stream"),
+        arrow.memory_map(str(path)) as source,
+    ):
+        source.seek(start)
+        with arrow.ipc.open_stream(source) as stream:
             yield stream
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{name}: is damaged, or no Arrow stream ({shown(error)})") from None
+
+
+def _damaged(name: str, what: str, error: Exception) -> DataError:
+    return DataError(f"{name}: is damaged, or no {what} ({shown(error)})")
 
 
 def _choose(path: Path, split: str | None) -> str:
@@ -128,28 +162,34 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value not in ("", ".", "..") and value == Path(value).name
 
 
-def _check_messages(path: Path, name: str) -> None:
+def _check_messages(path: Path, name: str) -> int:
     """Go from message to message of a stream, so that pyarrow meets no length that the file does not have.
+
+    Returns:
+        Where the stream begins: an Arrow file, as against a stream, has a mark before it and a table behind it.
 
     Raises:
         DataError: a message is cut off, or a batch compressed; or the stream does not end where the file does.
         StorageError: it cannot be read.
     """
-    place = 0
     with translated("read", path), path.open("rb") as file:
         size = path.stat().st_size
+        start = place = _STREAM_IN_FILE if file.read(len(_FILE_MARK)) == _FILE_MARK else 0
+        file.seek(start)
         while (head := file.read(_HEAD.size)) != _END_OF_STREAM:
             mark, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
             if mark != _CONTINUES or not 0 < length <= min(_MAX_METADATA_BYTES, size - place - _HEAD.size):
                 raise DataError(f"{name}: at byte {place} is no message of an Arrow stream; it is damaged or truncated")
             body, is_compressed = _describe(name, place, file.read(length))
             if is_compressed:
-                raise DataError(f"{name}: its batches are compressed, which `datasets` never does; save it anew")
+                raise DataError(f"{name}: its batches are compressed; save it anew without, or as Parquet")
             if not 0 <= body <= size - file.tell():
                 raise DataError(f"{name}: the message at byte {place} has {body} bytes; {size - file.tell()} are left")
             place = file.seek(body, os.SEEK_CUR)
-        if place + _HEAD.size != size:
+        file.seek(max(file.tell(), size - len(_FILE_MARK)))
+        if file.read() != (_FILE_MARK if start else b""):
             raise DataError(f"{name}: its stream ends before the file; it is damaged")
+    return start
 
 
 def _describe(name: str, place: int, metadata: bytes) -> tuple[int, bool]:

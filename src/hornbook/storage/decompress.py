@@ -12,7 +12,6 @@ standard library's and ``zstandard``'s decompressors in one thread.
 """
 
 import bz2
-import importlib
 import io
 import lzma
 import zlib
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
 
 from hornbook.errors import DataError, StorageError, UserError
-from hornbook.storage.system import format_bytes
+from hornbook.extras import require
+from hornbook.storage.system import as_storage_error, format_bytes
 
 _BUFFER: Final = 256 << 10
 _PIECE: Final = 64 << 10
@@ -131,10 +131,7 @@ class _Zstd:
 
 
 def _import_zstandard() -> Any:
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise UserError("reading .zst files needs the extra hornbook[zstd]: pip install 'hornbook[zstd]'") from error
+    return require("zstandard", extra="zstd", purpose="reading .zst files")
 
 
 _DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
@@ -187,7 +184,7 @@ def open_source(path: Path) -> BinaryIO:
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from error
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}; check the path and the disk") from error
+        raise as_storage_error("read", path, error) from error
 
 
 class _Source(io.RawIOBase):

@@ -22,26 +22,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from hornbook.errors import StorageError
+from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
-from hornbook.storage.documents import dump_json, parse_json, read_bytes, read_json
-from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
+from hornbook.storage.system import flush_to_disk, format_bytes, free_bytes, process_is_alive, translated
 
 __all__ = [
     "Appender",
     "BytesLike",
     "FileWriter",
     "Written",
-    "append_line",
     "commit_directory",
-    "dump_json",
     "format_bytes",
     "free_bytes",
     "fsync_directory",
     "make_directory",
-    "parse_json",
-    "read_bytes",
-    "read_json",
     "remove_file",
     "remove_tree",
     "rename",
@@ -222,27 +216,17 @@ def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
     return written
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a file and wait until it is on the disk; see ``Appender`` for many.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing; the file then ends as before.
-    """
-    with Appender(path) as appender:
-        appender.append(line)
-        appender.sync()
-
-
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
     """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise.
 
     Raises:
         StorageError: it cannot be created.
     """
-    missing = [parent for parent in path.parents if not parent.is_dir()]
-    for folder in (*reversed(missing), path):
-        if folder == path and exist_ok and path.is_dir():
+    with translated("create the folder", path):
+        if exist_ok and path.is_dir():
             return
+        missing = [parent for parent in path.parents if not parent.is_dir()]
+    for folder in (*reversed(missing), path):
         with translated("create the folder", folder):
             faults.perform("open", folder, partial(folder.mkdir, exist_ok=exist_ok or folder != path))
         fsync_directory(folder.parent)
@@ -282,7 +266,7 @@ def commit_directory(temporary: Path, final: Path) -> None:
         StorageError: ``final`` exists already, or the disk failed.
     """
     if os.path.lexists(final):
-        raise StorageError(f"cannot create {final}: it exists already; remove it or choose another name")
+        raise PathError(f"cannot create {final}: it exists already; remove it or choose another name")
     with translated("read the folder", temporary):
         folders = [Path(folder) for folder, _, _ in os.walk(temporary, topdown=False, onerror=_raise)]
     for folder in folders:
@@ -333,7 +317,7 @@ def _write_all(path: Path, descriptor: int, view: memoryview) -> None:
 
 
 def _sync(path: Path, descriptor: int) -> None:
-    faults.perform("fsync", path, lambda: os.fsync(descriptor))
+    faults.perform("fsync", path, lambda: flush_to_disk(descriptor))
 
 
 def _end_of_last_line(descriptor: int) -> int:

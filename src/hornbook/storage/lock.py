@@ -3,19 +3,32 @@
     with lock_folder(run.folder):      # a second process meets a UserError that names the first
         train(...)
 
-It is ``flock`` on ``folder/lock``; the file holds the holder's number for people to read and stays behind, since
-removing it would let two processes lock two files of one name. The price: a forked child shares the lock until it
-ends, too.
+    with lock_folder(work):            # a folder that ends with its work
+        ...
+        remove_locked_folder(work)
+
+It is ``flock`` on ``folder/lock``; the file holds the holder's number for people to read. A lock belongs to a file, not
+to its name: whoever opened it just before the holder removed it would lock a file that nobody else can meet. So a lock
+counts only if the name still leads to the locked file, and else is taken anew. The price: a forked child shares the
+lock until it ends, too.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-from hornbook.errors import StorageError, UserError
-from hornbook.storage.files import make_directory
+from hornbook.errors import PathError, StorageError, UserError
+from hornbook.storage import faults
+from hornbook.storage.files import make_directory, remove_file, remove_tree
+from hornbook.storage.system import translated
+
+_NAME: Final = "lock"
+_ATTEMPTS: Final = 20
+"""To lock a file that others remove; each time, one of them has to end within the same few microseconds."""
 
 
 @contextmanager
@@ -26,21 +39,61 @@ def lock_folder(folder: Path) -> Iterator[None]:
         UserError: another process holds it.
         StorageError: the lock file cannot be created, or its file system knows no locks.
     """
-    make_directory(folder)
-    descriptor = _open(folder / "lock")
+    descriptor = _lock(folder)
     try:
-        _acquire(folder, descriptor)
         _sign(descriptor)
         yield
     finally:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(f"cannot open {path}: {error.strerror}; check the folder and its permissions") from error
+def remove_locked_folder(folder: Path) -> None:
+    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays.
+
+    Raises:
+        StorageError: something in it cannot be removed.
+    """
+    if folder.is_symlink():
+        remove_file(folder)  # never what it points to
+        return
+    with translated("read the folder", folder):
+        entries = sorted(entry for entry in folder.iterdir() if entry.name != _NAME)
+    for entry in entries:
+        remove_tree(entry)
+    remove_file(folder / _NAME)
+    with translated("remove the folder", folder):
+        try:
+            faults.perform("unlink", folder, folder.rmdir)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
+def _lock(folder: Path) -> int:
+    """The descriptor of the folder's lock file, which this process holds and which nobody has removed."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            descriptor = _open(folder)
+        except PathError as error:
+            may_have_gone = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # while it was made
+            if may_have_gone and attempt + 1 < _ATTEMPTS:
+                continue
+            raise
+        try:
+            _acquire(folder, descriptor)
+            if _is_still_there(folder / _NAME, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again when they have ended")
+
+
+def _open(folder: Path) -> int:
+    make_directory(folder)
+    with translated("open", folder / _NAME):
+        return os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _acquire(folder: Path, descriptor: int) -> None:
@@ -55,6 +108,15 @@ def _acquire(folder: Path, descriptor: int) -> None:
         raise StorageError(
             f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that has locks"
         ) from error
+
+
+def _is_still_there(path: Path, descriptor: int) -> bool:
+    """Whether the open file is the one that the path leads to."""
+    with translated("read", path):
+        try:
+            return os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            return False
 
 
 def _sign(descriptor: int) -> None:

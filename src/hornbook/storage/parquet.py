@@ -33,8 +33,8 @@ class Chunk:
     """A column of a row group.
 
     Attributes:
-        num_rows: of the row group.
-        offset, size: where its pages lie in the file, in bytes.
+        num_rows: of the row group; a writer may leave one without any.
+        offset, size: where its pages lie in the file, in bytes; without rows they mean nothing.
     """
 
     num_rows: int
@@ -65,7 +65,7 @@ def find_chunks(file: BinaryIO, path: str, name: str) -> list[Chunk]:
         found = [_chunk(num_rows, chunk, name) for num_rows, chunk in groups]
     except (ValueError, EOFError):
         raise DataError(f"{name}: its footer is damaged; fetch the file again") from None
-    if any(chunk.num_rows < 0 or not 0 < chunk.offset <= chunk.offset + chunk.size <= size for chunk in found):
+    if not all(_lies_within(chunk, size) for chunk in found):
         raise DataError(f"{name}: its footer speaks of more than the file has; fetch the file again")
     return found
 
@@ -127,6 +127,11 @@ def _footer(file: BinaryIO, size: int, name: str) -> bytes:
         raise DataError(f"{name}: its footer has {format_bytes(length)}; write the file with fewer row groups")
     file.seek(size - 8 - length)
     return file.read(length)
+
+
+def _lies_within(chunk: Chunk, size: int) -> bool:
+    """Whether a file of so many bytes has the pages of a chunk, or there are none to have."""
+    return chunk.num_rows == 0 or (chunk.num_rows > 0 and 0 < chunk.offset <= chunk.offset + chunk.size <= size)
 
 
 def _path(chunk: Struct) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.storage import faults
-from hornbook.storage.files import remove_tree, rename
-from hornbook.storage.lock import lock_folder
-from hornbook.storage.system import translated
+from hornbook.storage.files import rename
+from hornbook.storage.lock import lock_folder, remove_locked_folder
+from hornbook.storage.system import flush_to_disk, translated
 
 _FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_RDWR | os.O_APPEND
 
@@ -62,9 +62,9 @@ class PartialFile:
             StorageError: the disk failed.
         """
         with translated("write", self.path):
-            faults.perform("fsync", self.path, lambda: os.fsync(self._descriptor))
+            faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
         rename(self.path, self.final)
-        remove_tree(self._folder)
+        remove_locked_folder(self._folder)
 
     def close(self) -> None:
         """Close the file; the content stays."""
@@ -97,7 +97,7 @@ def discard_partial(final: Path) -> None:
     """
     if (folder := _folder_of(final)).exists():
         with lock_folder(folder):
-            remove_tree(folder)
+            remove_locked_folder(folder)
 
 
 def _folder_of(final: Path) -> Path:

@@ -1,15 +1,22 @@
 """What the other storage modules ask the operating system, and how they tell of its refusals."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from hornbook.errors import StorageError
+from hornbook.errors import PathError, StorageError
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MISTAKEN: Final = (
+    errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EACCES, errno.EPERM, errno.EROFS,
+)  # fmt: skip
+"""What the system says of a path that is wrong, or of one that is not ours: no disk will mend that by itself."""
+_NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -17,12 +24,19 @@ def translated(verb: str, path: Path, needed: int | None = None) -> Iterator[Non
     """Turn an ``OSError`` inside the block into one line: "cannot ``verb`` ``path``: ...".
 
     Raises:
-        StorageError: the block raised an ``OSError``; on a full disk it tells the ``needed`` and the free bytes.
+        PathError: the block raised an ``OSError`` since the path is wrong, or not this user's.
+        StorageError: it raised another one; on a full disk the line tells the ``needed`` and the free bytes.
     """
     try:
         yield
     except OSError as error:
-        raise StorageError(_explain(verb, path, error, needed)) from error
+        raise as_storage_error(verb, path, error, needed) from error
+
+
+def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None = None) -> StorageError:
+    """What ``translated`` makes of an ``OSError``."""
+    kind = PathError if error.errno in _MISTAKEN else StorageError
+    return kind(_explain(verb, path, error, needed))
 
 
 def _explain(verb: str, path: Path, error: OSError, needed: int | None) -> str:
@@ -54,6 +68,45 @@ def format_bytes(size: int) -> str:
             return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Wait until what was written to a file, or the entries of a folder, would survive a power cut.
+
+    On macOS ``fsync`` stops at the drive, whose cache a power cut empties; ``F_FULLFSYNC`` does not (its man page:
+    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``.
+
+    Raises:
+        OSError: the disk failed; what it has of the file is not known.
+    """
+    full_fsync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_fsync is not None:
+        try:
+            fcntl.fcntl(descriptor, full_fsync)
+            return
+        except OSError as error:
+            if error.errno not in _NOT_FOR_THIS_FILE:  # after an I/O error fsync might say that all is well
+                raise
+    os.fsync(descriptor)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, at least one: those it may run on, or its container's quota if that is less.
+
+    A core of two hyperthreads counts twice.
+    """
+    may_run_on = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(may_run_on, cpu_quota())
+
+
+def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The cores that a container's CPU quota amounts to, at least one; the machine's where there is none."""
+    everything = os.cpu_count() or 1
+    try:
+        quota, _, period = path.read_text(encoding="ascii").strip().partition(" ")
+    except OSError:
+        return everything
+    return max(1, int(quota) // int(period)) if quota.isdecimal() and period.isdecimal() else everything
 
 
 def process_is_alive(pid: int) -> bool:

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from hornbook.errors import DataError
-from hornbook.storage import parse_json, read_bytes
+from hornbook.storage.json_files import parse_json, read_bytes
 from hornbook.text.cuts import CUT_CHARACTERS, cuts
 from hornbook.text.special_tokens import ROBERTA_TOKENS
 from hornbook.text.vocabulary import (
@@ -237,7 +237,7 @@ def _checked(
     for number, (left, right) in enumerate(merges, 1):
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise DataError(f"{name}: merge {number} ({left!r:.40}, {right!r:.40}) is not in the vocabulary")
-    names = tuple(name for name in ROBERTA_TOKENS if set(ROBERTA_TOKENS) <= vocab.keys())
+    names = ROBERTA_TOKENS if set(ROBERTA_TOKENS) <= vocab.keys() else ()
     end_of_text = "</s>" if names else next((token for token in END_OF_TEXT_NAMES if token in vocab), None)
     if end_of_text is None:
         raise DataError(f"{name} has no end-of-text token; expected one of {', '.join(END_OF_TEXT_NAMES)}")

@@ -12,7 +12,7 @@ user says; nothing is ever repaired in silence. Memory holds one document at a t
 megabytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,7 +27,8 @@ from hornbook.text.readers.streams import streamed
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import Document, Outcome, Position, Reader, ReadOptions, Skipped, Source, Tally
-from hornbook.text.sources import STANDARD_INPUT, content_suffix, find_sources
+from hornbook.text.sources import STANDARD_INPUT, content_suffix, each_once, find_sources
+from hornbook.wording import counted
 
 __all__ = [
     "JSONL_SUFFIXES",
@@ -35,6 +36,7 @@ __all__ = [
     "Position",
     "ReadOptions",
     "Tally",
+    "format_of",
     "list_sources",
     "offset_unit",
     "read_documents",
@@ -57,8 +59,14 @@ _SUFFIXES: Final = {"parquet": (".parquet",), "arrow": (".arrow",)}
 """Of formats whose documents are rows, which nothing but such a file can have: all others in a folder are left out."""
 
 
+OnNotice = Callable[[str], None]
+
+
 def read_documents(
-    inputs: Sequence[str | Path], options: ReadOptions | None = None, tally: Tally | None = None
+    inputs: Sequence[str | Path],
+    options: ReadOptions | None = None,
+    tally: Tally | None = None,
+    on_notice: OnNotice = lambda line: None,
 ) -> Iterator[Document]:
     """Read the documents of what the user names, in that order; ``tally`` is kept up to date.
 
@@ -69,39 +77,45 @@ def read_documents(
         HornbookError: the Hugging Face hub failed half-way.
     """
     options = options or ReadOptions()
-    return read_sources(list_sources(inputs, options), options, Tally() if tally is None else tally)
+    return read_sources(list_sources(inputs, options, on_notice), options, Tally() if tally is None else tally)
 
 
-def list_sources(inputs: Sequence[str | Path], options: ReadOptions) -> list[str]:
+def list_sources(
+    inputs: Sequence[str | Path], options: ReadOptions, on_notice: OnNotice = lambda line: None
+) -> list[str]:
     """List what ``read_sources`` shall read, each source once.
 
     Args:
         inputs: files, folders, globs, ``"-"`` for standard input; folders that ``save_to_disk`` made; data sets of the
             Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
         options: which files to take, and of a data set which split and configuration.
+        on_notice: told in a line of files that several inputs name.
 
     Raises:
         UserError: an input names nothing, several splits were there and none was chosen, or one that is not there.
         DataError: a data set is damaged.
         HornbookError: the Hugging Face hub failed.
     """
-    sources: dict[str, None] = {}
+    sources: list[str] = []
     chosen = {"split": False, "config": False}
     for item in inputs or find_sources(inputs):
         if hub.is_dataset_name(item):
-            sources |= dict.fromkeys(hub.list_files(str(item), options))
+            sources += hub.list_files(str(item), options)
             chosen = {"split": True, "config": True}
         elif options.format in ("auto", "arrow") and is_dataset(Path(item)):
-            sources |= dict.fromkeys(map(str, list_dataset_files(Path(item), options.split)))
+            sources += map(str, list_dataset_files(Path(item), options.split))
             chosen["split"] = True
         else:
             suffixes = options.suffixes or _SUFFIXES.get(options.format, ())
-            sources |= dict.fromkeys(find_sources([item], suffixes=suffixes, exclude=options.exclude))
+            sources += find_sources([item], suffixes=suffixes, exclude=options.exclude)
     for name, used in chosen.items():
         if getattr(options, name) is not None and not used:
             where = "a data set of the Hugging Face hub" + ", or a folder that save_to_disk made" * (name == "split")
             raise UserError(f"--{name} applies to {where}; no input is one")
-    return list(sources)
+    once = each_once(sources)
+    if repeated := len(sources) - len(once):
+        on_notice(f"{counted(repeated, 'file')} named more than once, to be read once")
+    return once
 
 
 def read_sources(
@@ -144,16 +158,17 @@ def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", 
     return "row" if known in _SUFFIXES else "byte"
 
 
+def format_of(source: str, options: ReadOptions) -> str:
+    """The format in which a source is read, a key of ``READERS``."""
+    return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
+
+
 def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
     """What the reader of a source hands out; an error that ends it comes last."""
     try:
-        yield from READERS[_format_of(name, options)](_located(name), options, start)
+        yield from READERS[format_of(name, options)](_located(name), options, start)
     except DataError as error:
         yield error
-
-
-def _format_of(name: str, options: ReadOptions) -> str:
-    return _BY_SUFFIX.get(content_suffix(name), "text") if options.format == "auto" else options.format
 
 
 def _located(name: str) -> Source:

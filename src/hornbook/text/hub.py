@@ -10,13 +10,13 @@ token are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import HornbookError, UserError
-from hornbook.storage import dump_json, make_directory, read_json, replace_file
+from hornbook.storage import make_directory, replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.text.hub_client import OfflineError, OutOfReachError, import_client, translated
 from hornbook.text.hub_layout import CONVERTED, Listing, Splits, choose, default_config, of_one_kind, splits_of
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
 from hornbook.text.reading import ReadOptions
@@ -61,8 +61,9 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
 
     Raises:
         UserError: the name is malformed, there is no such data set, revision, configuration or split, it has no files
-            that can be read, the extra is not installed, or the hub is out of reach and the cache does not have it.
-        HornbookError: the hub failed; trying again may help.
+            that can be read, the extra is not installed, or the cache does not have it and HF_HUB_OFFLINE is set.
+        HornbookError: the hub failed, or is out of reach and the cache does not have it; trying again may help.
+        StorageError: the disk of the cache is full or failing.
     """
     if is_file_name(name):
         return [name]
@@ -91,13 +92,14 @@ def fetch(source: str) -> Path:
     """Where a file of the hub lies in the cache, fetched if need be.
 
     Raises:
-        UserError: it is not there, or not for this user, or the hub is out of reach.
-        HornbookError: the hub failed half-way; trying again goes on from there.
+        UserError: it is not there, or not for this user, or not in the cache while HF_HUB_OFFLINE is set.
+        HornbookError: the hub failed half-way, or is out of reach; trying again goes on from there.
+        StorageError: the disk of the cache is full or failing.
     """
     match = _FILE.fullmatch(source)
     assert match is not None, "callers ask is_file_name"
-    client = _import_client(source)
-    with _translated(source, match["repository"]):
+    client = import_client()
+    with translated(f"{source}: ", "data set", match["repository"]):
         path = client.hf_hub_download(match["repository"], match["file"], repo_type="dataset", revision=match["commit"])
     return Path(path)
 
@@ -118,16 +120,16 @@ def _readable(splits: Splits, options: ReadOptions) -> Splits:
 
 def _listing(repository: str, revision: str | None) -> Listing:
     """What a repository holds; a commit is asked for once, any other revision whenever the hub can be reached."""
-    client = _import_client(f"hf:{repository}")
+    client = import_client()
     folder = Path(client.constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}"
     saved = folder / f"hornbook-{(revision or 'main').replace('/', '--')}.json"
     if revision and re.fullmatch(_COMMIT, revision) and saved.exists():
         return _read_listing(saved)
     where = f"hf:{repository}@{revision}" if revision else f"hf:{repository}"
     try:
-        with _translated(where, repository):
+        with translated(f"{where}: ", "data set", repository):
             info = client.HfApi().dataset_info(repository, revision=revision)
-    except _OutOfReachError:
+    except (OutOfReachError, OfflineError):
         if not saved.exists():
             raise
         return _read_listing(saved)
@@ -143,10 +145,6 @@ def _listing(repository: str, revision: str | None) -> Listing:
     return _to_listing(content, where)
 
 
-class _OutOfReachError(UserError):
-    """The hub cannot be reached, and the cache does not have what was asked for."""
-
-
 def _read_listing(path: Path) -> Listing:
     return _to_listing(read_json(path, "the list of a data set's files"), str(path))
 
@@ -156,42 +154,3 @@ def _to_listing(content: Any, where: str) -> Listing:
         case {"commit": str(commit), "files": [*files], "configs": [*configs]} if re.fullmatch(_COMMIT, commit):
             return Listing(commit=commit, files=tuple(name for name in files if isinstance(name, str)), configs=configs)
     raise HornbookError(f"{where}: expected a commit and a list of files from the Hugging Face hub; try again")
-
-
-def _import_client(where: str) -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError:
-        raise UserError(
-            f"{where}: the Hugging Face hub needs its client, the extra 'hub': .venv/bin/pip install -e '.[hub]'"
-        ) from None
-    return huggingface_hub
-
-
-@contextmanager
-def _translated(where: str, repository: str) -> Iterator[None]:
-    """Tell in one line what the client reports."""
-    errors = _import_client(where).errors
-    try:
-        yield
-    except errors.GatedRepoError:
-        raise UserError(
-            f"{where}: the data set is gated; ask for access at https://huggingface.co/datasets/{repository}, and log "
-            "in with `hf auth login`"
-        ) from None
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise UserError(
-            f"{where}: the Hugging Face hub has no such data set, or not for you; check the name, or log in with "
-            "`hf auth login`"
-        ) from None
-    except (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError):
-        raise UserError(f"{where}: the data set has no such revision or file; check what comes after the @") from None
-    except errors.HfHubHTTPError as error:
-        raise HornbookError(f"{where}: the Hugging Face hub failed ({type(error).__name__}); try again") from error
-    except (OSError, errors.HTTPError) as error:
-        raise _OutOfReachError(
-            f"{where}: not in the cache, and the Hugging Face hub cannot be reached ({type(error).__name__}; "
-            "HF_HUB_OFFLINE, HF_ENDPOINT?); go online, or read the files from a folder"
-        ) from error

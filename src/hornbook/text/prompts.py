@@ -7,21 +7,20 @@ A prompt with line ends in it needs JSONL. Blank lines of a text file are passed
 can be said outright, they are an error.
 """
 
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 from hornbook.errors import DataError
-from hornbook.storage import open_text_source
-from hornbook.storage.system import format_bytes
 from hornbook.text.documents import JSONL_SUFFIXES
+from hornbook.text.readers.records import Remedies, line_text, read_objects, text_in, utf8_of
+from hornbook.text.readers.streams import open_stream, read_lines
+from hornbook.text.reading import Source
 from hornbook.text.sources import STANDARD_INPUT, content_suffix
 
 _MAX_LINE_BYTES: Final = 16 << 20
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_REMEDIES: Final = Remedies(too_long="shorten the prompt", not_json="for plain lines use --prompt-format text")
 
 Format = Literal["auto", "text", "jsonl"]
 
@@ -47,50 +46,24 @@ def read_prompts(source: str, format: Format = "auto") -> list[Prompt]:  # noqa:
         StorageError: the disk failed.
     """
     is_jsonl = format == "jsonl" or (format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
-    name = "standard input" if source == STANDARD_INPUT else source
-    with _open(source) as stream:
-        prompts = [
-            Prompt(_parse(line, place) if is_jsonl else line, place)
-            for line, place in _lines(stream, name)
-            if is_jsonl or line.strip()
-        ]
+    file = Source(source, None if source == STANDARD_INPUT else Path(source))
+    with open_stream(file) as stream:
+        prompts = list(_of_objects(stream, str(file)) if is_jsonl else _of_lines(stream, str(file)))
     if not prompts:
-        raise DataError(f"{name} holds no prompt; expected one a line{' as JSON' if is_jsonl else ''}")
+        raise DataError(f"{file} holds no prompt; expected one a line{' as JSON' if is_jsonl else ''}")
     return prompts
 
 
-def _open(source: str) -> BinaryIO:
-    if source == STANDARD_INPUT:
-        return open_text_source(sys.stdin.buffer, name="standard input")
-    return open_text_source(Path(source))
-
-
-def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, str]]:
-    number = 0
-    while line := stream.readline(_MAX_LINE_BYTES + 1):
-        number += 1
+def _of_lines(stream: BinaryIO, name: str) -> Iterator[Prompt]:
+    for number, _, content in read_lines(stream, _MAX_LINE_BYTES):
         place = f"{name}, line {number}"
-        if len(line) > _MAX_LINE_BYTES:
-            raise DataError(f"{place}: longer than {format_bytes(_MAX_LINE_BYTES)}; shorten the prompt")
-        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-        try:
-            yield content.removesuffix(b"\n").removesuffix(b"\r").decode(), place
-        except UnicodeDecodeError as error:
-            raise DataError(f"{place}: not UTF-8 at byte {error.start}; convert the file") from error
+        line = line_text(content, place, _MAX_LINE_BYTES, _REMEDIES).removesuffix("\n").removesuffix("\r")
+        if line.strip():
+            yield Prompt(line, place)
 
 
-def _parse(line: str, place: str) -> str:
-    if not line.strip():
-        raise DataError(f'{place}: an empty line; remove it, or write {{"prompt": ""}} for an empty prompt')
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{place}: not valid JSON ({reason}); for plain lines use --prompt-format text") from error
-    text = record.get("prompt") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        found = f"the fields {', '.join(map(repr, record))[:80] or 'none'}" if isinstance(record, dict) else "no object"
-        raise DataError(f'{place}: expected an object with a string called "prompt", found {found}')
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DataError(f"{place}: the prompt has half a surrogate pair, so it is no Unicode text; mend the line")
-    return text
+def _of_objects(stream: BinaryIO, name: str) -> Iterator[Prompt]:
+    for place, record in read_objects(stream, name, _MAX_LINE_BYTES, skip_blank=False, remedies=_REMEDIES):
+        text = text_in(record, "prompt", place, 'expected {"prompt": "..."}')
+        utf8_of(text, place, "the prompt")
+        yield Prompt(text, place)

@@ -1,6 +1,6 @@
 r"""A text as its sentences, which together are the text again.
 
-    "Mr. Hill came.  He saw Dr. Wu.\n"     ->   "Mr. Hill came."   "  He saw Dr. Wu.\n"       split_sentences
+    "Mr. Hill came.  He saw Dr. Wu.\n"     ->   "Mr. Hill came."   "  He saw Dr. Wu.\n"       sentence_splitter()
     "one line\nanother line\n"             ->   "one line"         "\nanother line\n"         split_lines
 
 White space opens the sentence that it stands before, so byte-level BPE, whose words begin with their space, gives the
@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from hornbook.errors import UserError
+from hornbook.extras import require
 
 Splitter: TypeAlias = Callable[[str], list[str]]
 
@@ -31,36 +32,21 @@ _MARKS: Final = '"“”„«»'
 _QUOTATION: Final = re.compile(rf"\s*[{_MARKS}](?P<inner>[^{_MARKS}]+)[{_MARKS}]\s*")
 
 
-def split_sentences(text: str, language: str = "en") -> list[str]:
-    """The sentences of a text; ``"".join`` makes the text of them. A blank text has none.
+def sentence_splitter(language: str = "en") -> Splitter:
+    """What splits a text of one language into its sentences; ``"".join`` makes the text of them, a blank one has none.
 
     An empty line ends a sentence, a line's end does not; nor is a sentence longer than 20,000 characters.
 
     Args:
-        text: any text.
         language: a code of Wikipedia, as ``en`` or ``pt``; one that sentencex does not know is split by the rules of a
             related language or, for want of one, of English.
 
     Raises:
-        UserError: sentencex is not installed, the language is no code, or the text has lone surrogates.
-    """
-    return sentence_splitter(language)(text)
-
-
-def sentence_splitter(language: str = "en") -> Splitter:
-    """``split_sentences`` for one language; complains at once, before there is a text.
-
-    Raises:
-        UserError: as there; the splitter raises it for lone surrogates alone.
+        UserError: sentencex is not installed, or the language is no code; by the splitter, a text has lone surrogates.
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(f"{language!r} is no language; expected a code such as en, de or pt")
-    try:
-        import sentencex
-    except ImportError:
-        raise UserError(
-            "sentences are found by sentencex, the extra 'sentences': .venv/bin/pip install -e '.[sentences]'"
-        ) from None
+    sentencex = require("sentencex", extra="sentences", purpose="finding sentences")
 
     def pieces(text: str) -> list[str]:
         try:

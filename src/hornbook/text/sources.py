@@ -3,13 +3,13 @@
     ["books/", "more/*.jsonl.gz", "-"]  ->  ["books/a.txt", "books/b/c.txt", "more/1.jsonl.gz", "-"]
 
 Folders are searched to their depths, in the order of their entries' names, so that the same files give the same order
-on every machine; hidden files and folders are passed over, links to folders are followed. The price of naming a file
-once only: a file that two inputs name is read at its first place.
+on every machine; hidden files and folders are passed over, links are followed. A file is read once, at its first place,
+by whatever names and links it is reached. The price: nobody repeats a file by naming it twice.
 """
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Final
@@ -23,29 +23,37 @@ STANDARD_INPUT: Final = "-"
 def find_sources(
     inputs: Sequence[str | Path], *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[str]:
-    """List the files to read, each once.
+    """List the files to read, each once, by the first of its names.
 
     Args:
         inputs: files, folders, globs (``**`` goes through folders), ``"-"`` for standard input.
         suffixes: take only files of such an ending, as in ``".py"``, out of folders and globs; a compressed
             ``a.py.gz`` counts as ``.py``, too. A file named outright is always taken.
         exclude: patterns as in ``"test*"``; a file below an input is left out if its name, or that of a folder that
-            it is in, fits one.
+            it is in, fits one. What was named, up to a glob's first wildcard, is not looked at.
 
     Raises:
         UserError: an input names nothing, or nothing is left of it.
     """
-    sources: dict[str, None] = {}
+    sources: list[str] = []
     for name in (os.fspath(item) for item in inputs):
         found = [path for path in _expand(name, exclude) if path == name or has_suffix(path, suffixes)]
         if not found:
             conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
             asked = f" ({', '.join(conditions)})" if conditions else ""
             raise UserError(f"{name}: there is no file to read{asked}; hidden files do not count")
-        sources |= dict.fromkeys(found)
+        sources += found
     if not sources:
         raise UserError("no input was named: expected files, folders, globs, or - for standard input")
-    return list(sources)
+    return each_once(sources)
+
+
+def each_once(sources: Iterable[str]) -> list[str]:
+    """Leave out sources that are a file by another name, through links too; the first name stays."""
+    first: dict[str, str] = {}
+    for name in sources:
+        first.setdefault(name if name == STANDARD_INPUT else os.path.realpath(name), name)
+    return list(first.values())
 
 
 def content_suffix(path: str) -> str:
@@ -54,7 +62,7 @@ def content_suffix(path: str) -> str:
     return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
 
 
-def is_excluded(path: str, patterns: Sequence[str]) -> bool:
+def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
     """Whether the name of a file, or of a folder that it is in, fits one of the patterns."""
     return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
 
@@ -77,7 +85,8 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     if not glob.has_magic(name):
         raise UserError(f"{name}: no such file or folder; check the path")
     found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-    matches = [match for match in found if not is_excluded(match, exclude)]
+    named = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
+    matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[named:]), exclude)]
     return [path for match in matches for path in (_walk(match, exclude, ()) if Path(match).is_dir() else (match,))]
 
 

@@ -103,29 +103,9 @@ class Tokenizer:
         return None if end_of_text is None else self.rules.vocab[end_of_text]
 
     @property
-    def cls_id(self) -> int | None:
-        """The id of the token that begins a sequence, ``[CLS]`` or ``<s>``; None where there is none."""
-        return self._id_of("cls")
-
-    @property
-    def sep_id(self) -> int | None:
-        """The id of the token that ends a sequence, ``[SEP]`` or ``</s>``; None where there is none."""
-        return self._id_of("sep")
-
-    @property
-    def mask_id(self) -> int | None:
-        """The id of the token that hides another, ``[MASK]`` or ``<mask>``; None where there is none."""
-        return self._id_of("mask")
-
-    @property
     def pad_id(self) -> int | None:
         """The id of the token that fills a row up, ``[PAD]`` or ``<pad>``; None where there is none."""
         return self._id_of("pad")
-
-    @property
-    def unknown_id(self) -> int | None:
-        """The id of a word that has no tokens, ``[UNK]`` or ``<unk>``; None where there is none."""
-        return self._id_of("unknown")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import DataError
-from hornbook.storage import read_bytes
+from hornbook.storage.json_files import read_bytes
 from hornbook.text import byte_pairs, word_pieces
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.vocabulary import Description, parse_description

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import DataError
-from hornbook.storage import parse_json, read_bytes
+from hornbook.storage.json_files import parse_json, read_bytes
 
 MAX_VOCAB_SIZE: Final = 1 << 20
 KINDS: Final = {"BPE": "merges", "WordPiece": "max_input_chars_per_word"}

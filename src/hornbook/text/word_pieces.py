@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from hornbook.errors import DataError
-from hornbook.storage.documents import read_json
+from hornbook.storage.json_files import read_json
 from hornbook.text.cuts import CUT_CHARACTERS, cuts
 from hornbook.text.special_tokens import BERT_TOKENS, ROLE_NAMES
 from hornbook.text.vocabulary import Description, by_id, dump_description, read_lines, refuse_bad_vocabulary

@@ -6,7 +6,8 @@ The lines are an SVG that is stretched to whatever width there is; the labels ar
 they keep their size on a telephone and on paper. Moving over a chart shows the values at that step (CSS, no script).
 At most ``MAX_POINTS`` points are drawn for a series, the least and the greatest of every slice, so that a spike of one
 step survives a million rows. A logarithmic axis is chosen where the values span more than a factor of ``LOG_FROM``.
-The price of a stretched SVG: no markers, since circles would become ellipses.
+The price of a stretched SVG: no markers but dots, which are round ends of lines of no length, since a circle would
+become an ellipse.
 """
 
 import bisect
@@ -153,7 +154,7 @@ def line_chart(
     return tag(
         "figure",
         tag("figcaption", *heading, _legend(drawn, marks) if legend else ""),
-        tag("div", *layers, class_="plot"),
+        tag("div", *layers, class_="plot", style=f"margin-left:{_label_room(y)}"),
         tag("p", "step", class_="x"),
     )
 
@@ -223,6 +224,12 @@ def _labels(x: Axis, y: Axis) -> Html:
     return tag("div", *rows, *columns, class_="labels", aria_hidden="true")
 
 
+def _label_room(y: Axis) -> str:
+    """What the longest label of the vertical axis takes, and no less than most take, so that charts line up."""
+    longest = max((len(units.tick(tick)) for tick in y.ticks(5)), default=0)
+    return f"max(3.1rem, {0.8 * longest:.1f}ch + .7rem)"
+
+
 def _step_ticks(x: Axis) -> list[float]:
     return [tick for tick in x.ticks(5) if tick == round(tick)]
 
@@ -244,7 +251,10 @@ def _svg(series: Sequence[Series], x: Axis, y: Axis, marks: Sequence[tuple[float
 
 
 def _drawn(series: Series, x: Axis, y: Axis) -> list[Html]:
-    """A path for the line, and one for points between two gaps: lines of no length, which a round cap makes dots."""
+    """A path for the line, and one for points between two gaps: lines of no length, which a round cap makes dots.
+
+    A point that is all there is gets a larger one, since no line leads to it.
+    """
     lines, dots = [], []
     for _, run in itertools.groupby(decimate(series.points), key=lambda point: point[1] is None):
         places = [
@@ -256,7 +266,8 @@ def _drawn(series: Series, x: Axis, y: Axis) -> list[Html]:
             dots.append(f"M{places[0]}h0")
         elif places:
             lines.append(f"M{'L'.join(places)}")
-    paths = ((lines, series.style), (dots, f"{series.style} dot"))
+    lone = "" if lines or len(dots) > 1 else " lone"
+    paths = ((lines, series.style), (dots, f"{series.style} dot{lone}"))
     return [tag("path", d="".join(moves), class_=style) for moves, style in paths if moves]
 
 

@@ -9,7 +9,7 @@ Everything goes to standard error, so that standard output is the command's own.
     saved runs/demo/checkpoints/step-00000500
     ━━━━━━━━━━━━━━━━╸──────────  720/2,000  loss 2.8113  25.1k tokens/s  3 min 12 s left
 
-Elsewhere (a file, a pipe, ``--json``) every logged step is a plain line of its own. No thread redraws the status: it
+Elsewhere (a file, a pipe) every logged step is a plain line of its own. No thread redraws the status: it
 moves when a row arrives. The price is that it stands still between rows; the gain is nothing that runs beside the
 training, forks with it or holds a lock when a signal comes.
 
@@ -60,13 +60,12 @@ class Console:
 
     Args:
         quiet: only warnings are said.
-        json: a script reads standard output, so nothing moves: plain lines, even on a terminal.
         stream: where to write; standard error if not given.
     """
 
-    def __init__(self, *, quiet: bool = False, json: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         target = _SteadyStream(stream or sys.stderr)
-        self._moves = target.isatty() and not json and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._moves = target.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self._quiet = quiet
         self._rich = rich.console.Console(file=cast(TextIO, target), highlight=False, markup=False, emoji=False)
         self._progress: Progress | None = None
@@ -92,7 +91,7 @@ class Console:
         bits = units.number(row, "bits_per_byte")
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
-        parts += _term_parts(row)
+        parts += _accuracies(row)
         self._line(Text("  ".join(parts), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
@@ -105,10 +104,11 @@ class Console:
         """A checkpoint was committed."""
         self._line(Text(f"saved {one_line(str(path))}", style="dim"))
 
-    def sample(self, text: str) -> None:
-        """A text that the model wrote; whatever it holds, it cannot leave its indented block."""
+    def sample(self, step: int, text: str) -> None:
+        """A text that the model wrote after a step; whatever it holds, it cannot leave its indented block."""
         if self._quiet:
             return
+        self._line(Text(f"step {units.count(step)}  the model writes", style="green"))
         if self._moves:
             self._rich.print(Padding(Text(visible(text), style="italic"), (0, 2, 0, 4)))
         else:
@@ -155,38 +155,37 @@ class Console:
             self._progress = _progress(self._rich)
             self._task = self._progress.add_task("", total=None, status="")
             self._progress.start()
-        step, *rest = _train_parts(row, total_steps)
-        shown = "  ".join([step.removeprefix("step "), rest[0], *rest[3:]])
+        shown = "  ".join(_train_parts(row, total_steps, short=True)).removeprefix("step ")
         self._progress.update(self._task, total=total_steps, completed=units.number(row, "step") or 0, status=shown)
         self._progress.refresh()
 
 
-def _train_parts(row: Mapping[str, Any], total_steps: int) -> list[str]:
-    """Step, loss, learning rate, gradient norm, speed and, where they apply, utilization, skipped steps, time left."""
-    loss, learning_rate, norm, speed, utilization, skipped = (
+def _train_parts(row: Mapping[str, Any], total_steps: int, *, short: bool = False) -> list[str]:
+    """Step, loss, learning rate, gradient norm, speed and, where they apply, skipped steps; then the time left.
+
+    An encoder's accuracies take the place of learning rate and gradient norm, so that its lines are no longer than a
+    decoder's; a ``short`` line, for the status, has neither of these. The log and the report have all.
+    """
+    loss, learning_rate, norm, speed, skipped = (
         units.number(row, key)
-        for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "skipped_steps")
+        for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "skipped_steps")
     )
-    parts = [
-        f"{_step(row)}/{units.count(total_steps)}",
-        f"loss {units.loss(loss)}",
-        f"lr {units.rate(learning_rate)}",
-        f"grad {units.MISSING if norm is None else units.significant(norm)}",
-        f"{units.short(speed)} tokens/s",
-    ]
-    parts += _term_parts(row)
-    if utilization is not None:
-        parts.append(f"MFU {utilization:.0%}")
+    accuracies = _accuracies(row)
+    parts = [f"{_step(row)}/{units.count(total_steps)}", f"loss {units.loss(loss)}", *accuracies]
+    if not short and not accuracies:
+        shown = units.MISSING if norm is None else units.significant(norm)
+        parts += [f"lr {units.rate(learning_rate)}", f"grad {shown}"]
+    parts.append(f"{units.short(speed)} tokens/s")
     if skipped:
         parts.append(f"{units.count(skipped)} skipped")
     return [*parts, f"{units.duration(seconds_left(row, total_steps))} left"]
 
 
-def _term_parts(row: Mapping[str, Any]) -> list[str]:
-    """What an encoder's row says beside its loss: accuracies, and the share of padding if there is any."""
-    shares = {"mlm_accuracy": "mlm right", "nsp_accuracy": "nsp right", "accuracy": "right", "padding": "padding"}
-    values = ((name, units.number(row, key)) for key, name in shares.items())
-    return [f"{name} {value:.1%}" for name, value in values if value or (value is not None and name != "padding")]
+def _accuracies(row: Mapping[str, Any]) -> list[str]:
+    """What an encoder's row says beside its loss: how often it is right."""
+    names = {"mlm_accuracy": "mlm", "nsp_accuracy": "nsp", "accuracy": "accuracy"}
+    values = ((name, units.number(row, key)) for key, name in names.items())
+    return [f"{name} {value:.1%}" for name, value in values if value is not None]
 
 
 def _step(row: Mapping[str, Any]) -> str:

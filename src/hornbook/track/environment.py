@@ -4,7 +4,7 @@
                   "instruction_sets": ["avx512_bf16", "amx_bf16"], "git": {"commit": "1f0c...", "dirty": false},
                   "command": "hornbook train demo", ...}
 
-    environment.json = {"sessions": [{"from_step": 0, **capture()}, {"from_step": 400, **capture()}]}
+    environment.json = {"sessions": [{"from_step": 0, "to_step": 400, **capture()}, {"from_step": 400, ...}]}
 
 A run that is resumed, perhaps on another machine, gets one session more, which is how its report knows. The environment
 variables are never recorded, since they are where keys are kept; the price is that a run which an odd variable made
@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import hornbook
-from hornbook.storage.files import dump_json, read_json, replace_file
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.storage.system import usable_cores
 
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -40,7 +42,7 @@ def capture() -> dict[str, Any]:
         **_torch(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": num_cores(),
+        "cores": usable_cores(),
         "instruction_sets": instruction_sets(),
         "memory_bytes": memory_bytes(),
         "git": git_state(Path.cwd()),
@@ -49,15 +51,17 @@ def capture() -> dict[str, Any]:
     }
 
 
-def record_session(path: Path, from_step: int) -> None:
+def record_session(path: Path, from_step: int, to_step: int) -> None:
     """Adds this process to ``environment.json`` as a session that goes on after ``from_step`` finished steps.
+
+    ``to_step`` is the run's last step, which a recipe whose length is in epochs or tokens does not say.
 
     Raises:
         DataError: the file that is there is malformed.
         StorageError: it cannot be read or written.
     """
     earlier = sessions(path)
-    replace_file(path, dump_json({"sessions": [*earlier, {"from_step": from_step, **capture()}]}))
+    replace_file(path, dump_json({"sessions": [*earlier, {"from_step": from_step, "to_step": to_step, **capture()}]}))
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -80,13 +84,6 @@ def cpu_model() -> str:
     if sys.platform == "darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return described.get("model name") or platform.processor() or platform.machine() or "unknown"
-
-
-def num_cores() -> int:
-    """The cores that this process may use, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def instruction_sets() -> list[str]:

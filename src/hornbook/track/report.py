@@ -22,11 +22,12 @@ from hornbook.track import charts, metrics, units
 from hornbook.track.page import Html, card, document, facts, join, section, table, tag
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.units import number
+from hornbook.wording import counted
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
 SMOOTHED_FROM, SPIKES_DRAWN = 40, 400
 _NOISY = ("gradient_norm", "tokens_per_second")
-_RIGHT = {"mlm_accuracy": "Masked tokens right", "nsp_accuracy": "Pairs right", "accuracy": "Right"}
+_RIGHT = ("mlm_accuracy", "nsp_accuracy", "accuracy")
 _TERMS = {
     "mlm": ("MLM loss", "nats"),
     "mlm_accuracy": ("MLM accuracy", "share of the masked tokens"),
@@ -83,7 +84,7 @@ def _lead(summary: RunSummary, run: RunFiles) -> Html:
     elif total is None:
         progress = f"Step {step}"
     elif summary.step >= total:
-        progress = join([tag("strong", "Finished"), f", {step} steps"])
+        progress = join([tag("strong", "Finished"), f", {counted(summary.step, 'step')}"])
     else:
         progress = f"Step {step} of {units.count(total)}"
     parts: list[Html | str] = [progress]
@@ -101,14 +102,14 @@ def _machine(session: Mapping[str, Any]) -> str:
     if isinstance(gpus, list) and gpus:
         return ", ".join(str(gpu) for gpu in gpus)
     threads = number(session, "threads")
-    plural = "" if threads == 1 else "s"
-    return f"{session.get('cpu', 'unknown processor')}, {units.count(threads)} thread{plural}"
+    shown = units.MISSING if threads is None else counted(int(threads), "thread")
+    return f"{session.get('cpu', 'unknown processor')}, {shown}"
 
 
 def _cards(summary: RunSummary, run: RunFiles) -> Html:
     best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
-    skipped = f"{units.count(summary.skipped_steps)} steps skipped" if summary.skipped_steps else ""
+    skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
     shown = [
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
         ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
@@ -127,10 +128,10 @@ def _right(run: RunFiles) -> tuple[str, str, str]:
     """How often an encoder is right, held out or else in the training: the leading share, and beside it the others."""
     for kind, where in (("validation", "held out"), ("train", "in training")):
         rows = run.of_kind(kind)
-        shares = [(title, f"{share:.1%}") for term, title in _RIGHT.items() if (share := last(rows, term)) is not None]
+        shares = [(_TERMS[term][0], f"{share:.1%}") for term in _RIGHT if (share := last(rows, term)) is not None]
         if shares:
             (title, value), *others = shares
-            return title, value, ", ".join([where, *(f"{other.lower()} {also}" for other, also in others)])
+            return title, value, ", ".join([where, *(f"{other} {also}" for other, also in others)])
     return "", units.MISSING, ""
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from hornbook.errors import DataError, UserError
-from hornbook.storage.files import read_bytes, read_json
+from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics
 from hornbook.track.units import number
 
@@ -82,7 +82,7 @@ def find_runs(root: Path) -> list[Path]:
         UserError: ``root`` is no folder.
     """
     if not root.is_dir():
-        raise UserError(f"no folder {root}; expected a folder that holds runs, as `runs`")
+        raise UserError(f"no folder {root} here: `hornbook train` makes the folder runs; or name another")
     found = []
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -137,7 +137,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         name=run.name,
         folder=str(run.folder),
         step=max((int(row["step"]) for row in run.rows), default=0),
-        total_steps=_total_steps(run.recipe),
+        total_steps=_total_steps(run),
         tokens=None if tokens is None else int(tokens),
         loss=last(train, "loss"),
         validation_loss=losses[-1][0] if losses else None,
@@ -219,10 +219,12 @@ def _bits_per_byte(tasks: Iterable[dict[str, Any]]) -> float | None:
     return next((value for row in rows if (value := number(row, "value")) is not None), None)
 
 
-def _total_steps(recipe: Mapping[str, Any]) -> int | None:
-    training = recipe.get("training")
-    steps = training.get("steps") if isinstance(training, dict) else None
-    return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
+def _total_steps(run: RunFiles) -> int | None:
+    """The run's last step: what its last start made of its length or, where that is not recorded, the recipe's."""
+    training = run.recipe.get("training")
+    asked = training.get("steps") if isinstance(training, dict) else None
+    found = (session.get("to_step") for session in reversed(run.sessions))
+    return next((steps for steps in (*found, asked) if type(steps) is int and steps > 0), None)
 
 
 def _middle(values: Iterable[float | None]) -> float | None:

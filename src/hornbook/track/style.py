@@ -66,8 +66,9 @@ figcaption li.mark::before { border-top: 2px dashed var(--mark); border-radius: 
 .plot path { fill: none; stroke: var(--train); stroke-width: 2; vector-effect: non-scaling-stroke;
   stroke-linejoin: round; stroke-linecap: round; }
 .plot path.raw { stroke: var(--raw); stroke-width: 1; opacity: .85; }
-.plot path.dot { stroke-width: 6; opacity: 1; }
 .plot path.validation { stroke: var(--validation); stroke-width: 2.25; }
+.plot path.dot { stroke-width: 6; opacity: 1; }
+.plot path.dot.lone { stroke-width: 10; }
 .plot path.mark { stroke: var(--mark); stroke-width: 1.25; stroke-dasharray: 4 4; }
 .gx, .gy { position: absolute; background: var(--grid); }
 .gy { left: 0; right: 0; height: 1px; } .gx { top: 0; bottom: -.35rem; width: 1px; }

@@ -1,14 +1,21 @@
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hornbook.data.build import build_corpus
+from hornbook.data.formats.documents import Documents, TokenDocument, with_end_of_text
 from hornbook.data.formats.stores import megatron_prefix, read_store, write_megatron, write_store
 from hornbook.data.megatron import IndexedFile, IndexedWriter, index_paths
 from hornbook.data.store import open_store
 from hornbook.data.verify import verify_store
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage.faults import inject
+from hornbook.text.tokenizer import Tokenizer
 from tiny_formats import documents, lists
-from tiny_text import SHARED, build_tiny, tiny_tokenizer
+from tiny_sentences import sentence_store
+from tiny_text import SHARED, build_tiny, tiny_tokenizer, write_texts
 
 MEGATRON = SHARED / "megatron" / "meg-gpt2-openwebtext_text_document"
 LISTS = [[5, 6, 299], [299], [7, 8, 9, 299]]
@@ -45,7 +52,7 @@ def test_a_built_corpus_out_and_in_again_is_the_same_store(tmp_path):
         new = open_store(tmp_path / folder)
         assert verify_store(tmp_path / folder).documents == old.num_documents
         assert new.fingerprint == old.fingerprint and new.num_bytes == old.num_bytes
-        assert np.array_equal(new.document_bytes, old.document_bytes)
+        assert np.array_equal(new.rows["num_bytes"], old.rows["num_bytes"])
         assert new.manifest.split == "validation" and new.end_of_text == "stored"
     assert [new.source(number) for number in range(3)] == [old.source(number) for number in range(3)]
 
@@ -115,3 +122,86 @@ def test_a_full_disk_leaves_nothing(tmp_path, number):
         with inject("write", number, "enospc"), pytest.raises(StorageError):
             write(tmp_path / "x")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_holds_some_bytes_a_document(tmp_path):
+    tokens = np.full(500, 7, dtype=np.uint16)
+
+    def peak(count):
+        def read():
+            return (TokenDocument(tokens, 0, 10**6 + number) for number in range(count))
+
+        tracemalloc.start()
+        write_store(tmp_path / str(count), Documents(files=("memory",), read=read, **facts()), "train")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(1)  # what is loaded once
+    assert peak(9000) - peak(3000) < 100 * 6000
+
+
+SENTENCES = [[[5, 6], [7]], [[8]], [[9, 10, 11], [12]]]
+
+
+def wordpiece():
+    return Tokenizer.train(["The cat sat on the mat."] * 9, 110, kind="wordpiece")
+
+
+def test_sentences_go_from_store_to_megatron_and_back(tmp_path):
+    tokenizer = wordpiece()
+    sentence_store(tmp_path / "old", SENTENCES, tokenizer=tokenizer)
+    write_store(tmp_path / "copy", read_store(tmp_path / "old"), "train")
+    write_megatron(tmp_path / "alone", read_store(tmp_path / "old"))
+    foreign = read_store(tmp_path / "alone")
+    assert foreign.sequences == "sentences"
+    write_store(tmp_path / "new", replace(foreign, tokenizer=tokenizer, end_of_text="absent"), "train")
+    for name in ("copy", "new"):
+        store = open_store(tmp_path / name)
+        assert (store.sequences, store.end_of_text, store.end_of_text_id) == ("sentences", "absent", None)
+        assert store.indexed.sizes.tolist() == [2, 1, 1, 3, 1] and store.indexed.document_index.tolist() == [0, 2, 3, 5]
+        verify_store(tmp_path / name)
+
+
+def test_end_of_text_is_part_of_the_last_sentence(tmp_path):
+    sentence_store(tmp_path / "old", [*SENTENCES, []], tokenizer=tiny_tokenizer(), end_of_text="inserted")
+    stored = with_end_of_text(read_store(tmp_path / "old"), "stored")
+    write_store(tmp_path / "stored", stored, "train")
+    assert open_store(tmp_path / "stored").indexed.sizes.tolist() == [2, 2, 2, 3, 2, 1]
+    verify_store(tmp_path / "stored")
+    write_store(tmp_path / "back", with_end_of_text(read_store(tmp_path / "stored"), "inserted"), "train")
+    assert open_store(tmp_path / "back").indexed.sizes.tolist() == [2, 1, 1, 3, 1, 0]
+
+
+def test_a_store_that_says_absent_knows_its_tokenizers_end_of_text(tmp_path):
+    sentence_store(tmp_path / "old", SENTENCES, tokenizer=tiny_tokenizer())
+    some = read_store(tmp_path / "old")
+    assert (some.end_of_text, some.end_of_text_id) == ("absent", tiny_tokenizer().end_of_text_id)
+    write_store(tmp_path / "copy", some, "train")
+    assert open_store(tmp_path / "copy").end_of_text == "absent"
+
+
+def test_bytes_of_word_pieces_are_their_own_and_those_of_a_store_are_taken_over(tmp_path):
+    tokenizer = wordpiece()
+    ids = tokenizer.encode("the caté [MASK] mat")
+    pieces = [name for number in ids for name, other in tokenizer.rules.vocab.items() if other == number]
+    expected = sum(len(piece.removeprefix("##").encode()) for piece in pieces if piece not in tokenizer.rules.special)
+    assert 0 < expected < len("the caté [MASK] mat".encode())
+    write_store(tmp_path / "x", documents([ids], tokenizer=tokenizer, end_of_text="absent"), "train")
+    assert open_store(tmp_path / "x").num_bytes == expected
+    build_corpus(write_texts(tmp_path / "texts"), tokenizer, tmp_path / "built")
+    write_store(tmp_path / "copy", read_store(tmp_path / "built"), "train")
+    old, new = open_store(tmp_path / "built"), open_store(tmp_path / "copy")
+    assert np.array_equal(old.rows["num_bytes"], new.rows["num_bytes"]) and old.num_bytes == new.num_bytes > 1000
+
+
+def test_sources_and_what_their_offsets_count_are_taken_over(tmp_path):
+    names = (f"hf:me/set@{'0' * 40}/train-0.parquet", "-", "/data/caf\udce9.pkl")
+    some = replace(documents(LISTS, **facts()), files=names, reading={"format": "parquet", "field": "text"})
+    write_store(tmp_path / "x", some, "train")
+    store = open_store(tmp_path / "x")
+    assert store.manifest.sources == (f"hf:me/set@{'0' * 40}/train-0.parquet", "-", "/data/caf\\udce9.pkl")
+    assert store.offset_unit(2) == "row"
+    write_store(tmp_path / "y", read_store(tmp_path / "x"), "train")
+    assert open_store(tmp_path / "y").manifest.sources == store.manifest.sources
+    assert open_store(tmp_path / "y").offset_unit(2) == "row"

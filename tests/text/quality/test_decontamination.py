@@ -10,7 +10,7 @@ from tiny_documents import decisions_in_parts, document, kept, some_words
 
 from hornbook.errors import UserError
 from hornbook.text.quality import words as module
-from hornbook.text.quality.decontamination import Decontamination, HashedSet
+from hornbook.text.quality.decontamination import Decontamination, NgramTable
 from tiny_text import SHARED, one_line
 
 LAMBADA = SHARED / "lambada" / "lambada_test.jsonl"
@@ -122,7 +122,7 @@ def test_numbers_out_of_range_are_one_line(num_words, min_overlap):
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.lists(st.integers(0, 2**64 - 1)), st.integers(0, 5))
 def test_the_set_is_a_set(inside, others, count):
     asked = [*others, *inside[:count], inside[0] ^ 1]
-    found = HashedSet(np.array(inside, dtype=np.uint64)).common(np.array(asked, dtype=np.uint64))
+    found = NgramTable(np.array(inside, dtype=np.uint64)).common(np.array(asked, dtype=np.uint64))
     assert found == [item for item in asked if item in inside]
 
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tiny_documents import decisions_in_parts, document, kept
 
 from hornbook.text.quality import words
-from hornbook.text.quality.exact import ExactDuplicates, HashSet, text_hash
+from hornbook.text.quality.exact import ExactDuplicates, SeenPairs, text_hash
 
 TEXTS = st.lists(st.text("aB \n\u3000é", max_size=4), max_size=30)
 PAIRS = st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 2**64 - 1))
@@ -52,7 +52,7 @@ def test_memory_is_what_is_new():
 
 @given(st.lists(PAIRS))
 def test_the_set_is_a_set(pairs):
-    found, expected = HashSet(), set()
+    found, expected = SeenPairs(), set()
     for low, high in pairs * 2:
         assert found.add(low, high) == ((low, high) not in expected)
         expected.add((low, high))
@@ -60,7 +60,7 @@ def test_the_set_is_a_set(pairs):
 
 
 def test_the_set_grows_and_takes_what_collides():
-    found = HashSet()
+    found = SeenPairs()
     pairs = [(number << 40, number) for number in range(1, 400)] + [(number, 1) for number in range(3000)]
     assert all(found.add(*pair) for pair in pairs)
     assert not any(found.add(*pair) for pair in pairs)

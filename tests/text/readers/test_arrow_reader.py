@@ -1,10 +1,11 @@
+import errno
 import io
 import json
 import sys
 
 import pytest
 
-from hornbook.errors import DataError, UserError
+from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
 from mutations import mutated, survive
 from tiny_text import one_line
@@ -57,10 +58,36 @@ def test_each_row_is_a_document(tmp_path, field):
     assert tally.empty == 10
 
 
-@pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.binary()])
+@pytest.mark.parametrize(
+    "kind", [pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary(), pyarrow.string_view()]
+)
 def test_other_types_of_text(tmp_path, kind):
     path = write(tmp_path / "a.arrow", {"text": pyarrow.array(["one", None, "two"]).cast(kind)})
     assert texts(path) == ["one", "two"]
+
+
+def write_file(path, texts=TEXTS):
+    """What pyarrow, polars and R call an Arrow file: a stream with a mark before it and a table behind it."""
+    table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())})
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=4)
+    return path
+
+
+def test_an_arrow_file_is_read_as_the_stream_in_it(tmp_path):
+    path = write_file(tmp_path / "a.arrow")
+    assert texts(path) == [text for text in TEXTS if text]
+    options = ReadOptions(format="arrow")
+    found = list(read_sources([str(path)], options, Tally(), skip=Position(0, 6)))
+    assert found[0] == Document("one", str(path), 6, 3)
+    data = path.read_bytes()
+    for rest, part in (
+        (data[:-1], "its stream ends before the file"),
+        (data[:200], "is no message"),
+        (data[:6], "byte 8"),
+    ):
+        path.write_bytes(rest)
+        fails(path, part)
 
 
 def test_folders_that_save_to_disk_made(tmp_path):
@@ -134,6 +161,18 @@ def test_other_files(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(data)}))
     with pytest.raises(DataError, match="standard input cannot be read as Arrow"):
         texts("-", format="arrow")
+
+
+@pytest.mark.parametrize(("number", "expected"), [(errno.EIO, StorageError), (None, DataError)])
+def test_a_failing_disk_is_no_damaged_file(tmp_path, monkeypatch, number, expected):
+    def fail(path):
+        raise OSError(number, "what the system says") if number else OSError("what pyarrow says")
+
+    path = write_texts(tmp_path / "a.arrow")
+    monkeypatch.setattr(pyarrow, "memory_map", fail)
+    with pytest.raises(expected) as caught:
+        texts(path)
+    assert one_line(caught.value, str(path), "says")
 
 
 @pytest.mark.parametrize("field", ["text", "meta.body"])

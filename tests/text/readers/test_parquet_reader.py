@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import random
@@ -7,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.errors import DataError, UserError
-from hornbook.text.documents import Document, ReadOptions, Tally, list_sources, read_documents, read_sources
+from hornbook.errors import DataError, StorageError, UserError
+from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
 from tiny_text import one_line
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from tiny_parquet import SHAPES, TEXTS, write_bomb, write_parquet  # noqa: E402 - it needs pyarrow
+from tiny_parquet import SHAPES, TEXTS, write_bomb, write_groups, write_parquet  # noqa: E402 - it needs pyarrow
 
 
 def read(path, **options):
@@ -46,12 +47,33 @@ def test_folders_give_their_parquet_files_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.large_string(), pyarrow.binary(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+    "kind",
+    [
+        pyarrow.large_string(),
+        pyarrow.binary(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
 )
 def test_other_types_of_text(tmp_path, kind):
     table = pyarrow.table({"text": pyarrow.array(["one", None, "two"]).cast(kind)})
     parquet.write_table(table, tmp_path / "a.parquet")
     assert [document.text for document in read(tmp_path / "a.parquet")] == ["one", "two"]
+
+
+@pytest.mark.parametrize("groups", [[[], ["a", "b"]], [["a"], [], ["b"]], [["a", "b"], []], [[], ["a"], [], [], ["b"]]])
+def test_row_groups_without_rows(tmp_path, groups):
+    path = write_groups(tmp_path / "a.parquet", groups)
+    assert [(document.text, document.offset) for document in read(path)] == [("a", 0), ("b", 1)]
+    assert [document.text for document in read_sources([str(path)], ReadOptions(), Tally(), skip=Position(0, 1))] == [
+        "b"
+    ]
+
+
+def test_a_table_without_rows(tmp_path):
+    tally = Tally()
+    assert list(read_documents([write_groups(tmp_path / "a.parquet", [[]])], ReadOptions(), tally)) == []
+    assert (tally.documents, tally.empty, tally.faults) == (0, 0, 0)
 
 
 def test_reading_goes_on_from_any_row(tmp_path):
@@ -116,7 +138,7 @@ def test_standard_input_and_no_pyarrow(tmp_path, monkeypatch):
         read("-", format="parquet")
     path = write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"Parquet files need pyarrow, the extra 'arrow': .*'\.\[arrow\]'"):
+    with pytest.raises(UserError, match=r"^reading Parquet files needs pyarrow: pip install 'hornbook\[arrow\]'$"):
         read(path)
 
 
@@ -133,6 +155,33 @@ BOMBS = {
     "deltas": lambda path: write_bomb(path, ["x" * MIB] * 200, column_encoding={"text": "DELTA_BYTE_ARRAY"}),
     "nothing": lambda path: write_bomb(path, pyarrow.nulls(1_500_000, pyarrow.string())),
 }
+
+
+def raising(error):
+    def fail(*arguments, **options):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.ESTALE, errno.ENOSPC, errno.ETIMEDOUT])
+def test_a_failing_disk_is_no_damaged_document(tmp_path, monkeypatch, number):
+    path = write_parquet(tmp_path / "a.parquet")
+    error = OSError(number, "Error reading bytes from file")
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", raising(error))
+    with pytest.raises(StorageError) as caught:
+        read(path, on_error="skip")
+    assert one_line(caught.value, str(path), "cannot read", "Error reading bytes") and caught.value.exit_code == 1
+
+
+def test_an_error_that_is_not_of_the_system_is_damage(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet")
+    for error in (OSError("Unexpected end of stream"), OSError(errno.EINVAL, "negative offset"), MemoryError()):
+        monkeypatch.setattr(parquet.ParquetFile, "iter_batches", raising(error))
+        fails(path, "is damaged, or no Parquet file")
+        assert read(path, on_error="skip") == []
+
+
 READ = """
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ from tiny_text import SHARED, one_line
 
 BERT = b"First sentence.\nSecond one.\r\n\r\n  \n\nThird.\n\nLast\n"
 WIKI = b" \n = Du Fu = \n \n Du Fu was ... \n = = Life = = \n \n = = = Early = = = \n \n = Bob = \n \n Bob was ... \n"
+TITLE = b"\n\n = T = \n"
 MARK = b"\xef\xbb\xbf"
 READERS = {
     "text": read_whole,
@@ -50,6 +51,13 @@ def test_wikitext_by_article():
     assert "".join(document.text for document in found).encode() == WIKI[2:]
     crlf = WIKI.replace(b"\n", b"\r\n")
     assert "".join(texts(crlf, "wikitext")).encode() == crlf[3:] and len(texts(crlf, "wikitext")) == 2
+
+
+def test_a_file_without_a_title_is_no_wikitext(tmp_path):
+    (path := tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(DataError) as caught:
+        list(read_documents([path], ReadOptions(format="wikitext")))
+    assert one_line(caught.value, str(path), "no line is a title of WikiText, ` = Title = `; say what it is by --from")
 
 
 def test_what_is_no_title_stays_in_its_article():
@@ -96,7 +104,7 @@ DATA = st.tuples(st.sampled_from([b"", MARK]), PIECES).map(b"".join)
 
 @given(data=DATA, shape=st.sampled_from(["lines", "blank-lines", "wikitext"]))
 def test_a_document_is_found_at_its_offset(data, shape):
-    end = 0
+    data, end = data + TITLE * (shape == "wikitext"), 0
     for outcome in read(data, shape):
         if isinstance(outcome, DataError):
             assert one_line(outcome, "a zero byte")
@@ -111,6 +119,7 @@ def test_a_document_is_found_at_its_offset(data, shape):
 def test_nothing_but_white_space_lies_between_documents(data):
     data = data.replace(b"\0", b"")
     for shape in READERS:
+        data += TITLE * (shape == "wikitext")
         found = read(data, shape)
         end = len(MARK) if data.startswith(MARK) else 0
         for document in found:
@@ -153,6 +162,20 @@ def test_articles_of_wikipedia_are_no_text_unless_they_are_said_to_be(tmp_path):
             list(read_documents([path], ReadOptions()))
         assert one_line(caught.value, str(path), f"say --from {name}, or --from text")
         assert [document.text for document in read_documents([path], ReadOptions(format="text"))] == [start]
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_lines_of_json_are_no_text_unless_they_are_said_to_be(tmp_path, monkeypatch, start):
+    data = f'{start}{{"text": "one"}}\n{{"text": "two"}}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
+    with pytest.raises(DataError) as caught:
+        list(read_documents(["-"], ReadOptions()))
+    assert one_line(caught.value, "standard input: begins with a JSON object; say --from jsonl, or --from text to")
+    (path := tmp_path / "a.txt").write_text(data)
+    assert len(list(read_documents([path], ReadOptions(format="text")))) == 1
+    for text in ("{\n", "{x} is a set\n", '{"a": 1} {', "{" * 100_000):
+        path.write_text(text)
+        assert [document.text for document in read_documents([path], ReadOptions())] == [text]
 
 
 def test_not_utf8_costs_one_line(tmp_path):

@@ -11,11 +11,11 @@
 
 Files come with all heads, with some of them or with none (``BertModel``, without the prefix ``bert.``), and with heads
 of other tasks. What pre-training needs and a file lacks is drawn anew, what it has no use for is left out, and both is
-told. The price of one dropout there for two here: the export writes that of the blocks.
+told. The price of one dropout there for two here: the export writes that of the blocks, and tells so.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -64,7 +64,8 @@ _DEFAULTS: Final = {
     "initializer_std": 0.02,
     "num_segments": 2,
 }
-_SWITCHES: Final = ("qkv_bias", "projection_bias", "head_transform", "prediction_bias")  # TensorFlow's alone
+_BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
+_SWITCHES: Final = (*_BIASES, "head_transform")  # TensorFlow's alone
 _SETTLED: Final[dict[str, object]] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -181,10 +182,10 @@ class EncoderFamily:
             CheckpointError: transformers has no such model.
         """
         refuse_head_size(config, self.model_type)
-        if absent := [f"model.{name}" for name in _SWITCHES if not getattr(config, name)]:
+        if config.head == "pretraining" and not config.head_transform:
             raise CheckpointError(
-                f"{', '.join(absent)} is false, and transformers' {self.model_type} has them all; such a model cannot "
-                "be exported"
+                f"model.head_transform is false, and transformers' {self.model_type} has that layer before its "
+                "prediction of tokens; such a model cannot be exported"
             )
         values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
         values |= {
@@ -254,10 +255,15 @@ class EncoderFamily:
         return ours, list(_notes(what, absent, sorted(others)))
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """Return our weights under their names and in their shapes, the tied table left out; they are views."""
+        """Return our weights under their names and in their shapes, the tied table left out; they are views.
+
+        Biases that the model does without are zeros there, which makes the same of everything.
+        """
+        own = {weight.ours for weight in self.layout(config, "")}
         theirs: dict[str, Tensor] = {}
-        for weight in self.layout(config, f"{self.model_type}."):
-            theirs |= weight.to_theirs(tensors[weight.ours])
+        with_biases = replace(config, qkv_bias=True, projection_bias=True, prediction_bias=True)
+        for weight in self.layout(with_biases, f"{self.model_type}."):
+            theirs |= weight.to_theirs(tensors[weight.ours] if weight.ours in own else torch.zeros(weight.shape))
         return theirs
 
     def _tie(self, found: dict[str, Tensor], table: str, *, tied: bool) -> list[str]:
@@ -306,6 +312,17 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(named, Mapping) or not named:
         return ("LABEL_0", "LABEL_1")
     return tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(len(named)))
+
+
+def export_notes(config: EncoderConfig) -> Iterator[str]:
+    """Yield what of a model is not in its export as it is here."""
+    if config.embedding_dropout != config.residual_dropout:
+        yield (
+            f"model.embedding_dropout {config.embedding_dropout:g} is lost: transformers has one hidden_dropout_prob, "
+            f"and model.residual_dropout {config.residual_dropout:g} is written there"
+        )
+    if absent := [f"model.{name}" for name in _BIASES if not getattr(config, name)]:
+        yield f"{', '.join(absent)} off: transformers has these biases, so they are written as zeros"
 
 
 def task_of(config: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ left out of the weights, as transformers does itself. The price: one file, howev
 it a tensor at a time.
 """
 
+import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.huggingface.encoders import export_notes
 from hornbook.checkpoint.huggingface.families import Family, family_of
 from hornbook.checkpoint.huggingface.tokenizer_files import tokenizer_files
 from hornbook.checkpoint.tensors import encode
@@ -32,18 +35,24 @@ from hornbook.config import (
 )
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
+from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger("hornbook.checkpoint")
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def write_folder(path: Path, contents: Contents, *, dtype: str = "fp32") -> dict[str, storage.Written]:
+def write_folder(
+    path: Path, contents: Contents, *, dtype: str = "fp32", warn: Callable[[str], None] = _logger.warning
+) -> dict[str, storage.Written]:
     """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
 
     Args:
         path: the folder, which must not exist.
         contents: of a checkpoint: the group ``model``, the document ``recipe`` and perhaps ``tokenizer.json``.
         dtype: of the written weights: fp32, bf16 or fp16.
+        warn: is told of what is not there as it is here.
 
     Raises:
         UserError: ``path`` exists already.
@@ -58,8 +67,10 @@ def write_folder(path: Path, contents: Contents, *, dtype: str = "fp32") -> dict
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
     weights = _cast(family.to_theirs(contents.tensors["model"], model), dtype)
-    small = {name: storage.dump_json(value) for name, value in documents.items()}
+    small = {name: dump_json(value) for name, value in documents.items()}
     small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
+    for note in export_notes(model) if isinstance(model, EncoderConfig) else ():
+        warn(note)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         storage.make_directory(temporary)

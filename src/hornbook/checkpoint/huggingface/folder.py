@@ -26,8 +26,8 @@ from hornbook.checkpoint.huggingface.weights import PICKLED_FILES, SAFE_FILES, r
 from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.storage.documents import read_json
 from hornbook.storage.files import sha256_file
+from hornbook.storage.json_files import read_json
 
 CONFIG: Final = "config.json"
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from hornbook.checkpoint.huggingface.tokenizer_files import FILES
 from hornbook.checkpoint.huggingface.weights import SAFE_FILES
-from hornbook.errors import HornbookError, UserError
+from hornbook.errors import UserError
 from hornbook.text.hub import HALF
+from hornbook.text.hub_client import import_client, translated
 
 _SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
 _NAME: Final = re.compile(f"{HALF}/{HALF}")
@@ -42,8 +43,9 @@ def fetch(name: str, *, revision: str | None = None, allow_pickle: bool = False)
 
     Raises:
         UserError: the name is malformed, there is no such model or revision, it has no safetensors while pickles are
-            not allowed, the extra is not installed, or the hub is out of reach and the cache does not have it.
-        HornbookError: the hub failed half-way; trying again may help.
+            not allowed, the extra is not installed, or the cache does not have it and HF_HUB_OFFLINE is set.
+        HornbookError: the hub failed half-way, or is out of reach; trying again may help.
+        StorageError: the disk of the cache is full or failing.
     """
     if not re.fullmatch(f"({HALF}/)?{HALF}", name):
         raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
@@ -59,25 +61,7 @@ def fetch(name: str, *, revision: str | None = None, allow_pickle: bool = False)
 
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError as error:
-        raise UserError(
-            f"{name}: there is no such folder here; to take the model from the Hugging Face hub, "
-            "install its client with `pip install 'hornbook[hub]'`"
-        ) from error
-    where = f"{name} at {revision}" if revision else name
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise UserError(
-            f"{where}: there is no such folder here, and the Hugging Face hub has no such model, or not for you; "
-            "check the name, or log in with `hf auth login`"
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise UserError(
-            f"{where}: there is no such folder here, the model is not in the cache, and the Hugging Face hub cannot be "
-            "reached (HF_HUB_OFFLINE, HF_ENDPOINT?); check the path, go online, or copy the folder here"
-        ) from error
-    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of whichever HTTP library it uses
-        raise HornbookError(f"{where}: the Hugging Face hub failed ({type(error).__name__}); try again") from error
+    client = import_client()
+    where = f"{name} (revision {revision})" if revision else name
+    with translated(f"no run or checkpoint at {where}; ", "model", name):
+        return Path(client.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hornbook.checkpoint.foreign import inside
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.documents import dump_json, read_json
+from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.special_tokens import ROLE_NAMES
 from hornbook.text.tokenizer import Tokenizer
@@ -34,9 +34,9 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
         CheckpointError: one of its files is a link that leaves the folder.
         StorageError: a file cannot be read.
     """
-    there = {inside(folder, name).name for name in FILES if (folder / name).exists()}
-    if not there & {"tokenizer.json", "vocab.txt"} and not {"vocab.json", "merges.txt"} <= there:
+    if not has_tokenizer(folder):
         return None
+    there = _there(folder)
     if "tokenizer.json" not in there and "tokenizer_config.json" in there:
         settings = read_json(folder / "tokenizer_config.json", "the settings of the tokenizer")
         if isinstance(settings, dict) and settings.get("add_prefix_space"):
@@ -47,6 +47,16 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
     if tokenizer.vocab_size > vocab_size:
         raise DataError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size} rows")
     return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has the files of a tokenizer, whether hornbook can read them or not.
+
+    Raises:
+        CheckpointError: one of them is a link that leaves the folder.
+    """
+    there = _there(folder)
+    return bool(there & {"tokenizer.json", "vocab.txt"}) or {"vocab.json", "merges.txt"} <= there
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
@@ -68,6 +78,10 @@ def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes
         **files,
         "tokenizer_config.json": dump_json(settings | own),
     }
+
+
+def _there(folder: Path) -> set[str]:
+    return {inside(folder, name).name for name in FILES if (folder / name).exists()}
 
 
 def _refuse_two_opinions(rules: WordPieces, path: Path) -> None:

@@ -21,7 +21,7 @@ from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.huggingface.pickled import read_pickled
 from hornbook.checkpoint.tensors import read
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.documents import read_json
+from hornbook.storage.json_files import read_json
 
 SAFE_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -29,7 +29,7 @@ from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.tensorflow.table import read_table
 from hornbook.data.formats.crc32c import masked_crc32c
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.documents import read_bytes
+from hornbook.storage.json_files import read_bytes
 from hornbook.storage.protobuf import DELIMITED, VARINT, Malformed, read_fields, read_varint
 from hornbook.storage.system import translated
 

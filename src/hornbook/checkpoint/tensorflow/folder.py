@@ -21,7 +21,7 @@ from hornbook.checkpoint.foreign import inside
 from hornbook.checkpoint.tensorflow.bundle import open_bundle, read_variables
 from hornbook.checkpoint.tensorflow.names import translate, weight_names
 from hornbook.errors import CheckpointError
-from hornbook.storage.documents import read_bytes
+from hornbook.storage.json_files import read_bytes
 
 CONFIG: Final = "bert_config.json"
 ARGUMENTS: Final = "arguments.json"

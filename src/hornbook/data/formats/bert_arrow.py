@@ -21,19 +21,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.formats.files import new_folder
 from hornbook.data.formats.instances import (
     Instance,
     Instances,
-    Integers,
     check_instance,
     length_of_mask,
     padded,
     unpadded,
 )
 from hornbook.errors import DataError
-from hornbook.storage import BytesLike, FileWriter, dump_json, write_file
+from hornbook.storage import BytesLike, FileWriter, write_file
 from hornbook.storage.arrow import STATE, import_pyarrow, list_dataset_files, open_stream
+from hornbook.storage.json_files import dump_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -230,7 +231,7 @@ def _to_batch(rows: list[Instance], length: int, schema: "pyarrow.Schema") -> "p
     return arrow.record_batch([*lists, label], schema=schema)
 
 
-def _labels(instance: Instance, length: int) -> NDArray[np.int64]:
+def _labels(instance: Instance, length: int) -> Int64s:
     labels = np.full(length, NOT_SCORED, dtype=np.int64)
     labels[instance.positions] = instance.labels
     return labels

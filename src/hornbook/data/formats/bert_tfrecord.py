@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.formats.example import Feature, encode_example, integers
 from hornbook.data.formats.instances import Instance, Instances, check_instance, length_of_mask, padded, unpadded
 from hornbook.data.formats.tfrecord import find_tfrecords, read_examples, write_records
@@ -200,7 +201,7 @@ def decode_remasked(features: _Features, where: str) -> Instance:
     return instance
 
 
-def _used_slots(features: _Features, num_slots: int, where: str) -> NDArray[np.int64]:
+def _used_slots(features: _Features, num_slots: int, where: str) -> Int64s:
     """The slots that hold a token: those of masked ones, and those from slot K on."""
     most = len(integers(features, "masked_labels", where))
     masked, end = _only(features, "mask_padding_index", where), _only(features, "seq_padding_index", where)
@@ -210,11 +211,11 @@ def _used_slots(features: _Features, num_slots: int, where: str) -> NDArray[np.i
 
 
 def _in_place(
-    slots: NDArray[np.int64],
-    places: NDArray[np.int64],
-    segments: NDArray[np.int64],
+    slots: Int64s,
+    places: Int64s,
+    segments: Int64s,
     where: str,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Int64s, Int64s]:
     """Tokens and segments in the order of their places; a place that none has is a token of id 0.
 
     Its segment is that of the next token, since every sentence ends with [SEP], which is none of those.

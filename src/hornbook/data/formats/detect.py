@@ -68,7 +68,7 @@ def detect_target(path: Path, source_format: str) -> str:
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
     fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_FORMATS else INSTANCE_FORMATS
-    raise UserError(f"the format of the target {path} is open; say it with --to, one of {', '.join(fitting)}")
+    raise UserError(f"the name {path} does not tell the format; give --to with one of {', '.join(fitting)}")
 
 
 def _detect_folder(path: Path) -> str | None:

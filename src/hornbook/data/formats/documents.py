@@ -10,29 +10,37 @@ Each is a function from ``Documents`` to ``Documents``, which hold no token unti
 document. The price: what is iterated twice (to count, to verify) is read twice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Integers
 from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 
 TOKEN: Final = np.dtype(np.int32)
-EndOfText = Literal["stored", "inserted"]
+EndOfText = Literal["stored", "inserted", "absent"]
 
 
 class TokenDocument(NamedTuple):
     """Tokens [number of tokens] of an integer dtype, not to be written to; and where they are from.
 
-    ``file`` is the number of the file in ``Documents.files``, ``offset`` the bytes before the document there.
+    ``file`` is the number of the file in ``Documents.files``, ``offset`` what is before the document there, in bytes or
+    in rows. ``num_bytes`` of text in UTF-8 and ``sizes``, the tokens of each of its sentences [number of sentences],
+    are None where nobody knows.
     """
 
-    tokens: NDArray[np.integer[Any]]
+    tokens: Integers
     file: int
     offset: int
+    num_bytes: int | None = None
+    sizes: Integers | None = None
+
+    def with_part(self, tokens: Integers) -> "TokenDocument":
+        """Some of its tokens, in its place; of their bytes and sentences nothing is known."""
+        return TokenDocument(tokens, self.file, self.offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,12 +50,15 @@ class Documents:
     Attributes:
         files: the files that they are from.
         read: begins an iteration; the tokens it gives are ids from 0, below 2**31.
-        end_of_text: ``"stored"``, each document ends with that token; ``"inserted"``, none does; None: not known.
+        end_of_text: ``"stored"``, each document ends with that token; ``"inserted"``, none does, but readers put it in;
+            ``"absent"``, they do not; None: not known.
         end_of_text_id: its id, None where it is not known.
         vocab_size: number of ids, None where it is not known.
         dtype: of the tokens in the files, None where the files leave it open.
         tokenizer: what made the tokens, None where it is not known.
         split: the split of a corpus that they are, None where it is not known.
+        sequences: whether they know their sentences.
+        reading: how a store's text was read, as its manifest has it.
     """
 
     files: tuple[str, ...]
@@ -58,12 +69,14 @@ class Documents:
     dtype: np.dtype[Any] | None = None
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     split: str | None = None
+    sequences: Literal["documents", "sentences"] = "documents"
+    reading: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[TokenDocument]:
         return self.read()
 
 
-def as_tokens(values: NDArray[np.integer[Any]], where: str) -> NDArray[np.integer[Any]]:
+def as_tokens(values: Integers, where: str) -> Integers:
     """The same values, once they are known to be token ids.
 
     Raises:
@@ -108,21 +121,24 @@ def with_tokenizer(documents: Documents, tokenizer: Tokenizer) -> Documents:
 def with_end_of_text(documents: Documents, end_of_text: EndOfText) -> Documents:
     """The documents with the end-of-text token at the end of each (``"stored"``), or of none (``"inserted"``).
 
-    Only the last token of a document is looked at, and at most one is added or taken away.
+    Only the last token of a document is looked at, and at most one is added or taken away. Of sentences it is part of
+    the last. Where it is to be ``"absent"``, documents stay as they are.
     """
+    if end_of_text == "absent":
+        return replace(documents, end_of_text=end_of_text)
     token = documents.end_of_text_id
     assert token is not None, "the caller knows the end-of-text token"
     ending = np.array([token], dtype=TOKEN)
 
     def read() -> Iterator[TokenDocument]:
         for document in documents:
-            tokens = document.tokens
+            tokens, more = document.tokens, 0
             has_it = len(tokens) > 0 and int(tokens[-1]) == token
             if end_of_text == "stored" and not has_it:
-                tokens = np.concatenate((tokens.astype(TOKEN), ending))
+                tokens, more = np.concatenate((tokens.astype(TOKEN), ending)), 1
             elif end_of_text == "inserted" and has_it:
-                tokens = tokens[:-1]
-            yield document._replace(tokens=tokens)
+                tokens, more = tokens[:-1], -1
+            yield document._replace(tokens=tokens, sizes=_with_longer_end(document.sizes, more))
 
     return replace(documents, read=read, end_of_text=end_of_text)
 
@@ -140,14 +156,14 @@ def split_at_end_of_text(documents: Documents) -> Documents:
         for sequence in documents:
             start = 0
             for end in (np.flatnonzero(sequence.tokens == token) + 1).tolist():
-                yield _join([*begun, sequence._replace(tokens=sequence.tokens[start:end])])
+                yield _join([*begun, sequence.with_part(sequence.tokens[start:end])])
                 begun, start = [], end
             if start < len(sequence.tokens):
-                begun.append(sequence._replace(tokens=sequence.tokens[start:]))
+                begun.append(sequence.with_part(sequence.tokens[start:]))
         if begun:
             yield _join(begun)
 
-    return replace(documents, read=read, end_of_text=None)
+    return replace(documents, read=read, end_of_text=None, sequences="documents")
 
 
 @dataclass(kw_only=True)
@@ -178,14 +194,14 @@ def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut
             whole, ends = _join(held).tokens, np.cumsum([len(part.tokens) for part in held])
             for start in range(skip, num_held - length + 1, stride):
                 part = held[int(np.searchsorted(ends, start, side="right"))]
-                yield part._replace(tokens=whole[start : start + length])
+                yield part.with_part(whole[start : start + length])
                 num_sequences += 1
             start += stride
             held, skip, num_held = _behind(held, start), max(0, start - num_held), max(0, num_held - start)
         covered = length + (num_sequences - 1) * min(stride, length) if num_sequences else 0
         left_out.tokens = num_tokens - covered
 
-    return replace(documents, read=read, end_of_text=None)
+    return replace(documents, read=read, end_of_text=None, sequences="documents")
 
 
 def crop(documents: Documents, length: int, left_out: LeftOut) -> Documents:
@@ -199,14 +215,23 @@ def crop(documents: Documents, length: int, left_out: LeftOut) -> Documents:
                 left_out.tokens += len(document.tokens)
                 continue
             left_out.tokens += len(document.tokens) - length
-            yield document._replace(tokens=document.tokens[:length])
+            yield document.with_part(document.tokens[:length])
 
-    return replace(documents, read=read, end_of_text=None)
+    return replace(documents, read=read, end_of_text=None, sequences="documents")
+
+
+def _with_longer_end(sizes: Integers | None, more: int) -> Integers | None:
+    """The sizes of sentences the last of which has so many more tokens; a sentence begins where there is none."""
+    if sizes is None or not more:
+        return sizes
+    some = np.array(sizes if len(sizes) else [0], dtype=np.int64)
+    some[-1 if more > 0 else np.flatnonzero(some)[-1]] += more
+    return some
 
 
 def _join(parts: list[TokenDocument]) -> TokenDocument:
     """One document of parts, the place of the first."""
-    return parts[0]._replace(tokens=np.concatenate([part.tokens for part in parts])) if len(parts) > 1 else parts[0]
+    return parts[0].with_part(np.concatenate([part.tokens for part in parts])) if len(parts) > 1 else parts[0]
 
 
 def _behind(parts: list[TokenDocument], start: int) -> list[TokenDocument]:
@@ -214,6 +239,6 @@ def _behind(parts: list[TokenDocument], start: int) -> list[TokenDocument]:
     left = []
     for part in parts:
         if start < len(part.tokens):
-            left.append(part._replace(tokens=part.tokens[start:]))
+            left.append(part.with_part(part.tokens[start:]))
         start = max(0, start - len(part.tokens))
     return left

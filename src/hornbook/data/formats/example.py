@@ -17,10 +17,11 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.errors import DataError
 from hornbook.storage.protobuf import DELIMITED, FIXED32, LONGEST_VARINT, VARINT, Malformed, read_fields
 
-Feature: TypeAlias = NDArray[np.int64] | NDArray[np.float32] | list[bytes]
+Feature: TypeAlias = Int64s | NDArray[np.float32] | list[bytes]
 """An int64 or float32 array of one dimension, or byte strings."""
 
 _AT_ONCE: Final = 1 << 16  # varints; each takes some 200 bytes for a moment
@@ -49,7 +50,7 @@ def decode_example(data: bytes) -> dict[str, Feature]:
     return features
 
 
-def integers(features: Mapping[str, Feature], name: str, where: str) -> NDArray[np.int64]:
+def integers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
     """The integers that a feature has.
 
     Raises:
@@ -61,13 +62,13 @@ def integers(features: Mapping[str, Feature], name: str, where: str) -> NDArray[
     raise DataError(f"{where}: its feature {name!r} is missing, or has no integers; expected a list of int64")
 
 
-def encode_varints(values: NDArray[np.int64]) -> bytes:
+def encode_varints(values: Int64s) -> bytes:
     """Integers as varints, seven bits a byte, the lowest first; a negative one takes ten bytes."""
     parts = (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
     return b"".join(map(_encode_some, parts))
 
 
-def decode_varints(data: bytes) -> NDArray[np.int64]:
+def decode_varints(data: bytes) -> Int64s:
     """The integers that varints stand for, of 64 bits.
 
     Raises:
@@ -91,7 +92,7 @@ def decode_varints(data: bytes) -> NDArray[np.int64]:
     return numbers
 
 
-def _encode_some(values: NDArray[np.int64]) -> bytes:
+def _encode_some(values: Int64s) -> bytes:
     numbers = values.view(np.uint64)
     if int(numbers.max()) < 0x80:
         return numbers.astype(np.uint8).tobytes()
@@ -104,7 +105,7 @@ def _encode_some(values: NDArray[np.int64]) -> bytes:
     return data[is_used].tobytes()
 
 
-def _decode_some(values: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _decode_some(values: NDArray[np.uint8], lengths: Int64s) -> Int64s:
     """The integers of varints that have ``lengths`` bytes each."""
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(values)) - np.repeat(starts, lengths)

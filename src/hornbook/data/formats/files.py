@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hornbook.errors import StorageError, UserError
-from hornbook.storage import commit_directory, lock_folder, make_directory, remove_tree
+from hornbook.storage import commit_directory, lock_folder, make_directory, remove_locked_folder, remove_tree
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -40,7 +40,7 @@ def working_folder(target: Path) -> Iterator[Path]:
             yield work / "content"
         finally:
             with suppress(StorageError):
-                remove_tree(work)
+                remove_locked_folder(work)
 
 
 def emptied(folder: Path) -> Path:

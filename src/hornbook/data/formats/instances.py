@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.errors import DataError, UserError
 
-Integers = NDArray[np.integer[Any]]
 MOST_SEGMENTS = 128
 
 
@@ -115,7 +115,7 @@ def length_of_mask(mask: NDArray[Any], what: str, where: str) -> int:
     return length
 
 
-def padded(values: Integers, length: int) -> NDArray[np.int64]:
+def padded(values: Integers, length: int) -> Int64s:
     """The values, followed by zeros up to ``length``."""
     result = np.zeros(length, dtype=np.int64)
     result[: len(values)] = values

@@ -17,11 +17,11 @@ from array import array
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.formats.documents import TOKEN, Documents, TokenDocument, as_tokens
 from hornbook.data.formats.tfrecord import buffered
 from hornbook.errors import DataError
@@ -47,7 +47,7 @@ class _List:
         self.offset = offset
         self._integers = array("q")
 
-    def add(self, integers: NDArray[np.int64]) -> None:
+    def add(self, integers: Int64s) -> None:
         self._integers.frombytes(integers.tobytes())
 
     def article(self) -> "_Article":
@@ -58,11 +58,11 @@ class _Mark:
     """Where the items of a batch begin on the stack."""
 
 
-_Entry = _List | _Mark | NDArray[np.int64]
+_Entry = _List | _Mark | Int64s
 
 
 class _Article(NamedTuple):
-    tokens: NDArray[np.int64]
+    tokens: Int64s
     offset: int
 
 
@@ -157,7 +157,7 @@ class _Machine:
             raise _Refused(f"at byte {self._place} it is nested too deeply")
         self._stack.append(entry)
 
-    def _integers(self) -> NDArray[np.int64]:
+    def _integers(self) -> Int64s:
         """The run of integers whose first opcode was taken."""
         match = _INTEGERS.match(self._data, self._place - 1)
         if match is None:
@@ -168,14 +168,14 @@ class _Machine:
         # behind the last integer come zeros, so that each has four bytes
         values = np.frombuffer(run + bytes(3), dtype=np.uint8)
         starts = np.cumsum(lengths) - lengths
-        numbers: NDArray[np.int64] = values[starts + 1].astype(np.int64)
+        numbers: Int64s = values[starts + 1].astype(np.int64)
         numbers += np.where(lengths >= 3, values[starts + 2].astype(np.int64) << 8, 0)
         is_long = np.flatnonzero(lengths == 5)
         numbers[is_long] += values[starts[is_long] + 3].astype(np.int64) << 16
         numbers[is_long] += values[starts[is_long] + 4].astype(np.int8).astype(np.int64) << 24
         return numbers
 
-    def _long_integer(self, opcode: bytes) -> NDArray[np.int64]:
+    def _long_integer(self, opcode: bytes) -> Int64s:
         """An integer as text, or of up to eight bytes; token ids are smaller, but may be written so."""
         if opcode == b"\x8a":
             size = self._take(1)[0]
@@ -262,14 +262,14 @@ def _put(number: int) -> bytes:
     return b"q" + bytes((number,)) if number < 256 else b"r" + number.to_bytes(4, "little")
 
 
-def _pickle_items(tokens: NDArray[np.integer[Any]]) -> bytes:
+def _pickle_items(tokens: Integers) -> bytes:
     if len(tokens) == 1:
         return _pickle_integers(tokens) + b"a"
     batches = (tokens[start : start + _BATCH] for start in range(0, len(tokens), _BATCH))
     return b"".join(b"(" + _pickle_integers(batch) + b"e" for batch in batches)
 
 
-def _pickle_integers(tokens: NDArray[np.integer[Any]]) -> bytes:
+def _pickle_integers(tokens: Integers) -> bytes:
     """Each integer behind K, M or J, in one, two or four bytes."""
     numbers = tokens.astype("<i4")
     rows = np.zeros((len(numbers), 5), dtype=np.uint8)

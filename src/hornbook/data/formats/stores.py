@@ -4,8 +4,9 @@
     megatron    the two files alone, as Megatron-LM, NeMo and GPT-NeoX have them
 
 A store that is made from others' tokens needs the tokenizer, which tells each document's bytes of text from its
-tokens: a byte-level token stands for a fixed number of bytes. The price: whoever names a wrong tokenizer is believed,
-unless a token is outside its vocabulary.
+tokens: a byte-level token stands for a fixed number of bytes; a word piece for its own, so that white space and what
+the vocabulary lacks do not count. Bytes that a store knows are taken over, and so are its sentences. The price: whoever
+names a wrong tokenizer is believed, unless a token is outside its vocabulary.
 """
 
 from collections.abc import Iterator
@@ -15,16 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.data.arrays import Int64s
 from hornbook.data.formats.documents import Documents, TokenDocument, as_tokens
 from hornbook.data.formats.files import emptied, new_folder, refuse_existing, working_folder
 from hornbook.data.manifest import MANIFEST, STORE_FILES, Manifest
 from hornbook.data.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
-from hornbook.data.rows import DOCUMENT_ROW, npy_bytes
+from hornbook.data.npy import npy_bytes
+from hornbook.data.request import printable
+from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.data.store import TokenStore, open_store, splits_of
 from hornbook.errors import UserError
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
-from hornbook.text.sources import STANDARD_INPUT
+from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.word_pieces import PREFIX
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
@@ -39,35 +44,53 @@ def read_store(path: Path, split: str | None = None) -> Documents:
         DataError: there is none, or a file is damaged.
         StorageError: a file cannot be read.
     """
-    splits = splits_of(path)
-    if split is None and len(splits) > 1:
-        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
-    store = open_store(path, split or (splits[0] if splits else "train"))
+    store = open_store(path, split_of(path, split))
+    manifest, tokenizer = store.manifest, store.tokenizer()
+    reading = manifest.options.get("reading") if manifest else None
     return Documents(
-        files=store.manifest.sources if store.manifest else (str(store.indexed.paths[0]),),
+        files=manifest.sources if manifest else (str(store.indexed.paths[0]),),
         read=lambda: _documents(store),
-        end_of_text=None if store.end_of_text == "absent" else store.end_of_text,
-        end_of_text_id=store.end_of_text_id,
+        end_of_text=store.end_of_text if manifest or store.end_of_text_id is not None else None,
+        end_of_text_id=tokenizer.end_of_text_id if tokenizer else store.end_of_text_id,
         vocab_size=store.vocab_size,
         dtype=store.indexed.dtype,
-        tokenizer=store.tokenizer(),
-        split=store.manifest.split if store.manifest else None,
+        tokenizer=tokenizer,
+        split=manifest.split if manifest else None,
+        sequences=store.sequences,
+        reading=reading if isinstance(reading, dict) else None,
     )
 
 
+def split_of(path: Path, split: str | None) -> str:
+    """The split of a corpus that was chosen, or the one that there is.
+
+    Raises:
+        UserError: there are several and none was chosen.
+    """
+    splits = splits_of(path)
+    if split is None and len(splits) > 1:
+        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
+    return split or (splits[0] if splits else "train")
+
+
 def _documents(store: TokenStore) -> Iterator[TokenDocument]:
+    indexed, has_sentences = store.indexed, store.sequences == "sentences"
     for number in range(store.num_documents):
         tokens = as_tokens(store.document(number), f"{store.path}: document {number}")
+        first, end = indexed.document_index[number : number + 2].tolist()
+        sizes = indexed.sizes[first:end] if has_sentences else None
         if store.rows is None:
-            first = min(int(store.indexed.document_index[number]), store.indexed.num_sequences - 1)
-            yield TokenDocument(tokens, 0, int(store.indexed.pointers[first]))
+            offset = int(indexed.pointers[min(first, indexed.num_sequences - 1)])
+            yield TokenDocument(tokens, 0, offset, sizes=sizes)
         else:
             row = store.rows[number]
-            yield TokenDocument(tokens, int(row["source"]), int(row["offset"]))
+            yield TokenDocument(tokens, int(row["source"]), int(row["offset"]), int(row["num_bytes"]), sizes)
 
 
 def write_megatron(path: Path, documents: Documents) -> None:
-    """Write a ``.bin`` and an ``.idx``, one sequence a document; the ``.idx`` comes last, and with it the data set.
+    """Write a ``.bin`` and an ``.idx``; the ``.idx`` comes last, and with it the data set.
+
+    A document is one sequence, or as many as it has sentences.
 
     The dtype is the smallest for the vocabulary where that is known, else that of the source, else int32.
 
@@ -87,7 +110,7 @@ def write_megatron(path: Path, documents: Documents) -> None:
         refuse_existing(*final)
         with IndexedWriter(emptied(work) / "tokens", _dtype(documents)) as writer:
             for document in documents:
-                writer.add_document(document.tokens)
+                _add(writer, document)
         for here, there in zip(new, final, strict=True):
             rename(here, there)
 
@@ -121,14 +144,24 @@ def write_store(path: Path, documents: Documents, split: str) -> None:
         write_file(folder / MANIFEST, manifest.to_bytes())
 
 
-def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: NDArray[np.int64]) -> NDArray[np.void]:
+def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: Int64s) -> NDArray[np.void]:
     """Write ``tokens.bin`` and ``.idx``; return ``DOCUMENT_ROW`` [number of documents]."""
-    rows = []
+    rows = bytearray()
     with IndexedWriter(folder / "tokens", _dtype(documents)) as writer:
         for document in documents:
-            writer.add_document(document.tokens)
-            rows.append((document.file, document.offset, int(bytes_of_tokens[document.tokens].sum())))
-    return np.array(rows, dtype=DOCUMENT_ROW)
+            _add(writer, document)
+            known = document.num_bytes
+            num_bytes = int(bytes_of_tokens[document.tokens].sum()) if known is None else known
+            row = document.file, document.offset, num_bytes
+            rows += np.array(row, dtype=DOCUMENT_ROW).tobytes()
+    return np.frombuffer(rows, dtype=DOCUMENT_ROW)
+
+
+def _add(writer: IndexedWriter, document: TokenDocument) -> None:
+    if document.sizes is None:
+        writer.add_document(document.tokens)
+    else:
+        writer.add_documents(document.tokens, document.sizes, np.array([len(document.sizes)]))
 
 
 def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: str, num_bytes: int) -> Manifest:
@@ -140,13 +173,14 @@ def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: s
         num_bytes=num_bytes,
         dtype=indexed.dtype.name,
         end_of_text=documents.end_of_text,
-        end_of_text_id=tokenizer.end_of_text_id,
+        end_of_text_id=None if documents.end_of_text == "absent" else tokenizer.end_of_text_id,
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
         split=split,
-        options={"converted": True},
-        sources=tuple(file if file == STANDARD_INPUT else str(Path(file).absolute()) for file in documents.files),
+        options={"converted": True} | ({"reading": dict(documents.reading)} if documents.reading else {}),
+        sources=tuple(map(printable, documents.files)),
         files={name: _written(folder / name) for name in STORE_FILES},
+        sequences=documents.sequences,
     )
 
 
@@ -162,10 +196,11 @@ def _dtype(documents: Documents) -> np.dtype[Any]:
     return documents.dtype if documents.dtype is not None and is_good else DTYPES[4]
 
 
-def _bytes_of_tokens(tokenizer: Tokenizer) -> NDArray[np.int64]:
+def _bytes_of_tokens(tokenizer: Tokenizer) -> Int64s:
     """int64[vocab_size]: bytes of text that each id stands for; none for special tokens, which no text becomes."""
-    pairs = tokenizer.byte_pairs
+    rules = tokenizer.rules
     lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    for token, number in pairs.vocab.items():
-        lengths[number] = 0 if token in pairs.special else len(token)
+    for token, number in rules.vocab.items():
+        if token not in rules.special:
+            lengths[number] = len(token) if isinstance(rules, BytePairs) else len(token.removeprefix(PREFIX).encode())
     return lengths

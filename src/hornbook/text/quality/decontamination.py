@@ -52,7 +52,7 @@ class Decontamination(StatelessFilter):
         reading = ReadOptions(field=field)
         hashes = [evaluation_ngrams(source, reading, num_words) for source in list_sources(paths, reading)]
         lengths = sorted({length for found in hashes for length in found})
-        self._sets = {n: HashedSet(np.concatenate([found[n] for found in hashes if n in found])) for n in lengths}
+        self._sets = {n: NgramTable(np.concatenate([found[n] for found in hashes if n in found])) for n in lengths}
         self._min_overlap = min_overlap
 
     def keeps(self, document: Document) -> bool:
@@ -66,7 +66,7 @@ class Decontamination(StatelessFilter):
         return True
 
 
-class HashedSet:
+class NgramTable:
     """A set of 64-bit hashes, asked for many at once: a table by their first bits, then a search in their order.
 
     Args:

@@ -28,7 +28,7 @@ class ExactDuplicates:
     name = "exact duplicates"
 
     def __init__(self) -> None:
-        self._seen = HashSet()
+        self._seen = SeenPairs()
         self._new = array("Q")
 
     def keeps(self, document: Document) -> bool:
@@ -60,7 +60,7 @@ def text_hash(text: str) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1
 
 
-class HashSet:
+class SeenPairs:
     """A set of pairs of 64-bit numbers, the second one not 0: a table at most three quarters full, probed in line."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
+from hornbook.extras import require
 from hornbook.text.documents import Document
 from hornbook.text.quality.filter import StatelessFilter
 
@@ -62,10 +63,5 @@ def middle(text: str) -> str:
 
 
 def _load() -> Any:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError:
-        raise UserError(
-            "languages are told by py3langid, the extra 'language': .venv/bin/pip install -e '.[language]'"
-        ) from None
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    langid = require("py3langid.langid", extra="language", purpose="telling languages")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

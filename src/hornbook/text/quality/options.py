@@ -9,8 +9,8 @@ The standard library only: a command's help shows the defaults.
 from dataclasses import dataclass
 from typing import Final
 
-LONGEST_OVERLAP: Final = 13
-LEAST_PROBABILITY: Final = 0.5
+DEFAULT_OVERLAP_WORDS: Final = 13
+DEFAULT_LANGUAGE_PROBABILITY: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class QualityOptions:
     keep_matching: tuple[str, ...] = ()
     drop_matching: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
-    language_probability: float = LEAST_PROBABILITY
+    language_probability: float = DEFAULT_LANGUAGE_PROBABILITY
     exact_duplicates: bool = False
     near_duplicates: float | None = None
     decontaminate: tuple[str, ...] = ()
     decontaminate_field: str = "text"
-    decontaminate_words: int = LONGEST_OVERLAP
+    decontaminate_words: int = DEFAULT_OVERLAP_WORDS
     decontaminate_overlap: int = 1

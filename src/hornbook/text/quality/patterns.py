@@ -13,6 +13,7 @@ letter).
 from typing import Any, Literal
 
 from hornbook.errors import UserError
+from hornbook.extras import require
 from hornbook.text.documents import Document
 from hornbook.text.quality.filter import StatelessFilter
 
@@ -40,12 +41,7 @@ class Pattern(StatelessFilter):
 
 
 def _compile(pattern: str) -> Any:
-    try:
-        import re2
-    except ImportError:
-        raise UserError(
-            "searching for patterns takes google-re2, the extra 'patterns': .venv/bin/pip install -e '.[patterns]'"
-        ) from None
+    re2 = require("re2", extra="patterns", purpose="searching for patterns")
     options = re2.Options()
     options.log_errors = False
     try:

@@ -59,11 +59,9 @@ def shingles(text: str) -> Iterator[NDArray[np.uint64]]:
         yield ngrams(words, len(words))
 
 
-def similarity(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> float:
-    """Estimate the Jaccard similarity of two texts by their signatures, uint8 [128]; unbiased, so it may be below 0."""
-    return (256 * float(np.mean(first == second)) - 1) / 255
-
-
 def num_equal(threshold: float) -> int:
-    """Return how many bytes of two signatures are equal, at least, where the estimate reaches ``threshold``."""
+    """Return how many bytes of two signatures are equal, at least, where the estimate reaches ``threshold``.
+
+    A share e of equal bytes estimates the similarity (256 e - 1) / 255, without bias.
+    """
     return ceil(NUM_HASHES * (255 * threshold + 1) / 256 - 1e-9)

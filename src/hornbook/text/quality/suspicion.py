@@ -19,6 +19,10 @@ from hornbook.errors import DataError
 KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte")
 MOST_DROPPED: Final = 0.5
 _SHOWN_FILES: Final = 3
+_LEAST_TOKENS_PER_BYTE: Final = 0.05
+"""English has 0.2 to 0.3 with a usual vocabulary; below this, text got lost on the way."""
+_MOST_TOKENS_PER_BYTE: Final = 1.05
+"""A byte-level tokenizer cannot make more than 1; the end-of-text tokens do not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +64,10 @@ class Tolerance:
 
     Attributes:
         max_dropped: of the documents; in 0..1.
-        min_tokens_per_byte: English has 0.2 to 0.3 with a usual vocabulary; below 0.05 text got lost on the way.
-        max_tokens_per_byte: a byte-level tokenizer cannot make more than 1; the end-of-text tokens do not count.
         allow: kinds, out of `KINDS`, that the user accepts.
     """
 
     max_dropped: float = MOST_DROPPED
-    min_tokens_per_byte: float = 0.05
-    max_tokens_per_byte: float = 1.05
     allow: tuple[str, ...] = ()
 
 
@@ -90,7 +90,7 @@ def find_suspicions(sources: Sequence[SourceCounts], totals: Totals, tolerance: 
         "empty-file": _empty_files(sources),
         "unused-file": _unused_files(sources),
         "dropped": _dropped(totals, tolerance),
-        "tokens-per-byte": _tokens_per_byte(totals, tolerance),
+        "tokens-per-byte": _tokens_per_byte(totals),
     }
     return [Suspicion(kind=kind, message=f"{text} (--allow {kind})") for kind, text in found.items() if text]
 
@@ -127,17 +127,17 @@ def _dropped(totals: Totals, tolerance: Tolerance) -> str:
     )
 
 
-def _tokens_per_byte(totals: Totals, tolerance: Tolerance) -> str:
+def _tokens_per_byte(totals: Totals) -> str:
     """Judge the ratio without an end-of-text token a document, so that short documents do not tip it."""
     if not totals.num_bytes:
         return ""
     kept = totals.documents - sum(totals.dropped.values())
-    least, most = tolerance.min_tokens_per_byte, tolerance.max_tokens_per_byte
-    if least * totals.num_bytes <= totals.tokens <= most * totals.num_bytes + kept:
+    least, most = _LEAST_TOKENS_PER_BYTE * totals.num_bytes, _MOST_TOKENS_PER_BYTE * totals.num_bytes + kept
+    if least <= totals.tokens <= most:
         return ""
     return (
-        f"{totals.tokens:,} tokens are {totals.tokens / totals.num_bytes:.3f} a byte of text, expected {least:g} to "
-        f"{most:g}; check that the tokenizer is made for such text"
+        f"{totals.tokens:,} tokens are {totals.tokens / totals.num_bytes:.3f} a byte of text, expected "
+        f"{_LEAST_TOKENS_PER_BYTE:g} to {_MOST_TOKENS_PER_BYTE:g}; check that the tokenizer is made for such text"
     )
 
 

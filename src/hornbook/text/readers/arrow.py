@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.errors import DataError
 from hornbook.storage.arrow import import_pyarrow, open_stream
-from hornbook.text.readers.columns import no_such_column, no_text, rows_of
+from hornbook.text.readers.columns import BYTES_OF, no_such_column, no_text, rows_of
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
 if TYPE_CHECKING:
@@ -52,15 +52,14 @@ def _path_of(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str,
         if not types.is_struct(kind) or kind.get_field_index(name) < 0:
             raise no_such_column(source, field, schema.names)
         kind = kind.field(name).type
-    if not any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_binary)):
+    if str(kind) not in BYTES_OF:
         raise no_text(source, field, kind)
     return path
 
 
 def _column(batch: "pyarrow.RecordBatch", path: tuple[str, ...]) -> "pyarrow.Array":
-    arrow = import_pyarrow()
     column = batch.column(batch.schema.names.index(path[0]))
     column.validate()  # that what is in it has the lengths that flattening takes for granted
     for name in path[1:]:
         column = column.flatten()[column.type.get_field_index(name)]
-    return column.view(arrow.large_binary() if arrow.types.is_large_string(column.type) else arrow.binary())
+    return column.view(BYTES_OF[str(column.type)])

@@ -7,7 +7,7 @@ check of UTF-8 knows whole columns only, so a column is looked at as bytes, and 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError
 from hornbook.storage import format_bytes
@@ -17,6 +17,14 @@ from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+BYTES_OF: Final = {
+    **dict.fromkeys(("string", "binary"), "binary"),
+    **dict.fromkeys(("large_string", "large_binary"), "large_binary"),
+    **dict.fromkeys(("string_view", "binary_view"), "binary_view"),
+}
+"""Arrow's types of text by their names, and the type of bytes that each may be looked at as, without a copy."""
 
 
 def rows_of(column: "pyarrow.Array", source: Source, options: ReadOptions, first: int) -> Iterator[Outcome]:
@@ -54,11 +62,8 @@ def no_text(source: Source, field: str, kind: object) -> DataError:
 
 def _as_binary(column: "pyarrow.Array", source: Source, field: str) -> Any:
     arrow = import_pyarrow()
-    types, kind = arrow.types, column.type
-    if types.is_dictionary(kind):
-        column, kind = column.dictionary_decode(), kind.value_type
-    if types.is_large_string(kind) or types.is_large_binary(kind):
-        return column.view(arrow.large_binary())
-    if types.is_string(kind) or types.is_binary(kind):
-        return column.view(arrow.binary())
-    raise no_text(source, field, kind)
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if str(column.type) not in BYTES_OF:
+        raise no_text(source, field, column.type)
+    return column.view(BYTES_OF[str(column.type)])

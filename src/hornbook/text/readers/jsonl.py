@@ -4,7 +4,8 @@
     {"text": "two", "id": 7}                      ->  Document("two", offset 16)
     {"meta": {"body": "three"}}    meta.body      ->  Document("three", offset 41)
 
-Blank lines are passed over. The offset is the line's, since that of a text inside it would not find it again.
+Blank lines are passed over, and null is an empty document, as in Parquet. The offset is the line's, since that of a
+text inside it would not find it again.
 """
 
 import json
@@ -12,77 +13,38 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.text.readers.streams import decoded, line_too_long, read_lines
+from hornbook.text.readers.records import Remedies, is_null, line_text, parse_object, text_in, utf8_of
+from hornbook.text.readers.streams import Line, read_lines
 from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
-_NAMES: Final = {
-    "str": "a string",
-    "dict": "an object",
-    "list": "an array",
-    "NoneType": "null",
-    "bool": "a boolean",
-}
+_REMEDIES: Final = Remedies(
+    too_long="split the document",
+    not_utf8="convert it, or leave it out (--suffix, --exclude, --on-error skip)",
+    not_json="for a plain text file use --from text",
+)
 
 
 def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
     """Read the text of each line that is not blank."""
-    for number, offset, content in read_lines(stream, options.max_line_bytes):
-        place = f"{source}, line {number}"
-        if content is None:
-            yield line_too_long(place, options.max_line_bytes)
-        elif stripped := content.strip():
+    for line in read_lines(stream, options.max_line_bytes):
+        if line.content is None or not line.content.isspace():
             try:
-                text, num_bytes = _text_of(stripped, place, options.field)
-                yield Document(text, source.name, offset, num_bytes)
+                yield _document(line, source, options)
             except DataError as error:
                 yield error
 
 
-def _text_of(line: bytes, place: str, field: str) -> tuple[str, int]:
-    """The text in a line, and its length in UTF-8.
+def _document(line: Line, source: Source, options: ReadOptions) -> Document:
+    """The document that a line is.
 
     Raises:
-        DataError: the line is not UTF-8 or JSON, or its text is missing, no string, or not Unicode.
+        DataError: it is too long, not UTF-8 or JSON, or its text is missing, no string, or not Unicode.
     """
-    try:
-        record = json.loads(decoded(line, place))
-    except (ValueError, RecursionError) as error:  # a DataError is neither
-        reason = " ".join(str(error).split())
-        remedy = "for a plain text file use --from text"
-        if line.startswith(b"["):
-            remedy = "expected an object on each line, which `jq -c '.[]'` makes of an array"
-        raise DataError(f"{place}: not valid JSON ({reason}); {remedy}") from error
-    text = _value_of(record, field)
-    if not isinstance(text, str):
-        raise DataError(f"{place}: {_explain_missing(record, field)}")
-    try:
-        return text, len(text.encode())
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{place}: character {error.start} of the text is half a surrogate pair; mend the line"
-        ) from error
-
-
-def _value_of(record: object, field: str) -> object:
-    """What a record has in a field; ``a.b`` is the field b of the field a, unless a field is called ``a.b``."""
-    if isinstance(record, dict) and field in record:
-        return record[field]
-    value = record
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _explain_missing(record: object, field: str) -> str:
-    if not isinstance(record, dict):
-        return f"expected an object with a field {field!r}, found {_name_of(record)}"
-    if (value := _value_of(record, field)) is not None or field in record:
-        return f"the field {field!r} holds {_name_of(value)}; expected a string"
-    names = ", ".join(f"{name!r:.40}" for name in list(record)[:8]) or "none"
-    return f"no field {field!r} (fields: {names}); name the one with the text by --field"
-
-
-def _name_of(value: object) -> str:
-    """What JSON calls a value."""
-    return _NAMES.get(type(value).__name__, "a number")
+    number, offset, content = line
+    place = f"{source}, line {number}"
+    record = parse_object(line_text(content, place, options.max_line_bytes, _REMEDIES), place, json.loads, _REMEDIES)
+    if is_null(record, options.field):
+        return Document("", source.name, offset, 0)
+    text = text_in(record, options.field, place, "name the one with the text by --field")
+    return Document(text, source.name, offset, len(utf8_of(text, place)))

@@ -9,12 +9,11 @@ there are any. The price: pages of more than 128 MiB are refused, as fastparquet
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.storage import Limits
-from hornbook.storage.arrow import import_pyarrow, shown
+from hornbook.storage.arrow import damage_told
 from hornbook.storage.decompress import open_source
 from hornbook.storage.parquet import find_chunks, measure_pages
 from hornbook.text.readers.columns import no_such_column, no_text, rows_of
@@ -37,10 +36,14 @@ def read_parquet(source: Source, options: ReadOptions, start: int) -> Iterator[O
     Raises:
         UserError: pyarrow is not installed, or there is no such file.
         DataError: the file is damaged, built to do harm, or has no such column, or one that holds no text.
+        StorageError: it cannot be read.
     """
     if source.path is None:
         raise DataError("standard input cannot be read as Parquet, whose index is at the end; save it to a file")
-    with open_source(source.path) as stream, _translated(source):
+    with (
+        open_source(source.path) as stream,
+        damage_told(source.path, str(source), "Parquet file", MemoryError),
+    ):
         allowed = _allowed_bytes(source.path.stat().st_size)
         for outcome in _rows(source, stream, options, start, allowed):
             allowed -= 1 + (outcome.num_bytes if isinstance(outcome, Document) else 0)
@@ -57,7 +60,7 @@ def _rows(source: Source, stream: BinaryIO, options: ReadOptions, start: int, al
     row = 0
     for group, chunk in enumerate(chunks):
         end = row + chunk.num_rows
-        if end > start:
+        if chunk.num_rows and end > start:
             pages = measure_pages(stream, chunk, str(source), _MOST_PAGE_BYTES)
             if pages.num_bytes > allowed:
                 raise _out_of_proportion(source)
@@ -108,13 +111,3 @@ def _allowed_bytes(size: int) -> int:
 
 def _out_of_proportion(source: Source) -> DataError:
     return DataError(f"{source}: unpacks to over {Limits().ratio:g} times its size; unpack it first if you trust it")
-
-
-@contextmanager
-def _translated(source: Source) -> Iterator[None]:
-    """Tell in one line what pyarrow finds wrong with a file."""
-    arrow = import_pyarrow("Parquet files")
-    try:
-        yield
-    except (arrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{source}: is damaged, or no Parquet file ({shown(error)})") from None

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 from hornbook.errors import DataError
 from hornbook.storage import format_bytes
 from hornbook.text.readers.passages import Passage
+from hornbook.text.readers.records import begins_with_object
 from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, plain_document, read_lines
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
@@ -25,15 +26,13 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
     """Read a file as one document.
 
     Raises:
-        DataError: it is not UTF-8, too long, or begins as articles of Wikipedia do and nobody said that it is text.
+        DataError: it is not UTF-8, too long, or begins as JSONL or articles of Wikipedia do and nobody said that it is
+            text.
     """
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
-    for mark, name in _MARKUP.items():
-        if options.format == "auto" and data.startswith(mark):
-            raise DataError(
-                f"{source}: has articles of Wikipedia; say --from {name}, or --from text to take it as it is"
-            )
+    if options.format == "auto":
+        _refuse_other_format(data, source)
     if len(data) > limit:
         raise DataError(
             f"{source}: holds more than {format_bytes(limit)}, but a plain file is one document; split it, put its "
@@ -65,6 +64,16 @@ def read_between_blank_lines(stream: BinaryIO, source: Source, options: ReadOpti
         else:
             yield from passage.take(_without_end)
     yield from passage.take(_without_end)
+
+
+def _refuse_other_format(data: bytes, source: Source) -> None:
+    for mark, name in _MARKUP.items():
+        if data.startswith(mark):
+            raise DataError(
+                f"{source}: has articles of Wikipedia; say --from {name}, or --from text to take it as it is"
+            )
+    if begins_with_object(data):
+        raise DataError(f"{source}: begins with a JSON object; say --from jsonl, or --from text to take it as it is")
 
 
 def _without_end(data: bytes) -> bytes:

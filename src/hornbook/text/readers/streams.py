@@ -64,9 +64,9 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
         offset += size
 
 
-def line_too_long(place: str, limit: int) -> DataError:
+def line_too_long(place: str, limit: int, remedy: str = "split the document") -> DataError:
     """What to say of a line without content."""
-    return DataError(f"{place}: longer than {format_bytes(limit)}; split the document")
+    return DataError(f"{place}: longer than {format_bytes(limit)}; {remedy}")
 
 
 def plain_document(data: bytes, source: Source, place: str, offset: int) -> Document:

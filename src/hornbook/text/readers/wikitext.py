@@ -14,25 +14,33 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import BinaryIO, Final
 
+from hornbook.errors import DataError
 from hornbook.text.readers.passages import Passage
 from hornbook.text.readers.streams import Line, read_lines
-from hornbook.text.reading import Outcome, ReadOptions, Source
+from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
 _TITLE: Final = re.compile(rb" ?= (?!= )[^\n]*(?<! =) = ?\r?\n?")
 _LONGEST_TITLE: Final = 4096
 
 
 def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read the articles of a file of WikiText; what stands before the first is a document, too, unless it is blank."""
+    """Read the articles of a file of WikiText; what stands before the first is a document, too, unless it is blank.
+
+    Text without any title is something else, and an error.
+    """
     passage = Passage(source, options)
-    after_blank = True
+    after_blank, has_title = True, False
     for line, following in pairwise(chain(read_lines(stream, options.max_line_bytes), (None,))):
         assert line is not None, "None is the last"
         if after_blank and _is_title(line) and (following is None or _is_blank(following)):
             yield from passage.take()
+            has_title = True
         passage.add(line)
         after_blank = _is_blank(line)
-    yield from passage.take()
+    rest = passage.take()
+    if rest and isinstance(rest[0], Document) and not has_title:
+        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; say what it is by --from")]
+    yield from rest
 
 
 def _is_title(line: Line) -> bool:

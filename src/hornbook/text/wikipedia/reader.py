@@ -91,13 +91,11 @@ def _until_failure(pages: Iterator[Page | DataError], failures: list[DataError])
 
 
 def _judged(page: Page | DataError) -> Item:
-    if isinstance(page, DataError):
+    if isinstance(page, DataError) or page.is_article:
         return page
     if page.redirect:
         return Skipped("redirects")
-    if page.namespace != 0:
-        return Skipped("pages of other namespaces")
-    return page if page.prose else Skipped("pages that are not wikitext")
+    return Skipped("pages of other namespaces" if page.namespace else "pages that are not wikitext")
 
 
 def _batches(items: Iterable[Item], options: CleanOptions, site: Site) -> Iterator[_Batch]:
@@ -152,7 +150,7 @@ def _clean_elsewhere(batches: Iterator[_Batch], processes: int) -> Iterator[Text
     except BrokenProcessPool as error:
         raise HornbookError(
             "a process that cleans wikitext was killed, as the system does when memory runs out; try again with fewer "
-            "(--threads)"
+            '(--threads), or, in a script of your own, start hornbook below `if __name__ == "__main__":`'
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

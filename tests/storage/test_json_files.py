@@ -3,7 +3,7 @@ import os
 import pytest
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.documents import dump_json, parse_json, read_bytes, read_json
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes, read_json
 
 
 def test_equal_values_give_equal_bytes():

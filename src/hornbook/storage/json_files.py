@@ -54,10 +54,20 @@ def parse_json(data: bytes, what: str) -> Any:
         DataError: it is malformed; the message begins with ``what``.
     """
     try:
-        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return load_strictly(data.decode())
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{what} is not valid JSON ({reason}); restore the file") from error
+
+
+def load_strictly(text: str) -> Any:
+    """Return the value of strict JSON: no key twice in an object, no NaN, no Infinity.
+
+    Raises:
+        ValueError: it is malformed.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
 
 
 def dump_json(value: Any) -> bytes:

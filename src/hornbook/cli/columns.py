@@ -1,0 +1,69 @@
+"""Tables for people: columns two spaces apart, the last of them wrapped where a terminal ends.
+
+    recipe      layers
+    gpt2-small      12  GPT-2 small (Radford et al. 2019,
+                        there called 117M)
+
+A file or a pipe gets a line a row, however long, so that it can be searched by line. The other columns are never
+wrapped or cut: where they leave the last one too little room, the terminal breaks the line.
+"""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+
+_GAP = "  "
+_LEAST_ROOM = 24
+_BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
+
+
+def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "") -> None:
+    """Print rows of as many cells each, whatever the cells hold.
+
+    Args:
+        rows: of texts; control characters become visible.
+        right: numbers of the columns that are set flush right.
+        indent: before each line.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in column_lines(rows, right=right, indent=indent, width=width):
+        print(line)
+
+
+def column_lines(
+    rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "", width: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a table that is ``width`` wide, if it has to be; other arguments as `print_columns`."""
+    from rich.cells import cell_len
+
+    from hornbook.track.console import one_line
+
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    last = len(widths) - 1
+    for row in cells:
+        padded = []
+        for number, (cell, wide) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (wide - cell_len(cell))
+            padded.append(space + cell if number in right else cell if number == last else cell + space)
+        before = indent + "".join(f"{cell}{_GAP}" for cell in padded[:-1])
+        yield from _hanging(before, padded[-1], None if last in right else width, cell_len(before))
+
+
+def wrap_line(line: str, width: int) -> str:
+    """Wrap a line so that it goes on below its text: behind an indent and, if it is a row, behind its first cells."""
+    before = _BEFORE_TEXT.match(line)
+    assert before is not None, "the pattern takes nothing, too"
+    return "\n".join(_hanging(before[0], line[before.end() :], width, before.end()))
+
+
+def _hanging(before: str, text: str, width: int | None, indent: int) -> Iterator[str]:
+    room = None if width is None else width - indent
+    if room is None or room < _LEAST_ROOM or len(text) <= room:
+        yield f"{before}{text}".rstrip()
+        return
+    first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    yield f"{before}{first}".rstrip()
+    yield from (f"{' ' * indent}{other}" for other in others)

@@ -1,0 +1,120 @@
+r"""Files in numpy's own format, ``.npy``, read strictly and mapped into memory, and what writers of them need.
+
+    b"\x93NUMPY" 01 00 76 00  {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...items
+
+Anybody's ``np.load`` reads what is written here. We read with a parser of our own: numpy's takes a damaged header for
+Python source of 1999 and fails in a dozen ways. The header is compared with the size of the file, and no object array
+is ever unpickled. The price: forty lines.
+"""
+
+import ast
+import io
+import math
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.errors import DataError
+from hornbook.storage.system import translated
+
+_MAGIC: Final = b"\x93NUMPY"
+_BYTES_OF_LENGTH: Final = {1: 2, 2: 4, 3: 4}
+_MAX_HEADER_BYTES: Final = 4096
+_KEYS: Final = {"descr", "fortran_order", "shape"}
+
+
+class Header(NamedTuple):
+    """What a ``.npy`` says of its items.
+
+    Attributes:
+        descr: their type as numpy spells it: a text, or a list of fields.
+        fortran_order: whether the first dimension is the one that runs fastest.
+        shape: sizes, 0 or more.
+        offset: bytes of the file before the first item.
+    """
+
+    descr: object
+    fortran_order: bool
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_header(path: Path) -> Header:
+    """Read how a ``.npy`` begins.
+
+    Raises:
+        DataError: it is another file, or its header is damaged.
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        start = file.read(_MAX_HEADER_BYTES)
+    width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
+    if not start.startswith(_MAGIC) or width is None:
+        raise DataError(f"{path}: does not begin as a .npy does; it is another file, or damaged")
+    begin = len(_MAGIC) + 2 + width
+    end = begin + int.from_bytes(start[len(_MAGIC) + 2 : begin], "little")
+    if end > len(start):
+        raise DataError(f"{path}: its header ends at byte {end}; expected {len(start)} at most: it is damaged")
+    values = _literal(start[begin:end])
+    if not isinstance(values, dict) or set(values) != _KEYS or type(values["fortran_order"]) is not bool:
+        raise DataError(f"{path}: its header is not that of an array; the file is damaged")
+    shape = values["shape"]
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected sizes, as in (1165, 128)")
+    return Header(values["descr"], values["fortran_order"], shape, end)
+
+
+def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map the items of a ``.npy`` as the array that its header says, taking them for ``dtype``; read-only.
+
+    Raises:
+        DataError: the file is shorter or longer than that.
+        StorageError: it cannot be read.
+    """
+    count = math.prod(header.shape)
+    with translated("read", path):
+        size, expected = path.stat().st_size, header.offset + count * dtype.itemsize
+        if size != expected:
+            raise DataError(f"{path}: has {size} bytes; expected {expected} by its header: it is truncated or damaged")
+        if not count:
+            return np.empty(header.shape, dtype=dtype)
+        items = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=header.offset, shape=(count,)))
+    return items.reshape(header.shape, order="F" if header.fortran_order else "C")
+
+
+def map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a ``.npy`` of exactly this type, of any shape.
+
+    Raises:
+        DataError: it is damaged, or its items are of another type.
+        StorageError: it cannot be read.
+    """
+    header = read_header(path)
+    if header.descr != np.lib.format.dtype_to_descr(dtype):
+        raise DataError(f"{path}: its items are of type {str(header.descr)[:60]!r}; expected {dtype}")
+    return map_items(path, header, dtype)
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """Return the content of a ``.npy`` file."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return what the ``.npy`` of an array begins with whose items follow, row by row."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=dtype))
+    np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
+    return file.getvalue()
+
+
+def _literal(text: bytes) -> object:
+    """Return the value that a Python literal stands for; None where it is none."""
+    try:
+        return ast.literal_eval(text.decode("latin-1").strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None

@@ -1,0 +1,101 @@
+"""The Hugging Face hub's own client, any release of it since 0.30, and what its errors mean to a user.
+
+    with translated("hf:owner/name: ", "data set", "owner/name"):
+        client.hf_hub_download(...)
+
+    no such name, no access, a cache alone by the user's own setting     UserError, exit code 2
+    the hub cannot be reached, or fails                                  HornbookError, exit code 1: try again
+    the cache's disk is full, or read-only, or fails                     StorageError, exit code 1
+
+The client's errors are of whichever HTTP library it was built on (requests, then httpx), so only the names that all its
+releases share are asked for.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hornbook.errors import HornbookError, UserError
+from hornbook.extras import require
+from hornbook.storage.system import as_storage_error
+
+_OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class OutOfReachError(HornbookError):
+    """The hub cannot be reached now, and the cache does not have what was asked for."""
+
+
+class OfflineError(UserError):
+    """The hub may not be asked, by the user's own setting, and the cache does not have what was asked for."""
+
+
+def import_client() -> Any:
+    """The module ``huggingface_hub``.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
+        require(module, extra="hub", purpose="the Hugging Face hub")
+    return require("huggingface_hub", extra="hub", purpose="the Hugging Face hub")
+
+
+@contextmanager
+def translated(lead: str, kind: Literal["data set", "model"], repository: str) -> Iterator[None]:
+    """Tell in one line what the client reports inside the block.
+
+    Args:
+        lead: what messages begin with, as in ``"hf:owner/name: "``.
+        kind: what is fetched.
+        repository: its name on the hub.
+
+    Raises:
+        UserError: there is no such thing, or not for this user; ``OfflineError``, it may not be asked for.
+        HornbookError: the hub failed; ``OutOfReachError``, it cannot be reached.
+        StorageError: the disk of the cache is full or failing.
+    """
+    client = import_client()
+    errors = client.errors
+    try:
+        yield
+    except errors.GatedRepoError:
+        page = f"https://huggingface.co/{'datasets/' * (kind == 'data set')}{repository}"
+        raise UserError(
+            f"{lead}the {kind} is gated; ask for access at {page}, and log in with `hf auth login`"
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        raise UserError(
+            f"{lead}the Hugging Face hub has no such {kind}, or not for you; check the name, or log in with "
+            "`hf auth login`"
+        ) from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise _not_cached(lead, error, is_offline=client.constants.HF_HUB_OFFLINE) from error
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
+        raise UserError(f"{lead}the {kind} has no such revision or file; check the name of it") from None
+    except errors.HfHubHTTPError as error:
+        raise HornbookError(f"{lead}the Hugging Face hub failed ({type(error).__name__}); try again") from error
+    except (OSError, errors.HTTPError) as error:
+        if isinstance(error, OSError) and _is_of_the_disk(error):
+            raise as_storage_error("use the cache", Path(client.constants.HF_HUB_CACHE), error) from error
+        raise _not_cached(lead, error, is_offline=False) from error
+
+
+def _not_cached(lead: str, error: Exception, *, is_offline: bool) -> HornbookError:
+    if is_offline:
+        return OfflineError(
+            f"{lead}not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE); unset that, or "
+            "bring the files into a folder here"
+        )
+    reason = type(error.__cause__ or error).__name__
+    return OutOfReachError(
+        f"{lead}not in the cache, and the Hugging Face hub cannot be reached ({reason}; HF_ENDPOINT?); try again, "
+        "or bring the files into a folder here"
+    )
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    """Whether an error is one of a file: it names one, or says so by its number, which no error of a network does."""
+    return error.filename is not None or error.errno in _OF_THE_DISK

@@ -1,0 +1,172 @@
+"""JSONL line by line, for all that read it: each line an object, what is wrong with one told with its place.
+
+    {"text": "one"}                ->  ("a.jsonl, line 1", {"text": "one"})
+    {"text": "two", "id": 7}       ->  ("a.jsonl, line 2", {"text": "two", "id": 7})
+
+A key that is there twice counts as it does in Python, the last one wins, unless another ``load`` is given: a check of
+all keys would take a reader of a corpus some times as long.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from hornbook.errors import DataError
+from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, read_lines
+
+_NAMES: Final = {
+    "str": "a string",
+    "dict": "an object",
+    "list": "an array",
+    "NoneType": "null",
+    "bool": "a boolean",
+}
+
+
+class Remedies(NamedTuple):
+    """What an error advises where a line is too long, not UTF-8, or not JSON."""
+
+    too_long: str = "split the text"
+    not_utf8: str = "convert the file"
+    not_json: str = "mend the line"
+
+
+MEND: Final = Remedies()
+
+
+def read_objects(
+    stream: BinaryIO,
+    name: str,
+    limit: int,
+    *,
+    skip_blank: bool,
+    load: Callable[[str], Any] = json.loads,
+    remedies: Remedies = MEND,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file, each with its place.
+
+    Args:
+        stream: the file, unpacked.
+        name: of it, for errors.
+        limit: bytes of a line.
+        skip_blank: pass over blank lines, which are an error otherwise.
+        load: parses a line; raises a ValueError.
+        remedies: what errors advise.
+
+    Raises:
+        DataError: a line is malformed, with its place.
+    """
+    for number, _, content in read_lines(stream, limit):
+        place = f"{name}, line {number}"
+        if content is None or not content.isspace():
+            yield place, parse_object(line_text(content, place, limit, remedies), place, load, remedies)
+        elif not skip_blank:
+            raise DataError(f"{place}: the line is blank; remove it, or put an object there")
+
+
+def begins_with_object(data: bytes) -> bool:
+    """Whether the first line of a file is a JSON object, as that of JSONL is."""
+    if not data.removeprefix(BYTE_ORDER_MARK).startswith(b"{"):
+        return False
+    try:
+        return isinstance(json.loads(data.removeprefix(BYTE_ORDER_MARK).split(b"\n", 1)[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def line_text(content: bytes | None, place: str, limit: int, remedies: Remedies = MEND) -> str:
+    """The text of a line, as it is.
+
+    Raises:
+        DataError: it is not UTF-8, or was too long (None).
+    """
+    if content is None:
+        raise line_too_long(place, limit, remedies.too_long)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} of the line (0x{content[error.start]:02x})"
+        raise DataError(f"{place}: not UTF-8 at {found}; {remedies.not_utf8}") from error
+
+
+def parse_object(
+    line: str, place: str, load: Callable[[str], Any] = json.loads, remedies: Remedies = MEND
+) -> dict[str, Any]:
+    """The object that a line is.
+
+    Raises:
+        DataError: it is not JSON, or no object.
+    """
+    try:
+        record = load(line)
+    except (ValueError, RecursionError) as error:
+        remedy = _array_remedy(line) or remedies.not_json
+        raise DataError(f"{place}: not valid JSON ({' '.join(str(error).split())}); {remedy}") from error
+    if not isinstance(record, dict):
+        remedy = _array_remedy(line) or "mend the line"
+        raise DataError(f"{place}: expected an object, found {_name_of(record)}; {remedy}")
+    return record
+
+
+def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str:
+    """The text that an object has in a field; ``a.b`` is the field b of the field a, unless one is called ``a.b``.
+
+    Args:
+        record: the object.
+        field: name of the field.
+        place: of the object, for errors.
+        remedy: what the error advises where there is no such field.
+
+    Raises:
+        DataError: it has none, or no string there; whether the string is Unicode is for ``utf8_of`` to tell.
+    """
+    text = _value_in(record, field)
+    if isinstance(text, str):
+        return text
+    if text is not None or field in record:
+        raise DataError(f"{place}: the field {field!r} holds {_name_of(text)}; expected a string")
+    names = ", ".join(f"{name!r:.40}" for name in list(record)[:8]) or "none"
+    raise DataError(f"{place}: no field {field!r} (fields: {names}); {remedy}")
+
+
+def is_null(record: dict[str, Any], field: str) -> bool:
+    """Whether an object has null where ``text_in`` would look for the text, or in a field on the way to it."""
+    value: Any = record
+    for name in (field,) if field in record else field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            break
+        value = value[name]
+    return value is None
+
+
+def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
+    """The bytes of a text; JSON can write half of a surrogate pair, which has none.
+
+    Raises:
+        DataError: it has such a character.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{place}: character {error.start} of {what} is half a surrogate pair, so it is no Unicode; mend it"
+        ) from error
+
+
+def _value_in(record: dict[str, Any], field: str) -> Any:
+    """What an object has in a field, or in a field of a field; None if nothing."""
+    if field in record:
+        return record[field]
+    value: Any = record
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _array_remedy(line: str) -> str:
+    return "make a line of each object, as `jq -c '.[]'` does" * line.lstrip().startswith("[")
+
+
+def _name_of(value: object) -> str:
+    """What JSON calls a value."""
+    return _NAMES.get(type(value).__name__, "a number")

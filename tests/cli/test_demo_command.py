@@ -1,0 +1,56 @@
+"""`hornbook demo` keeps the length that it was begun with."""
+
+import json
+
+import pytest
+
+from hornbook.__main__ import main
+from hornbook.cli import demo
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """The commands that the demo would run, in place of running them; each measuring plans 300 steps."""
+    given = []
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "command", lambda *words: given.append(words) or {})
+    monkeypatch.setattr(demo, "_measure", lambda corpus, arguments, seconds: {"steps": 300})
+    return given
+
+
+def steps_of(commands):
+    (train,) = (words for words in commands if words[0] == "train")
+    return train[train.index("--training.steps") + 1]
+
+
+@pytest.mark.parametrize(("words", "steps"), [((), "300"), (("--minutes", "2"), "300"), (("--short",), "20")], ids=str)
+def test_the_same_command_goes_on_and_another_length_is_refused(commands, capsys, words, steps):
+    assert main(["demo", *words]) == 0
+    assert steps_of(commands) == steps
+    commands.clear()
+    assert main(["demo", *words]) == 0
+    assert steps_of(commands) == steps
+    commands.clear()
+    capsys.readouterr()
+    assert main(["demo", "--minutes", "3"]) == 2
+    begun = " ".join(words) or "--minutes 5.5"
+    assert capsys.readouterr().err == (
+        f"hornbook: error: the demo in demo was begun with {begun}, not --minutes 3: give the same to go on, or start "
+        "anew in another --output\n"
+    )
+    assert commands == []
+
+
+def test_the_default_length_is_one_too(commands, capsys):
+    assert main(["demo", "--short"]) == 0
+    assert main(["demo"]) == 2
+    assert "was begun with --short, not --minutes 5.5" in capsys.readouterr().err
+    assert main(["demo", "--short", "--minutes", "2"]) == 2
+    assert "argument --minutes: not allowed with argument --short" in capsys.readouterr().err
+
+
+def test_a_plan_that_does_not_say_its_length(commands, tmp_path, capsys):
+    (tmp_path / "demo" / "plan.json").write_text(json.dumps({"steps": 7}))
+    assert main(["demo"]) == 2
+    assert "was begun with another length, not --minutes 5.5" in capsys.readouterr().err

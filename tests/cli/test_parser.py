@@ -1,0 +1,32 @@
+"""What ``--help`` shows fits a terminal of 80 columns."""
+
+import pytest
+
+from hornbook.__main__ import main
+
+CORPUS = ("build", "convert", "download", "instances", "inspect", "verify", "which")
+COMMANDS = ("", "evaluate", "generate", "recipes", "runs", "tokenizer train", *(f"corpus {name}" for name in CORPUS))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5 and max(map(len, lines)) <= 80
+
+
+def test_the_lines_of_a_description_are_wrapped_below_their_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["corpus", "convert", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("  instances "))
+    assert lines[start].index("bert-tfrecord") == len(lines[start + 1]) - len(lines[start + 1].lstrip()) == 15
+
+
+def test_a_long_list_of_choices_is_told_once(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["corpus", "build", "--help"])
+    shown = capsys.readouterr().out
+    assert "--from KIND, --format KIND" in shown and shown.count("wikiextractor: its <doc> blocks") == 1
+    assert "blank-lines: from a blank line" in " ".join(shown.split()), "no name is broken at its hyphen"

@@ -1,0 +1,77 @@
+"""What happens on one rank of two is agreed upon by both: nobody waits for the other in vain."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import uneven_ranks
+from safetensors.torch import load_file
+
+from hornbook.parallel.world import World
+from hornbook.track.metrics import read
+from tiny import distance
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What two processes wrote."""
+    folder = tmp_path_factory.mktemp("uneven")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command += [str(TESTS / "parallel" / "uneven_ranks.py"), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (folder / "stderr").write_text(done.stderr, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def ranks(folder):
+    """What each of them saw."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_parts_that_a_rank_had_nothing_for_are_trained_as_in_one_process(folder):
+    """Also where no rank had anything for them: what has no gradient stays as it is, without decay."""
+    alone = uneven_ranks.train_with_gaps(World())
+    for step, expected in enumerate(alone):
+        first, second = (load_file(folder / f"{rank}-{step}.safetensors") for rank in range(2))
+        assert distance(expected, first) < 1e-6
+        assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    _, before, after = (load_file(folder / f"0-{step}.safetensors") for step in range(3))
+    unchanged = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
+    assert "model/blocks.0.attention.qkv_weight" in unchanged
+    assert unchanged == {name for name in before if torch.equal(alone[1][name], alone[2][name])} < set(before)
+
+
+def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
+    assert [rank["data"] for rank in ranks] == 2 * [{"step": 8, "error": None}]
+    rows = [row for row in read(folder / "data" / "metrics.jsonl") if row["kind"] == "task"]
+    assert [(row["step"], row["value"]) for row in rows] == [(6, 2.0), (8, 2.0)]
+    said = " ".join((folder / "stderr").read_text().split())
+    assert "task together was not measured, training goes on: rank 1 cannot run it" in said
+
+
+def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):
+    for rank in ranks:
+        assert rank["weights"]["step"] == 6
+        assert rank["weights"]["error"].startswith("DivergedError: weights are not finite after step 6")
+
+
+def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
+    assert [rank["disk"]["step"] for rank in ranks] == [8, 8]
+    assert [rank["disk"]["error"] for rank in ranks] == [
+        "StorageError: the disk is full",
+        "StorageError: the first rank could not save a checkpoint; see what it says",
+    ]
+
+
+def test_ranks_wait_for_the_first_longer_than_for_a_sum(ranks):
+    assert min(rank["waited"] for rank in ranks) > uneven_ranks.PATIENCE.total_seconds()

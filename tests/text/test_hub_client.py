@@ -1,0 +1,56 @@
+"""What the hub's client reports, told apart: no such thing, offline by one's own wish, out of reach, the disk."""
+
+import errno
+
+import pytest
+from huggingface_hub import errors
+
+from hornbook.errors import HornbookError, StorageError
+from hornbook.text.hub_client import OfflineError, OutOfReachError, translated
+from tiny_text import one_line
+
+
+def told(error, monkeypatch, tmp_path, *, is_offline=False):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(HornbookError) as caught, translated("hf:a/b: ", "data set", "a/b"):
+        raise error
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EROFS, "Read-only file system"),
+        PermissionError(errno.EACCES, "Permission denied", "/somewhere/blobs"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory", "/somewhere"),
+    ],
+)
+def test_errors_of_the_disk_are_no_errors_of_the_network(error, monkeypatch, tmp_path):
+    found = told(error, monkeypatch, tmp_path, is_offline=True)
+    assert isinstance(found, StorageError) and one_line(found, f"cannot use the cache {tmp_path}: {error.strerror}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "by peer"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+        TimeoutError("timed out"),
+        errors.HTTPError("all connection attempts failed"),
+        errors.LocalEntryNotFoundError("not in the cache"),
+    ],
+)
+def test_a_hub_out_of_reach_is_worth_a_retry(error, monkeypatch, tmp_path):
+    found = told(error, monkeypatch, tmp_path)
+    assert isinstance(found, OutOfReachError) and found.exit_code == 1
+    assert one_line(found, "hf:a/b: not in the cache", type(error).__name__, "try again")
+
+
+def test_offline_by_setting_is_the_users_matter(monkeypatch, tmp_path):
+    for error in (errors.LocalEntryNotFoundError("not in the cache"), errors.OfflineModeIsEnabled("offline")):
+        found = told(error, monkeypatch, tmp_path, is_offline=True)
+        assert isinstance(found, OfflineError) and found.exit_code == 2
+        assert one_line(found, "hf:a/b: not in the cache", "HF_HUB_OFFLINE")
