@@ -1,6 +1,8 @@
 import pytest
 
-from hornbook.wording import counted
+from hornbook.text.quality.exact import ExactDuplicates
+from hornbook.text.quality.near import NearDuplicates
+from hornbook.wording import counted, counted_kind
 
 
 @pytest.mark.parametrize(
@@ -9,3 +11,22 @@ from hornbook.wording import counted
 )
 def test_one_is_no_plural(count, noun, expected):
     assert counted(count, noun) == expected
+
+
+@pytest.mark.parametrize("kind", [ExactDuplicates.name, NearDuplicates.name, "redirects", "documents", "instances"])
+def test_kinds_of_reports_are_in_the_plural(kind):
+    assert counted_kind(1234, kind) == f"1,234 {kind}"
+    assert counted_kind(1, kind) == f"1 {kind.removesuffix('s')}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        ("pages of other namespaces", "page of another namespace"),
+        ("pages that are not wikitext", "page that is not wikitext"),
+        ("in other languages", "in other languages"),
+        ("with 's'", "with 's'"),
+    ],
+)
+def test_one_of_a_kind(kind, one):
+    assert (counted_kind(0, kind), counted_kind(1, kind)) == (f"0 {kind}", f"1 {one}")

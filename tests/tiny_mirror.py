@@ -16,7 +16,9 @@ class Mirror:
     Attributes:
         files: content by path.
         moods: taken one by one, by each request of a dump: a number is a status, ``"cut:N"`` ends the connection after
-            N bytes, ``"whole"`` ignores the range, ``"other"`` answers with another part; nothing wrong after the last.
+            N bytes, ``"stall:N"`` waits there for ``go_on``, or ten seconds, ``"whole"`` ignores the range, ``"other"``
+            answers with another part; nothing wrong after the last.
+        go_on: set by a test that has seen enough of a stall.
         asked: (path, range) of every request.
     """
 
@@ -26,6 +28,7 @@ class Mirror:
         self.dump = f"/{wiki}/20260101/{self.name}"
         self.files = {self.dump: dump}
         self.moods: list[str] = []
+        self.go_on = threading.Event()
         self.asked: list[tuple[str, str | None]] = []
         self.url = ""
         self.publish("sha1", dump)
@@ -63,8 +66,12 @@ def _handler(mirror: Mirror) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             self.send_header("Content-Length", str(len(data) - start))
             self.end_headers()
-            end = start + int(mood.partition(":")[2]) if mood.startswith("cut:") else len(data)
+            kind, _, count = mood.partition(":")
+            end = start + int(count) if kind in ("cut", "stall") else len(data)
             self.wfile.write(data[start:end])
+            if kind == "stall":
+                mirror.go_on.wait(10)
+                self.wfile.write(data[end:])
 
         def log_message(self, *arguments: object) -> None:
             """Say nothing."""

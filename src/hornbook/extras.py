@@ -1,9 +1,15 @@
 """Libraries that only some commands need: each is an extra, imported where it is used.
 
 require("pyarrow", extra="arrow", purpose="reading Parquet files")    the module, or one line that names the command
+
+The command names the Python that runs, since another one's pip would install into another environment.
 """
 
 import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UserError
@@ -24,4 +30,11 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         library = module.partition(".")[0]
-        raise UserError(f"{purpose} needs {library}: pip install 'hornbook[{extra}]'") from None
+        raise UserError(f"{purpose} needs {library}: {_python()} -m pip install 'hornbook[{extra}]'") from None
+
+
+def _python() -> str:
+    """The interpreter that runs, as a shell takes it: from here on if it lies in a folder below this one."""
+    python, here = Path(sys.executable or "python"), Path.cwd()
+    shown = str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
+    return shlex.quote(shown if os.sep in shown else str(python))

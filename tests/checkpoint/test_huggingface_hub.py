@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.checkpoint.huggingface import fetch, repository_of
+from hornbook.checkpoint.huggingface import fetch, is_model_name
 from hornbook.errors import HornbookError, UserError
 from tiny_hub import Answering, Loopback, serving
 from tiny_huggingface import tiny_folder, to_pickle
@@ -136,19 +136,38 @@ def test_a_hub_that_fails_is_worth_a_retry(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(HornbookError, match=r"the Hugging Face hub cannot be reached \(ConnectionResetError") as caught:
-        fetch("someone/tiny")
+        fetch("hf://someone/tiny")
     assert caught.value.exit_code == 1
 
 
-def test_a_hub_that_is_down_is_worth_a_retry(tmp_path):
-    (refused,) = hornbook(tmp_path, "http://127.0.0.1:1", "import someone/tiny --output none")
-    assert refused["exit_code"] == 1 and "no run or checkpoint at someone/tiny; not in the cache" in refused["error"]
+def test_a_hub_that_is_down_is_worth_a_retry_for_what_is_a_model_for_sure(tmp_path):
+    nowhere = "http://127.0.0.1:1"
+    *meant, bare, again = hornbook(
+        tmp_path,
+        nowhere,
+        "import hf://someone/tiny --output none",
+        "import someone/tiny --output none --revision v2",
+        "import someone/tiny --output none",
+        "import someone/tiny --output none",
+    )
+    for refused in meant:
+        assert refused["exit_code"] == 1 and "no run or checkpoint at someone/tiny" in refused["error"]
+        assert "not in the cache, and the Hugging Face hub cannot be reached" in refused["error"]
+    assert bare == again and bare["exit_code"] == 2, "it may be a mistyped path"
+    assert bare["error"].startswith(
+        "no run or checkpoint at someone/tiny, and the Hugging Face hub cannot be reached ("
+    )
+    assert bare["error"].endswith("); check the path, or try again")
+    (tmp_path / "home" / "hub" / "models--someone--tiny").mkdir(parents=True)
+    (known,) = hornbook(tmp_path, nowhere, "import someone/tiny --output none")
+    assert known["exit_code"] == 1, "some of it came once"
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"pip install 'hornbook\[hub\]'"):
-        fetch("someone/tiny")
+    lead = "^no run or checkpoint at runz/mien; the Hugging Face hub needs huggingface_hub: "
+    with pytest.raises(UserError, match=lead + r".*pip install 'hornbook\[hub\]'"):
+        fetch("runz/mien")
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a b", "/a", "a/", "a\nb"])
@@ -160,9 +179,7 @@ def test_names_that_are_none(name):
 def test_a_path_is_no_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert repository_of("openai-community/gpt2") == "openai-community/gpt2"
-    assert repository_of(Path("openai-community/gpt2")) == "openai-community/gpt2"
-    assert repository_of("hf://gpt2") == "gpt2"
-    assert repository_of("hf://runs/demo") == repository_of(Path("hf://runs/demo")) == "runs/demo"
+    for name in ("openai-community/gpt2", "hf://gpt2", "hf://runs/demo"):
+        assert is_model_name(name) and is_model_name(Path(name))
     for path in ("runs/dmeo", "gpt2", "./a/b", "/a/b", "a/b/c", "../a", "a/", "~/a", ""):
-        assert repository_of(path) is None, "a mistyped path is not sent anywhere"
+        assert not is_model_name(path), "a mistyped path is not sent anywhere"

@@ -91,6 +91,12 @@ def test_sentences(texts, capsys):
     assert "from other options" in capsys.readouterr().err
 
 
+def test_a_language_without_rules_for_its_sentences(texts, capsys):
+    pytest.importorskip("sentencex")
+    assert build("texts", "--sequences", "sentences", "--sentence-language", "zh") == 0
+    assert "hornbook: no rules for 'zh' are known: sentences are found by those of English\n" in capsys.readouterr().err
+
+
 def test_lines(texts):
     (texts / "a.txt").write_text("one line\nanother. line\n\n")
     assert build("a.txt", "--sequences", "lines") == 0
@@ -194,7 +200,7 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
         "  train                  1 document               20 tokens         90 B of text",
         "  left out: 1 empty document, 0 unreadable ones",
         "  skipped: 2 lists, 7 redirects",
-        "  dropped: 3 too short, 2 overlapping an evaluation set, 1 near duplicates",
+        "  dropped: 3 too short, 2 overlapping an evaluation set, 1 near duplicate",
     ]
 
 
@@ -275,5 +281,5 @@ def test_mostly_unreadable_is_suspicious(texts, capsys):
     lines = ['{"text": "one cat"}', '{"text": 1}', "{", '{"other": "a"}']
     (texts / "bad.jsonl").write_text("\n".join(lines))
     assert build("bad.jsonl", "--on-error", "skip") == 2
-    assert "3 of 4 documents were dropped (3 unreadable), more than 50%" in capsys.readouterr().err
+    assert "3 of 4 documents did not stay (3 unreadable), more than 50%" in capsys.readouterr().err
     assert build("bad.jsonl", "--on-error", "skip", "--allow", "dropped") == 0

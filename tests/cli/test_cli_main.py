@@ -64,6 +64,12 @@ def test_a_path_that_may_not_be_looked_at(command, capsys):
     assert capsys.readouterr().err == line
 
 
+def test_a_socket_is_no_path(command, capsys):
+    command(fail_with(PermissionError(1, "Operation not permitted")))
+    assert main(["fake"]) == 1
+    assert "error: PermissionError: [Errno 1] Operation not permitted; run again with" in capsys.readouterr().err
+
+
 def test_a_path_that_is_too_long_to_be_looked_at(command, capsys):
     command(lambda arguments: Path("x" * 300).exists())
     assert main(["fake"]) == 2

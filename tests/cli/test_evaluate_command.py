@@ -47,7 +47,7 @@ def test_one_table_of_all_conventions(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_several_tasks_with_their_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--tasks", "lambada", "wikitext2", "--data", "lambada=lambada.jsonl", "wikitext2=wiki.tokens")
+    words = ("--tasks", "lambada,wikitext2", "--data", "lambada=lambada.jsonl", "wikitext2=wiki.tokens")
     assert evaluate(*words, "--overlap", "3", "--window", "8", "--micro-batch-size", "2", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert [task["name"] for task in result["tasks"]] == ["lambada", "wikitext2"]

@@ -185,8 +185,8 @@ def test_two_lengths_on_the_command_line(recipe):
             "sequence_length must not exceed max_positions, the rows of the position table",
         ),
         (
-            "--training.micro-batch-size=3",
-            "training.global_batch_size = 8 (default), training.micro_batch_size = 3 (command line): "
+            "--training.micro-batch-size=6",
+            "training.global_batch_size = 8 (default), training.micro_batch_size = 6 (command line): "
             "micro_batch_size must divide global_batch_size; give --training.micro-batch-size 2",
         ),
         (

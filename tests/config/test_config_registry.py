@@ -99,8 +99,8 @@ def test_a_stored_recipe_with_a_part_that_nobody_registered(section, tag, what):
     with pytest.raises(RecipeError) as caught:
         refuse_unknown_parts(document, "runs/mine")
     assert str(caught.value) == (
-        f'runs/mine holds a model {what} "mine", which hornbook does not have: use the script that registers it, as '
-        "python SCRIPT.py generate runs/mine"
+        f'runs/mine holds a model {what} "mine", which hornbook does not have: run this command by the script '
+        "that registers it, python SCRIPT.py in place of hornbook"
     )
 
 
@@ -111,6 +111,9 @@ def test_a_stored_recipe_of_known_parts(mine):
 
 def test_registering_twice(mine):
     register("model", "mine", MineConfig)  # the same class: nothing to say
+    again = type("MineConfig", (MineConfig,), {"__module__": __name__})
+    register("model", "mine", again)  # its definition was run again, as a notebook's cell is
+    assert choices("model")["mine"] is again
     with pytest.raises(UserError, match=r'model\.family = "gpt" is taken by GPTConfig'):
         register("model", "gpt", MineConfig)
 

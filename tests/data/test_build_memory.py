@@ -38,6 +38,19 @@ def peak_of_build(words, folder):
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), json.loads(printed.splitlines()[-1])
 
 
+CHINESE = "天地玄黄，宇宙洪荒，日月盈昃，辰宿列张。\n" * 40
+
+
+@pytest.mark.parametrize("text", [CHINESE, "[-73.981234,40.712345]," * 100])
+def test_text_without_blanks_takes_little_memory(tmp_path, text):
+    """Almost each byte is a token of this tokenizer, so there is no worse case."""
+    path = tmp_path / "dense.txt"
+    path.write_text(text * ((5 << 20) // len(text.encode())))
+    peak, result = peak_of_build([str(path)], tmp_path)
+    assert result["splits"]["train"]["documents"] == 1
+    assert peak < 800 << 20, f"{peak >> 20} MiB"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["file", "pipe"])
 def test_two_gib_of_text_in_less_than_one_of_memory(tmp_path, way):

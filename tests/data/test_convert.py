@@ -1,4 +1,5 @@
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -85,6 +86,17 @@ def test_real_files(tmp_path):
     )
     report = convert(BERT_TFRECORD, tmp_path / "r.tfrecord", options("bert-tfrecord-remasked", verify=True))
     assert (report.items, report.tokens) == (45, 4819)
+
+
+def test_a_split_stream_has_ends_whatever_the_store_said(tmp_path, pickled):
+    convert(pickled, tmp_path / "s", options("store", end_of_text="stored"))
+    manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
+    (tmp_path / "s" / "manifest.json").write_text(
+        json.dumps(manifest | {"end_of_text": "absent", "end_of_text_id": None})
+    )
+    given = options("store", tokenizer=None, end_of_text=None, split_at_end_of_text=True)
+    with pytest.raises(UserError, match="give --end-of-text stored or inserted"):
+        convert(tmp_path / "s", tmp_path / "t", given)
 
 
 def test_end_of_text(tmp_path, pickled):

@@ -169,7 +169,7 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
         (b"", {}, DataError, "no document to build a corpus of (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "the validation split would be empty: none of 1 document fell"),
+        (b"text", {"validation": 1e-9}, DataError, "split would be empty: 1 document, and none fell to it with"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation 1.0"),
         (b"text", {"validation": -0.1}, UserError, "validation -0.1"),
@@ -209,6 +209,16 @@ def test_an_input_that_changes_meanwhile(tmp_path):
     with pytest.raises(DataError, match="an input changed while it was read"):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "corpus", on_progress=change)
     assert only(tmp_path, "texts")
+
+
+def test_a_document_that_cannot_be_cut_is_unreadable(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "x" * 5_000_000)))
+    with pytest.raises(DataError) as caught:
+        build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0)
+    assert one_line(caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 4.8 MiB without a blank")
+    skip = {"reading": ReadOptions(on_error="skip"), "tolerance": Tolerance(max_dropped=1.0)}
+    report = build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0, **skip)
+    assert (report.faults, report.splits["train"].documents) == (1, 1)
 
 
 def test_skipped_documents_are_counted(tmp_path):

@@ -81,9 +81,25 @@ def test_prepared_threads_and_denormals():
     synchronize(torch.device("cpu"))
 
 
-def test_fp32_is_not_tf32():
-    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    for kind in kinds:
-        kind.fp32_precision = "tf32"
+def _allow_tf32():
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+
+
+def _allow_tf32_by_operation():
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+@pytest.mark.parametrize("allow", [_allow_tf32, _allow_tf32_by_operation])
+def test_fp32_is_not_tf32(allow):
+    """Nor is it after a part of one's own, such as transformers' CTC loss, has set cuDNN's flags for a while."""
+    allow()
     prepare(torch.device("cpu"), 1)
-    assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]
+    for _ in range(2):
+        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+        with torch.backends.cudnn.flags(enabled=False):
+            pass

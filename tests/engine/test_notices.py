@@ -1,4 +1,4 @@
-"""What is told before the first step: a warm-up that never ends, a vocabulary that is larger than that of the data."""
+"""What is told before the first step: lengths, sizes and ends of texts that look like slips."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,9 @@ def test_a_warmup_that_ends_within_the_run(schedule) -> None:
 
 def test_a_batch_that_is_larger_than_the_data() -> None:
     given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
-    assert "a batch has 512 samples, the data 120: each step learns them 4.3 times" in (large_batch(given, 120) or "")
-    assert large_batch(given, 512) is None
+    told = "a batch has 512 windows, the data 120: each step learns them 4.3 times"
+    assert told in str(large_batch(given, 120, "window"))
+    assert large_batch(given, 512, "window") is None
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ NAMES = ["SIGINT", "SIGTERM", "SIGUSR1"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_first_signal_is_noted_by_name(name):
-    with listen() as received:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_first_signal_is_noted_by_name_and_told_by_the_first_rank(capfd, name, is_first):
+    with listen(is_first=is_first) as received:
         assert received.name is None
         os.kill(os.getpid(), getattr(signal, name))
         assert received.name == name
+    told = f"\nhornbook: {name}: saves after this step and stops; once more ends at once\n"
+    assert capfd.readouterr().err == told * is_first
 
 
 @pytest.mark.parametrize("second", NAMES)

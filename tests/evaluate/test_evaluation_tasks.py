@@ -1,5 +1,6 @@
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -78,6 +79,22 @@ def test_a_name_that_is_taken_is_refused(own_task):
         register_task("lambada")(lambda given: [])
     assert one_line(caught.value, "there is a task 'lambada' already, of hornbook.evaluate.lambada; choose another")
     assert find_task("lambada").check is not None
+    with pytest.raises(UserError) as caught:
+        register_task("wikitext2")(partial(find_task, "own"))
+    assert one_line(caught.value, "there is a task 'wikitext2' already, of hornbook.evaluate.wikitext; choose another")
+
+
+def test_a_task_that_is_defined_again_takes_its_own_place(own_task):
+    """As in a notebook's cell that is run again."""
+
+    def define(value):
+        @register_task("again")
+        def measure(given):
+            return [Row(metric="number", value=value, convention="none")]
+
+    define(1.0)
+    define(2.0)
+    assert [row.value for row in run_task("again", tiny_input())] == [2.0]
 
 
 def test_which_way_is_better(own_task):

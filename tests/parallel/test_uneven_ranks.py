@@ -51,6 +51,13 @@ def test_parts_that_a_rank_had_nothing_for_are_trained_as_in_one_process(folder)
     assert unchanged == {name for name in before if torch.equal(alone[1][name], alone[2][name])} < set(before)
 
 
+def test_a_task_whose_data_one_rank_misses_at_the_start_is_refused_by_all(ranks):
+    assert [rank["start"] for rank in ranks] == [
+        "UserError: evaluation.tasks: rank 1 cannot run it: put the data where all ranks see them",
+        "StorageError: cannot read the data",
+    ]
+
+
 def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
     assert [rank["data"] for rank in ranks] == 2 * [{"step": 8, "error": None}]
     rows = [row for row in read(folder / "data" / "metrics.jsonl") if row["kind"] == "task"]

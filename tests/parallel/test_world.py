@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import train_ranks
 from safetensors.torch import load_file
 
@@ -20,6 +19,16 @@ from tiny import distance
 from tiny_encoder_runs import assert_same_rows, build_sentences
 
 TESTS = Path(__file__).parent.parent
+
+
+def run_ranks(number, script, *arguments):
+    """Run a script of this folder in so many processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command += [str(TESTS / "parallel" / script), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +54,7 @@ def encoders_alone(corpus, tmp_path_factory):
 def ranks_folder(request, corpus, tmp_path_factory):
     """What 2 and 4 processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(TESTS / "parallel" / "train_ranks.py"), str(folder), str(corpus)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run_ranks(request.param, "train_ranks.py", folder, corpus)
     return folder
 
 
@@ -105,6 +109,7 @@ def test_sums_over_ranks(ranks):
         sums = numbers["sums"]
         assert sums["integers"] == [size, total, size * (2**53 + 1)]
         assert sums["floats"] == [size, total + size * 2.0**-40]
+        assert sums["of the host"] == [[size, total], [size / 2]]
         assert sums["tensor"] == [[1.5 * size, total]]
         assert sums["gradients"] == [[total + size] * 3, [[0.0, size**2], [2.0 * size**2, 3.0 * size**2]]]
         assert sums["is_first"] is (rank == 0)
@@ -120,23 +125,10 @@ def test_one_process_sends_nothing(monkeypatch):
     world.leave()
 
 
-@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
-def test_a_group_on_gpus_knows_its_device_and_barriers_have_a_patient_group(monkeypatch, device):
-    """Seen in what PyTorch is asked for, since it takes two GPUs otherwise."""
-    asked = {}
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.update(current=device))
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(backend=backend, **options))
-    monkeypatch.setattr(dist, "new_group", lambda **options: ("side", options["backend"], options["timeout"]))
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "barrier", lambda group: asked.update(waiting=group))
-    World.join(torch.device(device)).barrier()
-    assert asked.pop("waiting") == ("side", "gloo", module._PATIENCE)
-    assert asked.pop("timeout") < module._PATIENCE
-    on_gpu = {"backend": "nccl", "device_id": torch.device(device), "current": torch.device(device)}
-    assert asked == ({"backend": "gloo"} if device == "cpu" else on_gpu)
+@pytest.mark.gpu
+def test_groups_beside_a_gpu():
+    """Barriers, and sums of what the host knows while the GPU may not be waited for."""
+    run_ranks(1, "gpu_rank.py")
 
 
 def test_buckets_hold_every_gradient_once_and_no_more_than_their_size(monkeypatch):

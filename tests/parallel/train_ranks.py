@@ -75,10 +75,12 @@ def sums(world: World) -> dict[str, object]:
     world.barrier()
     gradients = [torch.full((3,), float(world.rank + 1)), torch.arange(4.0).view(2, 2) * world.size]
     world.sum_gradients(gradients)
+    beside = World(world.rank, world.size, torch.device("meta"))  # a device that no number ever comes back from
     return {
         "integers": world.sum_integers([1, world.rank, 2**53 + 1]),
         "floats": world.sum_floats([1.0, 2.0**-40 + world.rank]),
         "tensor": world.sum_tensor(torch.tensor([[1.5, world.rank]])).tolist(),
+        "of the host": [beside.sum_integers([1, world.rank]), beside.sum_floats([0.5])],
         "gradients": [gradient.tolist() for gradient in gradients],
         "is_first": world.is_first,
     }

@@ -95,6 +95,24 @@ def _train(world: World, folder: Path, *overrides: str) -> dict[str, Any]:
         return {"step": run.state.progress.step, "error": f"{type(error).__name__}: {error}"}
 
 
+def miss_the_data(world: World, folder: Path) -> str:
+    """A task whose data the second rank does not see from the beginning."""
+
+    def check(given: TaskInput) -> None:
+        if world.rank == 1:
+            raise StorageError("cannot read the data")
+
+    @register_task("missing", check=check)
+    def missing(given: TaskInput) -> list[Row]:
+        raise AssertionError("it was to be refused")
+
+    try:
+        with open_run(load_recipe("demo", (*TINY, "--evaluation.tasks=missing")).recipe, folder, world):
+            return "it began"
+    except HornbookError as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def lose_the_data(world: World, folder: Path) -> dict[str, Any]:
     """A task whose data the second rank does not see after step 3."""
     step = [0]
@@ -146,6 +164,7 @@ def main(folder: Path) -> None:
     for step, tensors in enumerate(train_with_gaps(world)):
         save_file(tensors, folder / f"{world.rank}-{step}.safetensors")
     seen = {
+        "start": miss_the_data(world, folder / "start"),
         "data": lose_the_data(world, folder / "data"),
         "weights": spoil_weights(world, folder / "weights"),
         "disk": fill_the_disk(world, folder / "disk"),

@@ -1,13 +1,14 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.text import byte_pairs, word_pieces
-from hornbook.text.cuts import cuts
+from hornbook.text.cuts import MAX_STRETCH_BYTES, cuts
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import TEXTS
+from tiny_text import SHARED, TEXTS
 
 ODD = "\0\t\n\v\f\r\x1c\x1f\x7f\x85\xa0\xad\u0301\u0345\u1680\u180e\u2000\u200b\u200d\u2028\u202f\u3000\ufeff\ufffd"
 FRAGMENTS = [
@@ -43,6 +44,11 @@ FRAGMENTS += [
     *ODD,
 ]
 texts = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=8)), max_size=12).map("".join)
+CHINESE = "天地玄黄，宇宙洪荒。\n日月盈昃、辰宿列张！3月4日"
+JAPANESE = "「ラーメンを、食べる？」と彼は言った・・・。カ゛キ3本"
+MINIFIED = "{\"a\":[-73.98,40.7],\"it's\":\"x're\",\"b1\":null,'d2':1e5};f('s','1')"
+BASE64 = "aGVsbG8gd29ybGQ0MiFzZ3A+L2E5Yg=="
+dense = st.lists(st.sampled_from(CHINESE + JAPANESE + MINIFIED + BASE64), max_size=40).map("".join)
 KINDS = {
     "byte-bpe": Tokenizer.train([*TEXTS, "".join(FRAGMENTS)], 300),
     "wordpiece": Tokenizer.train([*TEXTS, "".join(FRAGMENTS)], 400, kind="wordpiece"),
@@ -52,7 +58,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=200, deadline=None)
-@given(text=texts, size=st.integers(1, 12))
+@given(text=st.one_of(texts, dense), size=st.integers(1, 12))
 def test_cuts_change_no_token(kind, text, size):
     tokenizer = KINDS[kind]
     pieces = list(tokenizer.rules.stretches(text, size))
@@ -86,3 +92,46 @@ def test_letters_without_end_are_one_unknown_word_and_little_memory():
 def test_chinese_is_cut_between_characters_where_these_are_words(chinese):
     rules = replace(KINDS["wordpiece"].rules, handle_chinese_chars=chinese)
     assert (len(list(rules.stretches("中文字" * 10, 10))) == 3) is chinese
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the folder of shared data is not there")
+@settings(max_examples=200, deadline=None)
+@given(text=dense, size=st.integers(1, 12))
+def test_cuts_change_no_token_of_gpt2(text, size):
+    tokenizer = _gpt2()
+    whole = tokenizer._library.encode(text, add_special_tokens=False).ids
+    assert [number for piece in tokenizer.rules.stretches(text, size) for number in tokenizer.encode(piece)] == whole
+
+
+@cache
+def _gpt2():
+    return Tokenizer.load(SHARED / "tokenizers" / "gpt2")
+
+
+@pytest.mark.parametrize("text", [CHINESE, JAPANESE, MINIFIED, BASE64])
+def test_text_without_blanks_is_cut(text):
+    text = text.replace("\n", "") * 10_000
+    assert max(map(len, KINDS["byte-bpe"].rules.stretches(text))) < 16_384 + 40
+    assert KINDS["byte-bpe"].find_endless(text * 20) is None
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "漢", "😀"])
+def test_what_has_no_place_to_cut_is_found(letter):
+    tokenizer, most = KINDS["byte-bpe"], MAX_STRETCH_BYTES // len(letter.encode())
+    for text, is_endless in (
+        (letter * most, False),
+        (letter * (most + 1), True),
+        (f"{letter * (most - 9)} " * 2, False),
+    ):
+        fault = tokenizer.find_endless(text)
+        assert (fault is not None) is is_endless, fault
+    assert fault is None and "--on-error skip" in str(tokenizer.find_endless(f"x {letter * (most + 9)} x"))
+    assert KINDS["wordpiece"].find_endless("a" * (MAX_STRETCH_BYTES + 1)) is None
+
+
+def test_a_call_of_the_library_gets_few_bytes(monkeypatch):
+    tokenizer = Tokenizer(KINDS["byte-bpe"].rules)
+    calls, encode = [], tokenizer._encode_cuts
+    monkeypatch.setattr(tokenizer, "_encode_cuts", lambda batch: calls.append(sum(map(len, batch))) or encode(batch))
+    tokenizer.encode(CHINESE * 40_000)
+    assert sum(calls) == len(CHINESE) * 40_000 and max(calls) < (1 << 19) + (1 << 15)

@@ -170,4 +170,4 @@ def test_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError) as caught:
         list_files("hf:a/b", ReadOptions())
-    assert one_line(caught.value, "the Hugging Face hub needs huggingface_hub: ", "pip install 'hornbook[hub]'")
+    assert one_line(caught.value, "hf:a/b: the Hugging Face hub needs huggingface_hub: ", "pip install 'hornbook[hub]'")

@@ -1,12 +1,13 @@
 """What the hub's client reports, told apart: no such thing, offline by one's own wish, out of reach, the disk."""
 
 import errno
+import sys
 
 import pytest
 from huggingface_hub import errors
 
-from hornbook.errors import HornbookError, StorageError
-from hornbook.text.hub_client import OfflineError, OutOfReachError, translated
+from hornbook.errors import HornbookError, StorageError, UserError
+from hornbook.text.hub_client import OfflineError, OutOfReachError, import_client, translated
 from tiny_text import one_line
 
 
@@ -19,18 +20,19 @@ def told(error, monkeypatch, tmp_path, *, is_offline=False):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "code"),
     [
-        OSError(errno.ENOSPC, "No space left on device"),
-        OSError(errno.EIO, "Input/output error"),
-        OSError(errno.EROFS, "Read-only file system"),
-        PermissionError(errno.EACCES, "Permission denied", "/somewhere/blobs"),
-        NotADirectoryError(errno.ENOTDIR, "Not a directory", "/somewhere"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (OSError(errno.EIO, "Input/output error"), 1),
+        (OSError(errno.EROFS, "Read-only file system"), 1),
+        (PermissionError(errno.EACCES, "Permission denied", "/somewhere/blobs"), 2),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/somewhere"), 2),
     ],
 )
-def test_errors_of_the_disk_are_no_errors_of_the_network(error, monkeypatch, tmp_path):
+def test_errors_of_the_disk_are_no_errors_of_the_network(error, code, monkeypatch, tmp_path):
     found = told(error, monkeypatch, tmp_path, is_offline=True)
     assert isinstance(found, StorageError) and one_line(found, f"cannot use the cache {tmp_path}: {error.strerror}")
+    assert found.exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,10 @@ def test_offline_by_setting_is_the_users_matter(monkeypatch, tmp_path):
         found = told(error, monkeypatch, tmp_path, is_offline=True)
         assert isinstance(found, OfflineError) and found.exit_code == 2
         assert one_line(found, "hf:a/b: not in the cache", "HF_HUB_OFFLINE")
+
+
+def test_without_the_client_the_subject_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
+    with pytest.raises(UserError) as caught:
+        import_client("hf:a/b: ")
+    assert one_line(caught.value, "hf:a/b: the Hugging Face hub needs huggingface_hub: ", "'hornbook[hub]'")

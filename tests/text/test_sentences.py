@@ -78,9 +78,23 @@ def test_what_is_wrong_is_said():
         sentence_splitter()("a \ud800 b.")
 
 
+def test_a_language_without_rules_is_told():
+    notices = []
+    own = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
+    for language in f"{own} en-gb gl lb pt-br".split(" "):
+        sentence_splitter(language, notices.append)
+    assert notices == [], "it has rules of its own, or a related one has"
+    for language in ("xx", "zh", "enm"):
+        sentence_splitter(language, notices.append)
+    assert [notice.partition(" are known")[0] for notice in notices] == [
+        f"no rules for {language!r}" for language in ("xx", "zh", "enm")
+    ]
+    assert all("\n" not in notice and notice.endswith("by those of English") for notice in notices)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(UserError, match=r"sentencex: pip install 'hornbook\[sentences\]'"):
+    with pytest.raises(UserError, match=r"sentencex: .* -m pip install 'hornbook\[sentences\]'"):
         sentence_splitter()
     assert split_lines("a\nb") == ["a", "\nb"]
 

@@ -3,6 +3,7 @@ import os
 import pytest
 
 from hornbook.errors import UserError
+from hornbook.text.documents import ReadOptions, list_sources
 from hornbook.text.sources import content_suffix, find_sources
 from tiny_text import one_line
 
@@ -104,3 +105,14 @@ def test_a_folder_that_may_not_be_read(folder):
 def test_content_suffix():
     names = ["c4.JSON.gz", "a.jsonl", "b.txt.xz", "no", "x.zst", "dir.jsonl/plain"]
     assert [content_suffix(name) for name in names] == [".json", ".jsonl", ".txt", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"), [("sub/*", "sub"), ("sub/", "sub"), ("*/tests/*", "tests"), ("a/b c.txt", "'b c.txt'")]
+)
+@pytest.mark.parametrize("item", ["in", "in/b.txt", "hf:owner/name"])
+def test_patterns_of_more_than_a_name_are_refused(folder, pattern, name, item):
+    with pytest.raises(UserError) as caught:
+        list_sources([item], ReadOptions(exclude=("a*", pattern)))
+    assert one_line(caught.value, f"--exclude {pattern!r}", "a pattern is of one name", f"say --exclude {name}")
+    assert caught.value.exit_code == 2

@@ -75,9 +75,8 @@ def read_source(
         HornbookError: the hub cannot be reached, or has no such model.
     """
     path = Path(source)
-    repository = None if path.exists() else huggingface.repository_of(source)
-    if repository is not None:
-        path = huggingface.fetch(repository)
+    if not path.exists() and huggingface.is_model_name(source):
+        path = huggingface.fetch(source)
     if huggingface.is_folder(path):
         return path, huggingface.read_folder(path, warn=warn)
     chosen = resolve(path, warn)

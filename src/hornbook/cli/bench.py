@@ -87,7 +87,10 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     for precision in _PEERS.get(arguments.peer, ()):
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
-    result: dict[str, Any] = {"recipe": recipe.name, "contenders": {name: asdict(s) for name, s in speeds.items()}}
+    model = recipe.model
+    facts = {"recipe": recipe.name, "num_parameters": model.num_parameters(), "vocab_size": model.vocab_size}
+    result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    print(f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
     for name, speed in speeds.items():
         print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms a step")
     best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
@@ -182,12 +185,21 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe, with some vocabulary where it has none."""
+    """Return the recipe, with some vocabulary where it has none.
+
+    Raises:
+        UserError: it names data, which are not looked at.
+    """
     from dataclasses import replace
 
     from hornbook.config import load_recipe
 
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
+    if recipe.data.train:
+        raise UserError(
+            "times are taken on random tokens: leave out data.train, and give the size of its vocabulary by "
+            "--model.vocab-size"
+        )
     if recipe.model.vocab_size is None:
         recipe = replace(recipe, model=replace(recipe.model, vocab_size=_DEFAULT_VOCAB_SIZE))
     return recipe

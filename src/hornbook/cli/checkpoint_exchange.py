@@ -132,19 +132,18 @@ def _kind(model: "TransformerConfig") -> str:
 
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the folder or the prefix that is meant, fetched from the hub if it is a name there."""
-    from hornbook.checkpoint.huggingface import fetch, is_folder, repository_of
+    from hornbook.checkpoint.huggingface import fetch, is_folder, is_model_name
     from hornbook.checkpoint.listing import is_checkpoint
     from hornbook.errors import UserError
 
     path = Path(arguments.source)
     if not path.exists() and not is_folder(path):
-        name = repository_of(arguments.source)
-        if name is None:
+        if not is_model_name(arguments.source):
             raise UserError(
                 f"{path}: no such folder or prefix; expected a Hugging Face folder, owner/name on their hub, or a "
                 "TensorFlow checkpoint"
             )
-        return fetch(name, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
+        return fetch(arguments.source, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:
         raise UserError(f"--revision is for models of the hub, and {path} is a folder; leave it out")
     if is_checkpoint(path) or (path / "run.json").exists():

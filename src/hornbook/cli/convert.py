@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import natural_number, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
-from hornbook.wording import counted
+from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
     from hornbook.data.convert import ConvertReport
@@ -132,7 +132,7 @@ def _add_instance_arguments(group: "argparse._ArgumentGroup") -> None:
 
 
 def _lines(report: "ConvertReport", seconds: float) -> Iterator[str]:
-    items = counted(report.items, report.kind.removesuffix("s"))
+    items = counted_kind(report.items, report.kind)
     yield f"{report.target} made in {seconds:.1f} s: {items}, {report.tokens:,} tokens"
     yield f"  {report.target_format} from {report.source_format}, {report.source}"
     if report.joined_sentences:

@@ -18,7 +18,7 @@ from hornbook.cli.progress import token_progress
 from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
-from hornbook.wording import counted
+from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
     from hornbook.data.build import BuildOptions, BuildReport, Progress
@@ -125,5 +125,5 @@ def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
     if report.empty or report.faults:
         yield f"  left out: {counted(report.empty, 'empty document')}, {counted(report.faults, 'unreadable one')}"
     for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
-        if shown := ", ".join(f"{count:,} {kind}" for kind, count in counts if count):
+        if shown := ", ".join(counted_kind(count, kind) for kind, count in counts if count):
             yield f"  {what}: {shown}"

@@ -84,7 +84,8 @@ def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
     if not (root / _PLAN).exists():
         return None
     plan = read_json(root / _PLAN, "plan of the demo")
-    begun, asked = plan.get("length", "another length"), _length(arguments)
+    asked = _length(arguments)
+    begun = plan.get("length", asked)
     if begun != asked:
         raise UserError(
             f"the demo in {root} was begun with {begun}, not {asked}: give the same to go on, or start anew in another "

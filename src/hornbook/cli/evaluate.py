@@ -59,13 +59,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.storage.files import replace_file
     from hornbook.storage.json_files import dump_json
 
-    for name in arguments.tasks or ():
+    asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
+    for name in asked:
         find_task(name)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     path = Path(arguments.checkpoint)
     loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
-    tasks = arguments.tasks or [default_task(loaded)]
+    tasks = asked or [default_task(loaded)]
     _refuse_other_options(arguments, loaded, tasks)
     data = assign_data(arguments.data, tasks)
     given = TaskInput(

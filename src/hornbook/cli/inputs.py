@@ -134,7 +134,7 @@ def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":
 
 
 def note(line: str) -> None:
-    """Tell on standard error what is worth to know and no error."""
+    """Write a remark that is no error to standard error."""
     sys.stderr.write(f"hornbook: {line}\n")
 
 

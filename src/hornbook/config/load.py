@@ -102,8 +102,8 @@ def refuse_unknown_parts(document: object, source: str) -> None:
             what = "of the family" if section == "model" else f"made with the {section}"
             raise RecipeError(
                 [
-                    f"{source} holds a model {what} {show(tag)}, which hornbook does not have: use the script that "
-                    f"registers it, as python SCRIPT.py generate {source}"
+                    f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
+                    "script that registers it, python SCRIPT.py in place of hornbook"
                 ]
             )
 

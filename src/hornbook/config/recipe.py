@@ -10,6 +10,7 @@ checked on its way through ``recipe_from_dict(recipe_to_dict(recipe))``; what co
 always is.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -81,15 +82,10 @@ class TrainingConfig:
                 Problem(given, "the run has more than one length; give exactly one of steps, epochs, tokens")
             )
         if self.global_batch_size % self.micro_batch_size:
-            fitting = _largest_divisor(self.global_batch_size, self.micro_batch_size)
+            fitting = math.gcd(self.global_batch_size, self.micro_batch_size)
             message = f"micro_batch_size must divide global_batch_size; give --training.micro-batch-size {fitting}"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of ``number`` up to ``most``, of which the first 4096 are tried."""
-    return next(size for size in range(min(number, most, 4096), 0, -1) if number % size == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,13 @@
     final_fraction = 0.1             and an error under ``name = "constant"``
 
 A third party adds a choice with one line, ``register("model", "mine", MyConfig)``, before the recipe is loaded. The
-price is a table in module state; it only grows, and a tag never changes its meaning.
+price is a table in module state; it only grows, and a tag never changes its meaning. A class that is defined again, by
+a notebook's cell or a module that is reloaded, takes its own place.
 """
 
 import dataclasses
+from functools import partial
+from typing import Any
 
 from hornbook.config.options import describe
 from hornbook.errors import UserError
@@ -36,7 +39,7 @@ def register(section: str, tag: str, dataclass: type) -> None:
     """
     if section not in TAGS:
         raise UserError(f'section "{section}" has no choices; expected one of {", ".join(TAGS)}')
-    if _CHOICES[section].get(tag, dataclass) is not dataclass:
+    if definition_of(_CHOICES[section].get(tag, dataclass)) != definition_of(dataclass):
         raise UserError(
             f'{section}.{TAGS[section]} = "{tag}" is taken by {_CHOICES[section][tag].__name__}; choose another'
         )
@@ -47,6 +50,13 @@ def register(section: str, tag: str, dataclass: type) -> None:
 def choices(section: str) -> dict[str, type]:
     """Return the dataclasses of a section by tag, in order of registration."""
     return dict(_CHOICES[section])
+
+
+def definition_of(part: Any) -> tuple[str, str]:
+    """Return module and name of a class or function: what stays the same when its definition is run again."""
+    while isinstance(part, partial):
+        part = part.func
+    return part.__module__, getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def _check(section: str, tag: str, dataclass: type) -> None:

@@ -53,7 +53,7 @@ from hornbook.text.quality.pipeline import build_filters
 from hornbook.text.quality.suspicion import Totals, find_suspicions, refuse
 from hornbook.text.sentences import sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.wording import counted
+from hornbook.wording import counted, counted_kind
 
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
 
@@ -101,7 +101,8 @@ def build_corpus(
         output: the corpus' folder, which must not be there yet.
         options: splits, sequences, end-of-text tokens, how to read, which documents stay.
         on_progress: called at the beginning, and after each batch of some 4 MB of text.
-        on_notice: told, in a line each, of repeated inputs and what becomes of an interrupted build.
+        on_notice: told, in a line each, of repeated inputs, a language without rules for its sentences, and what
+            becomes of an interrupted build.
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
@@ -213,7 +214,7 @@ class _Build:
             source_numbers=numbers,
             validation=options.validation,
             end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
-            split_text=_splitter(options),
+            split_text=_splitter(options, self._on_notice),
         )
         batches = read_batches(_documents(job, reading), filters, reading, numbers)
         if job.has_streams:  # a thread that waits for its input could not be stopped
@@ -235,7 +236,7 @@ class _Build:
             if not counts.documents:
                 total = sum(counts.documents for counts in parts.counts().values())
                 raise DataError(
-                    f"the {split} split would be empty: none of {counted(total, 'document')} fell to it with "
+                    f"the {split} split would be empty: {counted(total, 'document')}, and none fell to it with "
                     f"--validation {job.options.validation:g}; {_way_to_more(job)}"
                 )
             make_directory(corpus / split)
@@ -261,14 +262,15 @@ class _Build:
 
 def _documents(job: BuildJob, reading: Reading) -> Iterator[Document]:
     """The documents behind the position that the tally is at, which in the end lies behind the last source."""
-    yield from read_sources(job.sources, job.options.reading, reading.tally, skip=reading.tally.position)
+    tally, find_fault = reading.tally, job.tokenizer.find_endless
+    yield from read_sources(job.sources, job.options.reading, tally, skip=tally.position, find_fault=find_fault)
     reading.tally.position = Position(len(job.sources), 0)
 
 
-def _splitter(options: BuildOptions) -> Callable[[str], list[str]] | None:
+def _splitter(options: BuildOptions, on_notice: Callable[[str], None]) -> Callable[[str], list[str]] | None:
     if options.sequences == "documents":
         return None
-    return split_lines if options.sequences == "lines" else sentence_splitter(options.language)
+    return split_lines if options.sequences == "lines" else sentence_splitter(options.language, on_notice)
 
 
 def _progress(
@@ -290,7 +292,7 @@ def _progress(
 def _left_out(job: BuildJob, reading: Reading) -> str:
     """What became of all that was read, where nothing stayed."""
     tally = reading.tally
-    dropped = "".join(f", {count} {name}" for name, count in reading.dropped.items() if count)
+    dropped = "".join(f", {counted_kind(count, name)}" for name, count in reading.dropped.items() if count)
     first = f", the first: {tally.messages[0]}" if tally.messages else ""
     read = f"{counted(len(job.sources), 'file')}, {counted(tally.empty, 'empty document')}, {tally.faults:,} unreadable"
     return f"{read}{dropped}{first}"

@@ -284,7 +284,8 @@ def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | N
         UserError: the tokenizer has none, and an option speaks of it.
     """
     if documents.tokenizer is None or documents.tokenizer.end_of_text_id is not None:
-        return options.end_of_text or documents.end_of_text
+        is_said = documents.end_of_text != "absent" or not options.split_at_end_of_text
+        return options.end_of_text or (documents.end_of_text if is_said else None)
     useless = options.end_of_text_id is not None and not options.split_at_end_of_text
     for name, is_given in (("--end-of-text", options.end_of_text), ("--end-of-text-id", useless)):
         if is_given:

@@ -150,11 +150,10 @@ def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None)
     alone = framed(first, special).unscored()
     if second is None:
         return alone
-    separators = [special.sep] * (num_special(tokenizer, pair=True) - 3)
-    tokens = np.concatenate((alone.tokens, separators, second, [special.sep])).astype(np.int64)
-    segments = np.zeros_like(tokens)
-    segments[-len(second) - 1 :] = 1
-    return alone._replace(tokens=tokens, segments=segments)
+    more = np.full(num_special(tokenizer, pair=True) - 2 + len(second), special.sep, dtype=np.int64)
+    more[-len(second) - 1 : -1] = second
+    segments = np.repeat([0, 1], [len(alone.tokens) + len(more) - len(second) - 1, len(second) + 1])
+    return alone._replace(tokens=np.concatenate((alone.tokens, more)), segments=segments)
 
 
 def num_special(tokenizer: Tokenizer, *, pair: bool) -> int:

@@ -84,10 +84,11 @@ def keep_freed_memory() -> None:
 def keep_fp32() -> None:
     """Let NVIDIA's GPUs multiply fp32 in fp32: left alone, PyTorch rounds a convolution's factors to TF32, 10 bits.
 
-    The price is the speed of fp32 runs there; bf16 is for those who want more.
+    The price is the speed of fp32 runs there; bf16 is for those who want more. PyTorch has a newer setting for each
+    operation, but once it is used, what asks for all of them fails: ``cudnn.flags``, which a CTC loss calls.
     """
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def synchronize(device: torch.device) -> None:

@@ -7,7 +7,7 @@
       load_origin(origin, state, recipe) -> weights, perhaps moments; steps and samples count from 0
 
 A fine-tuning has a head of its own: what the source's head has no part for is drawn from the seed, what nobody has use
-for is left out, and both is told. For all other runs each weight has to be there, and no other.
+for is left out, and both are reported. For all other runs each weight has to be there, and no other.
 
 Once the run has a checkpoint of its own it needs the source no more. The source is read twice at the start: so a start
 that is refused leaves nothing behind, and every rank proves by the digest that it has the same weights. That is the

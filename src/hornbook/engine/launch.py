@@ -130,7 +130,7 @@ def _tell_slips(run: Run, sources: Sources) -> None:
     """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
     warnings = (
         long_warmup(run.recipe, run.num_steps),
-        large_batch(run.recipe, run.samples.num_samples),
+        large_batch(run.recipe, run.samples.num_samples, run.samples.noun),
         differing_ends(run.recipe, sources),
     )
     for warning in filter(None, warnings):

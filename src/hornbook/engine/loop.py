@@ -21,7 +21,7 @@ def train_until_done(run: Run) -> None:
         DivergedError: too many steps in a row were not finite; the last good checkpoint is untouched.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen() as signals, run.batches() as batches:
+    with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
         _measure(run)
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.trainer))

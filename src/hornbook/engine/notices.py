@@ -2,7 +2,7 @@
 
 train gpt2-small --data.train corpora/mine --training.steps 20
     -> schedule.warmup_steps is 2000, the run has 20 steps: the rate reaches 6e-06 of 0.0006; ...
-    -> a batch has 512 samples, the data 120: each step learns them 4.3 times; ...
+    -> a batch has 512 windows, the data 120: each step learns them 4.3 times; ...
     -> the vocabulary is 50,257, that of the data 4,096: --model.vocab-size none takes that
     -> no end-of-text tokens are between the documents of corpora/old, as between the others': ...
 """
@@ -28,13 +28,13 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
     )
 
 
-def large_batch(recipe: Recipe, num_samples: int) -> str | None:
+def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
     """Say that a batch goes through all samples more than once; None where it does not."""
     size = recipe.training.global_batch_size
     if size <= num_samples:
         return None
     return (
-        f"a batch has {size:,} samples, the data {num_samples:,}: each step learns them {size / num_samples:.1f} "
+        f"a batch has {size:,} {noun}s, the data {num_samples:,}: each step learns them {size / num_samples:.1f} "
         "times; lower training.global_batch_size"
     )
 
@@ -57,5 +57,5 @@ def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
         return None
     return (
         f"no end-of-text tokens are between the documents of {', '.join(without)}, as between the others': "
-        "build or convert it again"
+        "build it again, or convert it with --end-of-text inserted"
     )

@@ -13,17 +13,18 @@ failed alone would leave the others waiting: they agree first that its data are 
 twice. What fails after that ends the run.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hornbook.checkpoint.restore import LoadedModel
 from hornbook.engine.run import Run
-from hornbook.errors import HornbookError
+from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import Row, TaskInput
 
 
 def check_before_training(run: Run) -> None:
-    """Refuse tasks that could not be run, before any time is spent on training.
+    """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
         UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
@@ -31,7 +32,9 @@ def check_before_training(run: Run) -> None:
     evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
     if metric:
         tasks.higher_is_better(task, metric)
-    tasks.check_tasks(evaluation.tasks, _input(run), _data(run))
+    error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
+    if failed:
+        raise error or UserError(f"evaluation.tasks: {_of_others(failed)}")
 
 
 def owes_tasks(run: Run) -> bool:
@@ -64,18 +67,29 @@ def _measure_alone(run: Run, name: str, given: TaskInput) -> None:
 
 
 def _measure_together(run: Run, name: str, given: TaskInput) -> None:
-    own_error = ""
-    try:
-        tasks.check_tasks([name], given, {name: given.data} if given.data else {})
-    except HornbookError as error:
-        own_error = str(error)
-    ranks = range(run.world.size)
-    failures = run.world.sum_integers([bool(own_error) and rank == run.world.rank for rank in ranks])
-    if any(failures):
-        failed = ", ".join(str(rank) for rank in ranks if failures[rank])
-        _warn(run, name, own_error or f"rank {failed} cannot run it: put its data where all ranks see them")
+    error, failed = _checked(run, [name], given, {name: given.data} if given.data else {})
+    if failed:
+        _warn(run, name, str(error or _of_others(failed)))
     else:
         _log(run, name, tasks.run_task(name, given))
+
+
+def _checked(
+    run: Run, names: Sequence[str], given: TaskInput, data: Mapping[str, str]
+) -> tuple[HornbookError | None, list[int]]:
+    """Return what keeps this rank from running tasks, if anything, and the ranks that something keeps."""
+    found = None
+    try:
+        tasks.check_tasks(names, given, data)
+    except HornbookError as error:
+        found = error
+    ranks = range(run.world.size)
+    failures = run.world.sum_integers([found is not None and rank == run.world.rank for rank in ranks])
+    return found, [rank for rank in ranks if failures[rank]]
+
+
+def _of_others(failed: Sequence[int]) -> str:
+    return f"rank {', '.join(map(str, failed))} cannot run it: put the data where all ranks see them"
 
 
 def _warn(run: Run, name: str, why: str) -> None:

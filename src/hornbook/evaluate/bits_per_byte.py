@@ -54,10 +54,9 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         num_bytes=store.num_bytes,
     )
     assert result.bits_per_byte is not None, "all windows were scored and the bytes are known"
-    scored = f"{store.num_bytes:,} bytes of {counted(store.num_documents, 'document')}, each after an end-of-text token"
     context = f"windows of {length} tokens that overlap by {overlap}"
     rows = [
-        Row(metric="bits_per_byte", value=result.bits_per_byte, convention=f"every byte scored: {scored}; {context}"),
+        Row(metric="bits_per_byte", value=result.bits_per_byte, convention=f"{_scored(store)}; {context}"),
         Row(metric="nats_per_token", value=result.loss, convention=f"mean over {result.tokens:,} tokens; {context}"),
         Row(
             metric="token_perplexity",
@@ -66,6 +65,14 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         ),
     ]
     return rows + compressors(store, tokenizer)
+
+
+def _scored(store: TokenStore | JoinedStores) -> str:
+    """Which bytes are scored; where there is no end-of-text token, the first token of all is context only."""
+    whole = f"{store.num_bytes:,} bytes of {counted(store.num_documents, 'document')}"
+    if store.end_of_text == "absent":
+        return f"every byte scored but those of the first token: {whole}, with no end-of-text token between them"
+    return f"every byte scored: {whole}, each after an end-of-text token"
 
 
 def compressors(store: TokenStore | JoinedStores, tokenizer: Tokenizer) -> list[Row]:

@@ -18,6 +18,7 @@ import torch
 
 from hornbook.checkpoint.restore import LoadedModel
 from hornbook.config import LabelledConfig
+from hornbook.config.registry import definition_of
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
@@ -145,6 +146,8 @@ def register_task(
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
+    A function that is defined again, by a notebook's cell or a module that is reloaded, takes its own place.
+
     Args:
         name: of the task.
         models: the kind of model that it can measure; it is refused for others.
@@ -158,10 +161,9 @@ def register_task(
     better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
     def add(measure: Measure) -> Measure:
-        if name in _TASKS and _TASKS[name].measure is not measure:
-            raise UserError(
-                f"there is a task {name!r} already, of {_TASKS[name].measure.__module__}; choose another name"
-            )
+        there = definition_of(_TASKS[name].measure if name in _TASKS else measure)
+        if there != definition_of(measure):
+            raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
         _TASKS[name] = Task(measure=measure, check=check, models=models, better=better)
         return measure
 

@@ -5,7 +5,8 @@ the backward pass, so gradients are simply added over ranks::
 
     counts --sum--> divide --> backward --> gradients --sum--> the same update on every rank
 
-One process is a world of one: nothing is sent. Under ``torchrun`` the ranks talk through NCCL on GPUs and gloo on CPUs.
+One process is a world of one: nothing is sent. Under ``torchrun`` tensors go through NCCL on GPUs and gloo on CPUs, and
+numbers that the host knows always through gloo: a GPU would add them up only after all that it was asked to do before.
 A rank that is silent for minutes is taken for lost, but not at a barrier: there the others wait for what the first one
 does alone, such as writing a large checkpoint. So barriers have a group of their own.
 """
@@ -32,11 +33,13 @@ class World:
         rank: int = 0,
         size: int = 1,
         device: torch.device | None = None,
+        host: dist.ProcessGroup | None = None,
         waiting: dist.ProcessGroup | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device or torch.device("cpu")
+        self._host = host
         self._waiting = waiting
 
     @classmethod
@@ -47,10 +50,12 @@ class World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=device)
+            host = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         else:
             dist.init_process_group("gloo", timeout=_TIMEOUT)
+            host = dist.group.WORLD
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(dist.get_rank(), dist.get_world_size(), device, waiting)
+        return cls(dist.get_rank(), dist.get_world_size(), device, host, waiting)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -63,18 +68,16 @@ class World:
         return self.rank == 0
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """Return the sums over all ranks."""
+        """Return the sums over all ranks; the device is not waited for."""
         if self.size == 1:
             return list(values)
-        total = self.sum_tensor(torch.tensor(values, dtype=torch.int64, device=self.device))
-        return [int(value) for value in total.tolist()]
+        return [int(value) for value in self._sum_on_host(values, torch.int64)]
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks, added up in double precision."""
+        """Return the sums over all ranks, added up in double precision; the device is not waited for."""
         if self.size == 1:
             return list(values)
-        total = self.sum_tensor(torch.tensor(values, dtype=torch.float64, device=self.device))
-        return [float(value) for value in total.tolist()]
+        return [float(value) for value in self._sum_on_host(values, torch.float64)]
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Return the sum over all ranks of ``tensor``, which is written in place."""
@@ -97,6 +100,12 @@ class World:
         """Wait for all ranks, hours if need be."""
         if self.size > 1:
             dist.barrier(group=self._waiting)
+
+    def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
+        total = torch.tensor(values, dtype=dtype)
+        dist.all_reduce(total, group=self._host)
+        sums: list[float] = total.tolist()
+        return sums
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

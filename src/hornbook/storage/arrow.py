@@ -35,6 +35,7 @@ _CONTINUES: Final = 0xFFFFFFFF
 _END_OF_STREAM: Final = _HEAD.pack(_CONTINUES, 0)
 _FILE_MARK: Final = b"ARROW1"
 _STREAM_IN_FILE: Final = 8
+_IS_DICTIONARY: Final = 2
 _IS_BATCH: Final = 3
 _MAX_METADATA_BYTES: Final = 16 << 20
 _NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
@@ -47,7 +48,7 @@ def import_pyarrow(what: str = "Arrow data sets") -> Any:
     Raises:
         UserError: it is not installed; the message says that ``what`` needs it.
     """
-    return require("pyarrow", extra="arrow", purpose=f"reading {what}")
+    return require("pyarrow", extra="arrow", purpose=f"working with {what}")
 
 
 def shown(said: object) -> str:
@@ -182,7 +183,7 @@ def _check_messages(path: Path, name: str) -> int:
                 raise DataError(f"{name}: at byte {place} is no message of an Arrow stream; it is damaged or truncated")
             body, is_compressed = _describe(name, place, file.read(length))
             if is_compressed:
-                raise DataError(f"{name}: its batches are compressed; save it anew without, or as Parquet")
+                raise DataError(f"{name}: its batches are compressed; save it again uncompressed, or as Parquet")
             if not 0 <= body <= size - file.tell():
                 raise DataError(f"{name}: the message at byte {place} has {body} bytes; {size - file.tell()} are left")
             place = file.seek(body, os.SEEK_CUR)
@@ -196,17 +197,26 @@ def _describe(name: str, place: int, metadata: bytes) -> tuple[int, bool]:
     """How many bytes of a message follow its metadata, and whether it is a batch with compressed buffers.
 
     A message is a table of flatbuffers with the fields version, kind, content and length of the body; a batch is one
-    with length, nodes, buffers and compression.
+    with length, nodes, buffers and compression; a dictionary has an id and the batch of its values.
     """
     try:
         (table,) = struct.unpack_from("<I", metadata)
         _, kind, content, body = (_field_of(metadata, table, number) for number in range(4))
-        is_batch = kind and content and metadata[kind] == _IS_BATCH
-        batch = content + struct.unpack_from("<I", metadata, content)[0] if is_batch else 0
+        named = metadata[kind] if kind and content else 0
+        batch = _table_at(metadata, content) if named in (_IS_BATCH, _IS_DICTIONARY) else 0
+        if named == _IS_DICTIONARY:
+            values = _field_of(metadata, batch, 1)
+            batch = _table_at(metadata, values) if values else 0
         is_compressed = bool(batch) and _field_of(metadata, batch, 3) > 0
         return struct.unpack_from("<q", metadata, body)[0] if body else 0, is_compressed
     except (struct.error, IndexError):
         raise DataError(f"{name}: the message at byte {place} is damaged") from None
+
+
+def _table_at(metadata: bytes, place: int) -> int:
+    """The table that a field leads to."""
+    offset: int = struct.unpack_from("<I", metadata, place)[0]
+    return place + offset
 
 
 def _field_of(metadata: bytes, table: int, number: int) -> int:

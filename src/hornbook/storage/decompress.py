@@ -143,12 +143,13 @@ _DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
 
 
 def open_text_source(
-    source: Path | str | BinaryIO, limits: Limits | None = None, *, name: str | None = None
+    source: Path | str | BinaryIO, limits: Limits | None = None, *, name: str | None = None, start: int = 0
 ) -> io.BufferedReader:
     """Open a plain or compressed file, or an open binary stream such as standard input, for bounded reading.
 
     The first bytes decide what it is; a file whose name promises a compression has to keep the promise. Closing the
-    result closes a file, but not a stream that was handed in. ``name`` stands for the source in errors.
+    result closes a file, but not a stream that was handed in. ``name`` stands for the source in errors, whose offsets
+    count from ``start`` on.
 
     Raises:
         UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
@@ -166,7 +167,7 @@ def open_text_source(
         found = opened.compression()
         if promised and found != promised:
             raise DataError(f"{name}: offset 0: expected {promised} data, as its name says; rename or restore the file")
-        return io.BufferedReader(_Unpacked(opened, found, limits) if found else opened, _BUFFER)
+        return io.BufferedReader(_Unpacked(opened, found, limits, start) if found else opened, _BUFFER)
     except BaseException:
         opened.close()
         raise
@@ -237,8 +238,8 @@ class _Source(io.RawIOBase):
 class _Unpacked(io.RawIOBase):
     """The content of a source that holds one or several compressed members."""
 
-    def __init__(self, source: _Source, kind: str, limits: Limits) -> None:
-        self._source, self._kind, self._limits = source, kind, limits
+    def __init__(self, source: _Source, kind: str, limits: Limits, start: int) -> None:
+        self._source, self._kind, self._limits, self._start = source, kind, limits, start
         self._piece = _ZSTD_PIECE if kind == "zstd" else _PIECE
         self._decompressor = _DECOMPRESSORS[kind]()
         self._input, self._output = b"", memoryview(b"")
@@ -305,7 +306,8 @@ class _Unpacked(io.RawIOBase):
         check_total(self._source.name, self._total_bytes, self._limits)
 
     def _error(self, what: str, remedy: str) -> DataError:
-        return DataError(f"{self._source.name}: offset {self._source.offset - len(self._input)}: {what}; {remedy}")
+        offset = self._start + self._source.offset - len(self._input)
+        return DataError(f"{self._source.name}: offset {offset}: {what}; {remedy}")
 
 
 def check_total(name: str, total: int, limits: Limits) -> None:

@@ -24,7 +24,7 @@ from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, format_bytes, free_bytes, process_is_alive, translated
+from hornbook.storage.system import flush_to_disk, process_is_alive, translated
 
 __all__ = [
     "Appender",
@@ -32,8 +32,6 @@ __all__ = [
     "FileWriter",
     "Written",
     "commit_directory",
-    "format_bytes",
-    "free_bytes",
     "fsync_directory",
     "make_directory",
     "remove_file",

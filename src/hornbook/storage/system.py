@@ -13,9 +13,12 @@ from hornbook.errors import PathError, StorageError
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISTAKEN: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-    errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.EACCES, errno.EPERM,
 )  # fmt: skip
-"""What the system says of a path that is wrong, or of one that is not ours: no disk will mend that by itself."""
+"""What the system says of a path that is wrong, or of one that is not ours: no disk will mend that by itself.
+
+A disk that is read-only (EROFS) is not among them: after an I/O error Linux makes it so.
+"""
 _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 

@@ -13,13 +13,15 @@ A corpus must not depend on what is installed, so tiktoken has to give the same 
 - One job in 128 is done by both, and a difference stops the build: neither argument knows of a library's slips.
 
 Many texts go into one call, with a special token between them, so that threads do not queue for Python's lock. Long
-stretches without a place to cut stay with the tokenizers library. The price: a second before the first text.
+stretches without a place to cut stay with the tokenizers library, one at a time, since it takes much memory for them.
+The price: a second before the first text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -74,6 +76,7 @@ class _Accelerated:
         self._boundary = len(tokens)
         self._encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, self._boundary)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hornbook-tiktoken")
+        self._one_long = Lock()
         self._jobs_at_once, self._num_jobs = _JOBS_A_THREAD * threads, 0
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -94,9 +97,11 @@ class _Accelerated:
 
     def _encode(self, numbered: _Job) -> list[NDArray[np.int32]]:
         job = [stretch for _, stretch in numbered]
+        if len(job[-1]) > _LONGEST:
+            with self._one_long:
+                return self._tokenizer.encode_batch(job)
         joined = _BOUNDARY.join(job)
-        is_long = len(job[-1]) > _LONGEST
-        if is_long or joined.count(_BOUNDARY) != len(job) - 1 or _has_surrogates(joined):
+        if joined.count(_BOUNDARY) != len(job) - 1 or _has_surrogates(joined):
             return self._tokenizer.encode_batch(job)
         ranks = self._encoding.encode_to_numpy(joined, allowed_special={_BOUNDARY}, disallowed_special=())
         ends = np.flatnonzero(ranks == self._boundary)
@@ -108,7 +113,9 @@ class _Accelerated:
         self._num_jobs += 1
         if self._num_jobs % _JOBS_PER_CHECK != 1:
             return
-        for expected, ids in zip(self._tokenizer.encode_batch([cut for _, cut in job]), found, strict=True):
+        with self._one_long:
+            wanted = self._tokenizer.encode_batch([cut for _, cut in job])
+        for expected, ids in zip(wanted, found, strict=True):
             if not np.array_equal(expected, ids):
                 raise HornbookError(
                     "tiktoken and tokenizers disagree about a text, so what was tokenized may be wrong; start again "

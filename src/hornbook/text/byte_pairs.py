@@ -40,8 +40,15 @@ PATTERNS: Final = (
 )
 """GPT-2's pattern as OpenAI wrote it in its code, and as tiktoken did later; they match the same pieces."""
 
-CUT: Final = re.compile(r"\S(?= )|[A-Za-z0-9](?=\n)")
-"""The last character of a piece, whatever comes next: white space can only begin a piece of GPT-2's pattern."""
+_LETTERS: Final = "A-Za-zぁ-ゖァ-ヺー一-龥가-힣"
+_MARKS: Final = r"!-/:-@\[-`{-~、。，．；：！？「」『』（）《》…"
+CUT: Final = re.compile(rf"\S(?=[ \n])|[{_LETTERS}](?=[0-9{_MARKS}])|[0-9](?=[{_LETTERS}{_MARKS}])")
+"""The last character of a piece, whatever comes before and after it.
+
+White space, but for one blank, can only begin a piece of GPT-2's pattern; and no piece has a letter, a number or a mark
+behind one of another kind, but for the letters of 's and its like, so nothing is cut behind a mark. These letters and
+marks are so for every version of Unicode that a library may have.
+"""
 
 _PAIRS_OF_FILES: Final = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"), ("*-vocab.json", "*-merges.txt"))
 _PLAIN_BPE: Final = {

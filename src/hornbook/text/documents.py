@@ -27,7 +27,7 @@ from hornbook.text.readers.streams import streamed
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import Document, Outcome, Position, Reader, ReadOptions, Skipped, Source, Tally
-from hornbook.text.sources import STANDARD_INPUT, content_suffix, each_once, find_sources
+from hornbook.text.sources import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
 from hornbook.wording import counted
 
 __all__ = [
@@ -92,10 +92,12 @@ def list_sources(
         on_notice: told in a line of files that several inputs name.
 
     Raises:
-        UserError: an input names nothing, several splits were there and none was chosen, or one that is not there.
+        UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
+            pattern of names to leave out has a slash.
         DataError: a data set is damaged.
         HornbookError: the Hugging Face hub failed.
     """
+    check_patterns(options.exclude)
     sources: list[str] = []
     chosen = {"split": False, "config": False}
     for item in inputs or find_sources(inputs):
@@ -119,7 +121,12 @@ def list_sources(
 
 
 def read_sources(
-    sources: Sequence[str], options: ReadOptions, tally: Tally, *, skip: Position | None = None
+    sources: Sequence[str],
+    options: ReadOptions,
+    tally: Tally,
+    *,
+    skip: Position | None = None,
+    find_fault: Callable[[str], str | None] = lambda text: None,
 ) -> Iterator[Document]:
     """Read the documents of the sources that ``list_sources`` found; raises as ``read_documents``.
 
@@ -130,6 +137,7 @@ def read_sources(
             what came before it, and nothing beyond.
         skip: leave out what lies before this position, which is not counted either; a tally and its position as they
             were after some document let the reading go on as if it had not stopped.
+        find_fault: says why a text cannot be used, which counts as a document that cannot be read; None if it can.
     """
     first = skip or Position()
     for number, name in enumerate(sources[first.source :], first.source):
@@ -139,6 +147,8 @@ def read_sources(
                 tally.skipped[outcome.kind] += 1
                 continue
             count += 1
+            if isinstance(outcome, Document) and (fault := find_fault(outcome.text)):
+                outcome = DataError(f"{_place_of(outcome, options)}: {fault}")
             if isinstance(outcome, DataError):
                 if options.on_error == "stop":
                     raise outcome
@@ -169,6 +179,12 @@ def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
         yield from READERS[format_of(name, options)](_located(name), options, start)
     except DataError as error:
         yield error
+
+
+def _place_of(document: Document, options: ReadOptions) -> str:
+    """What messages call a document."""
+    source = "standard input" if document.source == STANDARD_INPUT else document.source
+    return f"{source}, the document at {offset_unit(document.source, options.format)} {document.offset}"
 
 
 def _located(name: str) -> Source:

@@ -16,21 +16,25 @@ from typing import Any, Final
 from hornbook.errors import HornbookError, UserError
 from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.text.hub_client import OfflineError, OutOfReachError, import_client, translated
+from hornbook.text.hub_client import (
+    NAME_PART,
+    OfflineError,
+    OutOfReachError,
+    cache_folder,
+    import_client,
+    translated,
+)
 from hornbook.text.hub_layout import CONVERTED, Listing, Splits, choose, default_config, of_one_kind, splits_of
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
 from hornbook.text.reading import ReadOptions
 from hornbook.text.sources import is_excluded
 
-HALF: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-"""A pattern of the owner, or of what is owned, in a name of the hub."""
-
 _NAME: Final = re.compile(
-    rf"hf:(?://datasets/)?(?P<repository>(?:{HALF}/)?{HALF})"
+    rf"hf:(?://datasets/)?(?P<repository>(?:{NAME_PART}/)?{NAME_PART})"
     r"(?:@(?P<revision>(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,200}))?"
 )
 _COMMIT: Final = "[0-9a-f]{40}"
-_FILE: Final = re.compile(rf"hf:(?P<repository>(?:{HALF}/)?{HALF})@(?P<commit>{_COMMIT})/(?P<file>.+)")
+_FILE: Final = re.compile(rf"hf:(?P<repository>(?:{NAME_PART}/)?{NAME_PART})@(?P<commit>{_COMMIT})/(?P<file>.+)")
 _KINDS: Final = {
     "auto": ((".parquet",), JSONL_SUFFIXES, (".txt",)),
     "parquet": ((".parquet",),),
@@ -98,8 +102,9 @@ def fetch(source: str) -> Path:
     """
     match = _FILE.fullmatch(source)
     assert match is not None, "callers ask is_file_name"
-    client = import_client()
-    with translated(f"{source}: ", "data set", match["repository"]):
+    lead = f"{source}: "
+    client = import_client(lead)
+    with translated(lead, "data set", match["repository"]):
         path = client.hf_hub_download(match["repository"], match["file"], repo_type="dataset", revision=match["commit"])
     return Path(path)
 
@@ -120,12 +125,12 @@ def _readable(splits: Splits, options: ReadOptions) -> Splits:
 
 def _listing(repository: str, revision: str | None) -> Listing:
     """What a repository holds; a commit is asked for once, any other revision whenever the hub can be reached."""
-    client = import_client()
-    folder = Path(client.constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}"
+    where = f"hf:{repository}@{revision}" if revision else f"hf:{repository}"
+    client = import_client(f"{where}: ")
+    folder = cache_folder(client, "data set", repository)
     saved = folder / f"hornbook-{(revision or 'main').replace('/', '--')}.json"
     if revision and re.fullmatch(_COMMIT, revision) and saved.exists():
         return _read_listing(saved)
-    where = f"hf:{repository}@{revision}" if revision else f"hf:{repository}"
     try:
         with translated(f"{where}: ", "data set", repository):
             info = client.HfApi().dataset_info(repository, revision=revision)

@@ -6,6 +6,7 @@
     no such name, no access, a cache alone by the user's own setting     UserError, exit code 2
     the hub cannot be reached, or fails                                  HornbookError, exit code 1: try again
     the cache's disk is full, or read-only, or fails                     StorageError, exit code 1
+    the cache's place is wrong, or not this user's                       PathError, exit code 2
 
 The client's errors are of whichever HTTP library it was built on (requests, then httpx), so only the names that all its
 releases share are asked for.
@@ -15,36 +16,58 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import as_storage_error
 
+Kind: TypeAlias = Literal["data set", "model"]
+
+NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+"""A pattern of the owner, or of what is owned, in a name of the hub."""
+
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class OutOfReachError(HornbookError):
-    """The hub cannot be reached now, and the cache does not have what was asked for."""
+    """The hub cannot be reached now, and the cache does not have what was asked for; ``reason`` names the failure."""
+
+    def __init__(self, lead: str, reason: str) -> None:
+        super().__init__(
+            f"{lead}not in the cache, and the Hugging Face hub cannot be reached ({reason}; HF_ENDPOINT?); try again, "
+            "or bring the files into a folder here"
+        )
+        self.reason = reason
 
 
 class OfflineError(UserError):
     """The hub may not be asked, by the user's own setting, and the cache does not have what was asked for."""
 
 
-def import_client() -> Any:
+def import_client(lead: str) -> Any:
     """The module ``huggingface_hub``.
+
+    Args:
+        lead: what the message begins with, as in ``"hf:owner/name: "``.
 
     Raises:
         UserError: it is not installed.
     """
+    purpose = f"{lead}the Hugging Face hub"
     for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
-        require(module, extra="hub", purpose="the Hugging Face hub")
-    return require("huggingface_hub", extra="hub", purpose="the Hugging Face hub")
+        require(module, extra="hub", purpose=purpose)
+    return require("huggingface_hub", extra="hub", purpose=purpose)
+
+
+def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
+    """Where the client's cache keeps what it has of a repository; there is no such folder before anything came."""
+    kinds = {"data set": "datasets", "model": "models"}
+    return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
 
 
 @contextmanager
-def translated(lead: str, kind: Literal["data set", "model"], repository: str) -> Iterator[None]:
+def translated(lead: str, kind: Kind, repository: str) -> Iterator[None]:
     """Tell in one line what the client reports inside the block.
 
     Args:
@@ -55,9 +78,9 @@ def translated(lead: str, kind: Literal["data set", "model"], repository: str) -
     Raises:
         UserError: there is no such thing, or not for this user; ``OfflineError``, it may not be asked for.
         HornbookError: the hub failed; ``OutOfReachError``, it cannot be reached.
-        StorageError: the disk of the cache is full or failing.
+        StorageError: the disk of the cache is full or failing; ``PathError``, its place is wrong or not this user's.
     """
-    client = import_client()
+    client = import_client(lead)
     errors = client.errors
     try:
         yield
@@ -89,11 +112,7 @@ def _not_cached(lead: str, error: Exception, *, is_offline: bool) -> HornbookErr
             f"{lead}not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE); unset that, or "
             "bring the files into a folder here"
         )
-    reason = type(error.__cause__ or error).__name__
-    return OutOfReachError(
-        f"{lead}not in the cache, and the Hugging Face hub cannot be reached ({reason}; HF_ENDPOINT?); try again, "
-        "or bring the files into a folder here"
-    )
+    return OutOfReachError(lead, reason=type(error.__cause__ or error).__name__)
 
 
 def _is_of_the_disk(error: OSError) -> bool:

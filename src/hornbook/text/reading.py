@@ -45,7 +45,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that is no document; ``kind`` says what, in the plural."""
+    """Something that is no document; ``kind`` says what, in the plural (`hornbook.wording` has the singular)."""
 
     kind: str
 

@@ -6,7 +6,7 @@ r"""A text as its sentences, which together are the text again.
 White space opens the sentence that it stands before, so byte-level BPE, whose words begin with their space, gives the
 tokens of the whole text, and a decoder that reads a sentence store misses nothing; WordPiece drops it.
 
-Sentences are found by sentencex, of the Wikimedia Foundation (rules and abbreviations for some 40 languages, MIT), the
+Sentences are found by sentencex, of the Wikimedia Foundation (rules and abbreviations for some 30 languages, MIT), the
 extra ``sentences``. It was chosen of five: the only one that is kept up, knows more than English and splits Wikipedia's
 sentences well, and the fastest. It is given one paragraph at a time, since it may look far ahead for the end of a
 quotation, with plain spaces for other white space, since some of that ends the process (1.0.32, U+2028). The price: it
@@ -23,6 +23,9 @@ from hornbook.extras import require
 
 Splitter: TypeAlias = Callable[[str], list[str]]
 
+_TELLING: Final = "Mr. He came. Okla. Hill left."
+"""What each language that sentencex has rules for splits otherwise than English, and one without does not."""
+
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 _PARAGRAPH: Final = re.compile(r".+?(?:\n\s*\n|\Z)", re.DOTALL)
 _MAX_PARAGRAPH: Final = 20_000
@@ -32,7 +35,7 @@ _MARKS: Final = '"“”„«»'
 _QUOTATION: Final = re.compile(rf"\s*[{_MARKS}](?P<inner>[^{_MARKS}]+)[{_MARKS}]\s*")
 
 
-def sentence_splitter(language: str = "en") -> Splitter:
+def sentence_splitter(language: str = "en", on_notice: Callable[[str], None] = lambda line: None) -> Splitter:
     """What splits a text of one language into its sentences; ``"".join`` makes the text of them, a blank one has none.
 
     An empty line ends a sentence, a line's end does not; nor is a sentence longer than 20,000 characters.
@@ -40,6 +43,7 @@ def sentence_splitter(language: str = "en") -> Splitter:
     Args:
         language: a code of Wikipedia, as ``en`` or ``pt``; one that sentencex does not know is split by the rules of a
             related language or, for want of one, of English.
+        on_notice: told, in a line, that it is by those of English.
 
     Raises:
         UserError: sentencex is not installed, or the language is no code; by the splitter, a text has lone surrogates.
@@ -48,13 +52,19 @@ def sentence_splitter(language: str = "en") -> Splitter:
         raise UserError(f"{language!r} is no language; expected a code such as en, de or pt")
     sentencex = require("sentencex", extra="sentences", purpose="finding sentences")
 
+    def starts(code: str, text: str) -> list[int]:
+        boundaries = sentencex.get_sentence_boundaries(code, text)
+        return [boundary["start_index"] for boundary in boundaries]  # its last end may fall short of the text's
+
     def pieces(text: str) -> list[str]:
         try:
-            boundaries = sentencex.get_sentence_boundaries(language, _ODD_SPACE.sub(" ", text))
+            inner = starts(language, _ODD_SPACE.sub(" ", text))[1:]
         except UnicodeEncodeError:
             raise UserError("a text has lone surrogates, so it is not Unicode; decode it anew from its bytes") from None
-        starts = [boundary["start_index"] for boundary in boundaries]  # its last end may fall short of the text's
-        return [text[start:end] for start, end in pairwise((0, *starts[1:], len(text)))]
+        return [text[start:end] for start, end in pairwise((0, *inner, len(text)))]
+
+    if language.partition("-")[0] != "en" and starts(language, _TELLING) == starts("en", _TELLING):
+        on_notice(f"no rules for {language!r} are known: sentences are found by those of English")
 
     return lambda text: _joined(
         part for paragraph in _paragraphs(text) for piece in pieces(paragraph) for part in _of_quotation(piece, pieces)

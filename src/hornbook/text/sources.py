@@ -4,11 +4,12 @@
 
 Folders are searched to their depths, in the order of their entries' names, so that the same files give the same order
 on every machine; hidden files and folders are passed over, links are followed. A file is read once, at its first place,
-by whatever names and links it is reached. The price: nobody repeats a file by naming it twice.
+by whatever names and symbolic links it is reached. The price: nobody repeats a file by naming it twice.
 """
 
 import glob
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -49,7 +50,7 @@ def find_sources(
 
 
 def each_once(sources: Iterable[str]) -> list[str]:
-    """Leave out sources that are a file by another name, through links too; the first name stays."""
+    """Leave out sources that are a file by another name, through symbolic links too; the first name stays."""
     first: dict[str, str] = {}
     for name in sources:
         first.setdefault(name if name == STANDARD_INPUT else os.path.realpath(name), name)
@@ -60,6 +61,21 @@ def content_suffix(path: str) -> str:
     """The ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
     pure = PurePath(path.lower())
     return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
+
+
+def check_patterns(exclude: Sequence[str]) -> None:
+    """Refuse patterns that are of a path, since no single name would ever fit one.
+
+    Raises:
+        UserError: one has a slash.
+    """
+    for pattern in exclude:
+        if "/" in pattern:
+            name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")
+            raise UserError(
+                f"--exclude {pattern!r:.120} would leave out nothing: a pattern is of one name, that of a file or of a "
+                f"folder; say --exclude {shlex.quote(name):.120}"
+            )
 
 
 def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:

@@ -11,10 +11,9 @@ as punctuation, for it as for tiktoken, until both are updated.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Final, Self, cast
 
@@ -25,12 +24,15 @@ from numpy.typing import NDArray
 from hornbook.errors import StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, write_file
 from hornbook.text.byte_pairs import BytePairs
+from hornbook.text.cuts import find_endless, utf8_bound
 from hornbook.text.special_tokens import ROLE_NAMES, MaskingTokens, Role
 from hornbook.text.tokenizer_kinds import Rules, parse_rules, read_rules
 from hornbook.text.tokenizer_training import Kind, train_rules
 
 _FILE: Final = "tokenizer.json"
 _BATCH_CUTS: Final = 256
+_BATCH_BYTES: Final = 2 << 20
+"""Of stretches that are encoded in one call: the library takes up to 250 bytes for each token till then."""
 
 
 class Tokenizer:
@@ -187,11 +189,15 @@ class Tokenizer:
         """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.rules.stretches(text))
-        while batch := list(islice(numbered, _BATCH_CUTS)):
+        for batch in _batches(numbered):
             encodings = self._encode_cuts([cut for _, cut in batch])
             for (number, _), encoding in zip(batch, encodings, strict=True):
                 parts[number].append(np.asarray(encoding.ids, dtype=np.int32))
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
+
+    def find_endless(self, text: str) -> str | None:
+        """Say why a text would take too much memory, or None; see ``hornbook.text.cuts.find_endless``."""
+        return find_endless(text, self.rules.stretches)
 
     def _encode_cuts(self, batch: list[str]) -> list[tokenizers.Encoding]:
         try:
@@ -243,3 +249,17 @@ class Tokenizer:
                 remove_tree(new)
             raise
         return folder / _FILE
+
+
+def _batches(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Stretches with the number of their text, as many together as one call shall encode."""
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for number, cut in numbered:
+        if batch and (len(batch) >= _BATCH_CUTS or size + utf8_bound(cut) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((number, cut))
+        size += utf8_bound(cut)
+    if batch:
+        yield batch

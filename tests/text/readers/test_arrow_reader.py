@@ -139,8 +139,46 @@ def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     fails(path, "no column 'body.text'", field="body.text")
     for field in ("number", "list", "meta", "meta.n"):
         fails(path, f"the column '{field}' is of type ", "expected text", field=field)
-    write(path, {"text": pyarrow.array(["a"]).dictionary_encode()})
+    write(path, {"text": pyarrow.array([1]).dictionary_encode()})
     fails(path, "is of type dictionary")
+
+
+def in_dictionaries(path, texts=TEXTS, **options):
+    """The file of ``write_texts``, with each text named once."""
+    column = pyarrow.array(texts, pyarrow.string()).dictionary_encode()
+    return write(path, {"text": column, "meta": pyarrow.StructArray.from_arrays([column], ["body"])}, **options)
+
+
+@pytest.mark.parametrize("field", ["text", "meta.body"])
+def test_texts_in_a_dictionary_are_read_as_others(tmp_path, field):
+    path = write_texts(tmp_path / "a.arrow")
+    plain = list(read_documents([path], ReadOptions(field=field)))
+    in_dictionaries(path)
+    assert list(read_documents([path], ReadOptions(field=field))) == plain
+    in_dictionaries(path, pyarrow.array([b"one", b"caf\xe9", b"two"]).view(pyarrow.string()))
+    fails(path, "row 1: not UTF-8 at byte 3 (0xe9)", field=field)
+
+
+def test_dictionaries_that_hold_far_more_than_the_file(tmp_path):
+    path = in_dictionaries(tmp_path / "a.arrow", ["x" * 100_000] * 1000)
+    fails(path, "unpacks to over 200 times its size")
+
+
+def test_a_compressed_dictionary_of_a_batch_that_is_not(tmp_path):
+    def messages(**options):
+        path = in_dictionaries(tmp_path / "a.arrow", ["x" * 100_000, "y"], rows_per_batch=2, **options)
+        reader = pyarrow.ipc.MessageReader.open_stream(path.read_bytes())
+        return [message.serialize().to_pybytes() for message in reader]
+
+    plain = messages()
+    packed = messages(options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+    for front, kept in ((plain, True), (packed, False)):
+        data = b"".join([*front[:-1], plain[-1]]) + b"\xff\xff\xff\xff" + bytes(4)
+        (tmp_path / "a.arrow").write_bytes(data)
+        if kept:
+            assert texts(tmp_path / "a.arrow") == ["x" * 100_000, "y"]
+        else:
+            fails(tmp_path / "a.arrow", "its batches are compressed")
 
 
 def test_a_row_that_is_not_utf8_costs_that_row(tmp_path):
@@ -176,8 +214,9 @@ def test_a_failing_disk_is_no_damaged_file(tmp_path, monkeypatch, number, expect
 
 
 @pytest.mark.parametrize("field", ["text", "meta.body"])
-def test_mutated_files_are_refused_or_read(tmp_path, field):
-    data = write_texts(tmp_path / "a.arrow", TEXTS[:6]).read_bytes()
+@pytest.mark.parametrize("make", [write_texts, in_dictionaries])
+def test_mutated_files_are_refused_or_read(tmp_path, field, make):
+    data = make(tmp_path / "a.arrow", TEXTS[:6]).read_bytes()
     options = ReadOptions(field=field)
     refused, accepted = survive(
         lambda path: read_documents([path], options), tmp_path / "x.arrow", mutated(data, 1200, seed=4)

@@ -160,7 +160,8 @@ def test_articles_of_wikipedia_are_no_text_unless_they_are_said_to_be(tmp_path):
         (path := tmp_path / name).write_text(start)
         with pytest.raises(DataError) as caught:
             list(read_documents([path], ReadOptions()))
-        assert one_line(caught.value, str(path), f"say --from {name}, or --from text")
+        advice = (f"say --from {name}, or --from text", f"leave it out by --exclude {path.name}")
+        assert one_line(caught.value, str(path), *advice)
         assert [document.text for document in read_documents([path], ReadOptions(format="text"))] == [start]
 
 
@@ -171,7 +172,10 @@ def test_lines_of_json_are_no_text_unless_they_are_said_to_be(tmp_path, monkeypa
     with pytest.raises(DataError) as caught:
         list(read_documents(["-"], ReadOptions()))
     assert one_line(caught.value, "standard input: begins with a JSON object; say --from jsonl, or --from text to")
+    assert "--exclude" not in str(caught.value)
     (path := tmp_path / "a.txt").write_text(data)
+    with pytest.raises(DataError, match=r"or leave it out by --exclude a\.txt$"):
+        list(read_documents([tmp_path], ReadOptions()))
     assert len(list(read_documents([path], ReadOptions(format="text")))) == 1
     for text in ("{\n", "{x} is a set\n", '{"a": 1} {', "{" * 100_000):
         path.write_text(text)

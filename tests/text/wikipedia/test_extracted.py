@@ -35,10 +35,15 @@ def test_documents():
     texts = read(FILE)
     assert [text for text, _ in texts] == [
         "Anarchism\n\nAnarchism is a <political> philosophy & more.",
-        'Rock & "Roll"',
+        "",
         "No title here.",
     ]
     assert all(FILE[offset:].startswith(b"<doc id=") for _, offset in texts)
+
+
+@pytest.mark.parametrize("titles", [True, False])
+def test_a_title_with_nothing_but_blanks_is_no_text(titles):
+    assert read(b'<doc id="1" url="" title="a">\na\n\n \t\n</doc>\n', titles) == [("", 0)]
 
 
 def test_titles_can_be_dropped():

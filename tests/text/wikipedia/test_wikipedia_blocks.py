@@ -77,6 +77,37 @@ def test_nobody_waits_for_a_reader_that_went_away(tmp_path, small_sections):
             assert not thread.is_alive()
 
 
+def read_until_damage(path, threads):
+    """The bytes before an error, and its message."""
+    found = []
+    try:
+        for block in read_blocks(str(path), threads):
+            found.append(block)
+    except DataError as error:
+        return b"".join(found), str(error)
+    return b"".join(found), ""
+
+
+@pytest.mark.parametrize("sections", ["small", "large"])
+def test_damage_ends_any_number_of_threads_at_the_same_byte(tmp_path, request, sections):
+    if sections == "small":
+        request.getfixturevalue("small_sections")
+    generator = random.Random(20261121)
+    path = tmp_path / "dump.xml.bz2"
+    whole = streams(dump(many_pages(1500)), 20_000)
+    kept = set()
+    for _ in range(20):
+        data = bytearray(whole)
+        place = generator.randrange(len(data) // 2, len(data))
+        data[place] ^= 1 << generator.randrange(8)
+        path.write_bytes(data)
+        found, message = read_until_damage(path, 1)
+        assert (found, message) == read_until_damage(path, 2) == read_until_damage(path, 3)
+        assert f"{path}: offset " in message or not message
+        kept.add(len(found))
+    assert max(kept) > 0
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_damage_is_one_line(tmp_path, small_sections, threads):
     path = tmp_path / "dump.xml.bz2"

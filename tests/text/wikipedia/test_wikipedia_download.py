@@ -57,6 +57,20 @@ def test_cut_connections_are_resumed(mirror, tmp_path):
     assert mirror.ranges == [None, "bytes=100000-", "bytes=100000-", "bytes=100000-", "bytes=250000-"]
 
 
+def test_what_a_slow_server_sends_is_kept_as_it_comes(mirror, tmp_path):
+    mirror.moods = ["stall:100000"]
+    content = tmp_path / f".{NAME}.partial" / "content"
+    sizes = []
+
+    def note(done, total):
+        sizes.append((done, content.stat().st_size))
+        if done >= 100_000:
+            mirror.go_on.set()
+
+    assert fetch(mirror, tmp_path, on_progress=note).path.read_bytes() == DUMP
+    assert any(done == size == 100_000 for done, size in sizes), "before the rest came"
+
+
 def test_a_later_call_goes_on(mirror, tmp_path):
     mirror.moods = ["cut:200000", *["500"] * 6]
     fails(mirror, tmp_path, HornbookError, "the server answered 500")
@@ -82,7 +96,9 @@ def test_a_server_without_ranges_or_with_wrong_ones(mirror, tmp_path, mood):
 
 def test_wrong_content_is_thrown_away(mirror, tmp_path):
     mirror.publish("sha1", b"something else")
-    fails(mirror, tmp_path, DataError, "what came is not what was published", "sha1")
+    with pytest.raises(HornbookError, match=r"what came is not what was published; fetch it again \(sha1") as caught:
+        fetch(mirror, tmp_path)
+    assert caught.value.exit_code == 1, "worth another attempt"
     assert not (tmp_path / NAME).exists()
     mirror.publish("sha1", DUMP)
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP
@@ -96,7 +112,7 @@ def test_a_file_that_changed_between_attempts_is_thrown_away(mirror, tmp_path):
         f"/xxwiki/20260101/{NAME}": DUMP[::-1]
     }
     mirror.publish("sha1", DUMP[::-1])
-    fails(mirror, tmp_path, DataError, "is not what was published")
+    fails(mirror, tmp_path, HornbookError, "is not what was published")
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP[::-1]
 
 
@@ -104,7 +120,7 @@ def test_more_than_the_whole_is_noticed(mirror, tmp_path):
     folder = tmp_path / f".{NAME}.partial"
     folder.mkdir()
     (folder / "content").write_bytes(DUMP + b"more")
-    fails(mirror, tmp_path, DataError, "is not what was published")
+    fails(mirror, tmp_path, HornbookError, "is not what was published")
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP
 
 

@@ -16,6 +16,6 @@ somebody wrote its module, and refused in one line until then.
 
 from hornbook.checkpoint.huggingface.export import write_folder
 from hornbook.checkpoint.huggingface.folder import is_folder, read_folder
-from hornbook.checkpoint.huggingface.hub import fetch, repository_of
+from hornbook.checkpoint.huggingface.hub import fetch, is_model_name
 
-__all__ = ["fetch", "is_folder", "read_folder", "repository_of", "write_folder"]
+__all__ = ["fetch", "is_folder", "is_model_name", "read_folder", "write_folder"]

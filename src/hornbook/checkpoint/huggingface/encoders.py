@@ -10,8 +10,8 @@
     cls.predictions.decoder.weight  [V, D], or absent           tied to embedding.tokens
 
 Files come with all heads, with some of them or with none (``BertModel``, without the prefix ``bert.``), and with heads
-of other tasks. What pre-training needs and a file lacks is drawn anew, what it has no use for is left out, and both is
-told. The price of one dropout there for two here: the export writes that of the blocks, and tells so.
+of other tasks. What pre-training needs and a file lacks is drawn anew, what it has no use for is left out, and both are
+reported. The price of one dropout there for two here: the export writes that of the blocks, and says so.
 """
 
 from collections.abc import Collection, Iterator, Mapping

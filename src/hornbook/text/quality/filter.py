@@ -21,7 +21,7 @@ class Filter(Protocol):
     """A decision on documents, one after the other in the order of the corpus.
 
     Attributes:
-        name: what was dropped, for the report: ``"12 exact duplicates"``.
+        name: what was dropped, for the report: ``"12 exact duplicates"``; `hornbook.wording` has a plural's singular.
     """
 
     name: str

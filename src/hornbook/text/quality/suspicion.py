@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hornbook.errors import DataError
+from hornbook.wording import counted, counted_kind
 
 KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte")
 MOST_DROPPED: Final = 0.5
@@ -120,9 +121,9 @@ def _dropped(totals: Totals, tolerance: Tolerance) -> str:
     num_dropped = sum(totals.dropped.values())
     if num_dropped <= tolerance.max_dropped * totals.documents:
         return ""
-    steps = ", ".join(f"{count:,} {name}" for name, count in totals.dropped.items() if count)
+    steps = ", ".join(counted_kind(count, name) for name, count in totals.dropped.items() if count)
     return (
-        f"{num_dropped:,} of {totals.documents:,} documents were dropped ({steps}), more than "
+        f"{num_dropped:,} of {counted(totals.documents, 'document')} did not stay ({steps}), more than "
         f"{tolerance.max_dropped:.0%}; look at the input, loosen the filters, or raise --max-dropped"
     )
 

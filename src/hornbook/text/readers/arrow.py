@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from hornbook.errors import DataError
 from hornbook.storage.arrow import import_pyarrow, open_stream
-from hornbook.text.readers.columns import BYTES_OF, no_such_column, no_text, rows_of
+from hornbook.text.readers.columns import (
+    BYTES_OF,
+    allowed_bytes,
+    as_bytes,
+    bounded,
+    no_such_column,
+    no_text,
+    rows_of,
+    text_type,
+)
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
 if TYPE_CHECKING:
@@ -24,21 +33,29 @@ def read_arrow(source: Source, options: ReadOptions, start: int) -> Iterator[Out
 
     Raises:
         UserError: pyarrow is not installed.
-        DataError: the file is damaged, or has no such column, or one that holds no text.
+        DataError: the file is damaged, built to do harm, or has no such column, or one that holds no text.
         StorageError: it cannot be read.
     """
     if source.path is None:
         raise DataError("standard input cannot be read as Arrow, which is mapped into memory; save it to a file")
-    first = 0
     with open_stream(source.path, str(source)) as stream:
-        path = _path_of(stream.schema, source, options.field)
-        for batch in stream:
-            if first + batch.num_rows > start:
-                column = _column(batch, path)
-                column.validate(full=True)
-                dropped = max(0, start - first)
-                yield from rows_of(column[dropped:], source, options, first + dropped)
-            first += batch.num_rows
+        allowed = allowed_bytes(source.path.stat().st_size)
+        yield from bounded(_rows(stream, source, options, start), source, allowed)
+
+
+def _rows(
+    stream: "pyarrow.RecordBatchStreamReader", source: Source, options: ReadOptions, start: int
+) -> Iterator[Outcome]:
+    """The rows of all batches that do not end before the row ``start``, from that on."""
+    path = _path_of(stream.schema, source, options.field)
+    first = 0
+    for batch in stream:
+        if first + batch.num_rows > start:
+            column = _column(batch, path)
+            column.validate(full=True)
+            dropped = max(0, start - first)
+            yield from rows_of(column[dropped:], source, options, first + dropped)
+        first += batch.num_rows
 
 
 def _path_of(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str, ...]:
@@ -52,7 +69,7 @@ def _path_of(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str,
         if not types.is_struct(kind) or kind.get_field_index(name) < 0:
             raise no_such_column(source, field, schema.names)
         kind = kind.field(name).type
-    if str(kind) not in BYTES_OF:
+    if str(text_type(kind)) not in BYTES_OF:
         raise no_text(source, field, kind)
     return path
 
@@ -62,4 +79,4 @@ def _column(batch: "pyarrow.RecordBatch", path: tuple[str, ...]) -> "pyarrow.Arr
     column.validate()  # that what is in it has the lengths that flattening takes for granted
     for name in path[1:]:
         column = column.flatten()[column.type.get_field_index(name)]
-    return column.view(BYTES_OF[str(column.type)])
+    return as_bytes(column)

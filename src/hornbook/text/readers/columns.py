@@ -3,15 +3,17 @@
     ["one", null, "three"]  ->  Document("one", offset 0), Document("", offset 1), Document("three", offset 2)
 
 A row is a document, its offset the number of rows before it; one without a value is an empty document. pyarrow's own
-check of UTF-8 knows whole columns only, so a column is looked at as bytes, and a bad row costs that row alone.
+check of UTF-8 knows whole columns only, so a column is looked at as bytes, and a bad row costs that row alone. A column
+may name each text once, in a dictionary; it stays so, and a row's text is made when its turn comes.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError
-from hornbook.storage import format_bytes
+from hornbook.storage import Limits
 from hornbook.storage.arrow import import_pyarrow, shown
+from hornbook.storage.system import format_bytes
 from hornbook.text.readers.streams import not_utf8
 from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
@@ -60,10 +62,44 @@ def no_text(source: Source, field: str, kind: object) -> DataError:
     return DataError(f"{source}: the column {field!r:.80} is of type {shown(kind)}; expected text")
 
 
-def _as_binary(column: "pyarrow.Array", source: Source, field: str) -> Any:
+def text_type(kind: "pyarrow.DataType") -> "pyarrow.DataType":
+    """The type of a column's values, which may be in a dictionary."""
+    return kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind
+
+
+def as_bytes(column: "pyarrow.Array") -> Any:
+    """A column of text, in a dictionary or not, as one of bytes, without a copy."""
     arrow = import_pyarrow()
     if arrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if str(column.type) not in BYTES_OF:
-        raise no_text(source, field, column.type)
+        return arrow.DictionaryArray.from_arrays(column.indices, as_bytes(column.dictionary))
     return column.view(BYTES_OF[str(column.type)])
+
+
+def allowed_bytes(size: int) -> int:
+    """Most bytes of text that a file of some size may hold; a row without text counts as one."""
+    limits = Limits()
+    return max(limits.ratio_after, int(limits.ratio * size))
+
+
+def bounded(rows: Iterator[Outcome], source: Source, allowed: int) -> Iterator[Outcome]:
+    """Rows, as long as they are in proportion to their file.
+
+    Raises:
+        DataError: they have more than ``allowed`` bytes of text.
+    """
+    for row in rows:
+        allowed -= 1 + (row.num_bytes if isinstance(row, Document) else 0)
+        if allowed < 0:
+            raise out_of_proportion(source)
+        yield row
+
+
+def out_of_proportion(source: Source) -> DataError:
+    """What to say of a file that holds far more than its size."""
+    return DataError(f"{source}: unpacks to over {Limits().ratio:g} times its size; unpack it first if you trust it")
+
+
+def _as_binary(column: "pyarrow.Array", source: Source, field: str) -> Any:
+    if str(text_type(column.type)) not in BYTES_OF:
+        raise no_text(source, field, column.type)
+    return as_bytes(column)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.text.readers.records import Remedies, is_null, line_text, parse_object, text_in, utf8_of
+from hornbook.text.readers.records import Remedies, line_text, parse_object, text_or_null, utf8_of
 from hornbook.text.readers.streams import Line, read_lines
 from hornbook.text.reading import Document, Outcome, ReadOptions, Source
 
@@ -44,7 +44,5 @@ def _document(line: Line, source: Source, options: ReadOptions) -> Document:
     number, offset, content = line
     place = f"{source}, line {number}"
     record = parse_object(line_text(content, place, options.max_line_bytes, _REMEDIES), place, json.loads, _REMEDIES)
-    if is_null(record, options.field):
-        return Document("", source.name, offset, 0)
-    text = text_in(record, options.field, place, "name the one with the text by --field")
+    text = text_or_null(record, options.field, place, "name the one with the text by --field") or ""
     return Document(text, source.name, offset, len(utf8_of(text, place)))

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.storage import Limits
 from hornbook.storage.arrow import damage_told
 from hornbook.storage.decompress import open_source
 from hornbook.storage.parquet import find_chunks, measure_pages
-from hornbook.text.readers.columns import no_such_column, no_text, rows_of
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source
+from hornbook.text.readers.columns import allowed_bytes, bounded, no_such_column, no_text, out_of_proportion, rows_of
+from hornbook.text.reading import Outcome, ReadOptions, Source
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,12 +43,8 @@ def read_parquet(source: Source, options: ReadOptions, start: int) -> Iterator[O
         open_source(source.path) as stream,
         damage_told(source.path, str(source), "Parquet file", MemoryError),
     ):
-        allowed = _allowed_bytes(source.path.stat().st_size)
-        for outcome in _rows(source, stream, options, start, allowed):
-            allowed -= 1 + (outcome.num_bytes if isinstance(outcome, Document) else 0)
-            if allowed < 0:
-                raise _out_of_proportion(source)
-            yield outcome
+        allowed = allowed_bytes(source.path.stat().st_size)
+        yield from bounded(_rows(source, stream, options, start, allowed), source, allowed)
 
 
 def _rows(source: Source, stream: BinaryIO, options: ReadOptions, start: int, allowed: int) -> Iterator[Outcome]:
@@ -63,7 +58,7 @@ def _rows(source: Source, stream: BinaryIO, options: ReadOptions, start: int, al
         if chunk.num_rows and end > start:
             pages = measure_pages(stream, chunk, str(source), _MOST_PAGE_BYTES)
             if pages.num_bytes > allowed:
-                raise _out_of_proportion(source)
+                raise out_of_proportion(source)
             at_once = max(1, min(_BUDGET // pages.row_bytes, _MOST_ROWS))
             for batch in file.iter_batches(at_once, [group], [options.field], use_threads=False):
                 dropped = min(max(0, start - row), batch.num_rows)
@@ -101,13 +96,3 @@ def _leaf(column: "pyarrow.Array") -> "pyarrow.Array":
     while column.type.num_fields == 1:
         column = column.flatten()[0]
     return column
-
-
-def _allowed_bytes(size: int) -> int:
-    """Most bytes of text that a file of some size may hold; a row without text counts as one."""
-    limits = Limits()
-    return max(limits.ratio_after, int(limits.ratio * size))
-
-
-def _out_of_proportion(source: Source) -> DataError:
-    return DataError(f"{source}: unpacks to over {Limits().ratio:g} times its size; unpack it first if you trust it")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hornbook.errors import DataError
-from hornbook.storage import format_bytes
+from hornbook.storage.system import format_bytes
 from hornbook.text.readers.streams import Line, line_too_long, plain_document
 from hornbook.text.reading import Outcome, ReadOptions, Source
 

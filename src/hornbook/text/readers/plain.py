@@ -9,11 +9,13 @@ lines. A line with nothing but white space is blank. The price of the first shap
 it may have 128 MiB.
 """
 
+import shlex
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.storage import format_bytes
+from hornbook.storage.system import format_bytes
 from hornbook.text.readers.passages import Passage
 from hornbook.text.readers.records import begins_with_object
 from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, plain_document, read_lines
@@ -69,11 +71,15 @@ def read_between_blank_lines(stream: BinaryIO, source: Source, options: ReadOpti
 def _refuse_other_format(data: bytes, source: Source) -> None:
     for mark, name in _MARKUP.items():
         if data.startswith(mark):
-            raise DataError(
-                f"{source}: has articles of Wikipedia; say --from {name}, or --from text to take it as it is"
-            )
+            raise _other_format(source, "has articles of Wikipedia", name)
     if begins_with_object(data):
-        raise DataError(f"{source}: begins with a JSON object; say --from jsonl, or --from text to take it as it is")
+        raise _other_format(source, "begins with a JSON object", "jsonl")
+
+
+def _other_format(source: Source, what: str, name: str) -> DataError:
+    """What to say of a file that looks like another format; only one of several files may be left out by its name."""
+    without = f", or leave it out by --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
+    return DataError(f"{source}: {what}; say --from {name}, or --from text to take it as it is{without}")
 
 
 def _without_end(data: bytes) -> bytes:

@@ -8,6 +8,7 @@ all keys would take a reader of a corpus some times as long.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -21,6 +22,10 @@ _NAMES: Final = {
     "NoneType": "null",
     "bool": "a boolean",
 }
+_PARSED_BYTES: Final = 1 << 20
+_FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
+_MISSING: Final = object()
+"""What is found in a field that an object does not have."""
 
 
 class Remedies(NamedTuple):
@@ -65,11 +70,15 @@ def read_objects(
 
 
 def begins_with_object(data: bytes) -> bool:
-    """Whether the first line of a file is a JSON object, as that of JSONL is."""
-    if not data.removeprefix(BYTE_ORDER_MARK).startswith(b"{"):
+    """Whether the first line of a file is a JSON object, as that of JSONL is; of a long one the first key decides."""
+    start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+    if not data.startswith(b"{", start):
         return False
+    first = data[start : start + _PARSED_BYTES + 1].split(b"\n", 1)[0]
+    if len(first) > _PARSED_BYTES:
+        return _FIRST_KEY.match(first) is not None
     try:
-        return isinstance(json.loads(data.removeprefix(BYTE_ORDER_MARK).split(b"\n", 1)[0]), dict)
+        return isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -109,7 +118,21 @@ def parse_object(
 
 
 def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str:
+    """The text that an object has in a field, as ``text_or_null`` finds it.
+
+    Raises:
+        DataError: it has none, or no string there, or null.
+    """
+    text = text_or_null(record, field, place, remedy)
+    if text is None:
+        raise _no_string(None, field, place)
+    return text
+
+
+def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str | None:
     """The text that an object has in a field; ``a.b`` is the field b of the field a, unless one is called ``a.b``.
+
+    It is None where that, or a field on the way to it, is null.
 
     Args:
         record: the object.
@@ -120,23 +143,13 @@ def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend 
     Raises:
         DataError: it has none, or no string there; whether the string is Unicode is for ``utf8_of`` to tell.
     """
-    text = _value_in(record, field)
-    if isinstance(text, str):
+    text = _find(record, field)
+    if text is None or isinstance(text, str):
         return text
-    if text is not None or field in record:
-        raise DataError(f"{place}: the field {field!r} holds {_name_of(text)}; expected a string")
+    if text is not _MISSING:
+        raise _no_string(text, field, place)
     names = ", ".join(f"{name!r:.40}" for name in list(record)[:8]) or "none"
     raise DataError(f"{place}: no field {field!r} (fields: {names}); {remedy}")
-
-
-def is_null(record: dict[str, Any], field: str) -> bool:
-    """Whether an object has null where ``text_in`` would look for the text, or in a field on the way to it."""
-    value: Any = record
-    for name in (field,) if field in record else field.split("."):
-        if not isinstance(value, dict) or name not in value:
-            break
-        value = value[name]
-    return value is None
 
 
 def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
@@ -153,14 +166,20 @@ def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
         ) from error
 
 
-def _value_in(record: dict[str, Any], field: str) -> Any:
-    """What an object has in a field, or in a field of a field; None if nothing."""
+def _find(record: dict[str, Any], field: str) -> Any:
+    """What an object has in a field, or in a field of a field; null on the way is null, and else it is missing."""
     if field in record:
         return record[field]
     value: Any = record
     for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            break
+        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
     return value
+
+
+def _no_string(value: object, field: str, place: str) -> DataError:
+    return DataError(f"{place}: the field {field!r} holds {_name_of(value)}; expected a string")
 
 
 def _array_remedy(line: str) -> str:

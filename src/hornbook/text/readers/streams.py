@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
 from hornbook.errors import DataError
-from hornbook.storage import format_bytes, open_text_source
+from hornbook.storage import open_text_source
+from hornbook.storage.system import format_bytes
 from hornbook.text.reading import Document, Outcome, Reader, ReadOptions, Source, after
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"

@@ -5,8 +5,9 @@
 
 A stream is found by the ten bytes that begin one, so no index is needed, and any file of several streams gains. Each
 thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded, however much a
-stream unpacks to. Python's bz2 lets go of the interpreter's lock, so threads do. The price: the one stream of an
-ordinary .xml.bz2 takes one thread, some 30 MB a second; take the multistream file where there is one.
+stream unpacks to. Python's bz2 lets go of the interpreter's lock, so threads do. One thread goes by the same streams,
+so that a damaged file ends at the same byte with any number of threads. The price: the one stream of an ordinary
+.xml.bz2 takes one thread, some 30 MB a second; take the multistream file where there is one.
 """
 
 import io
@@ -19,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
 from hornbook.storage.decompress import open_source
 from hornbook.text.sources import STANDARD_INPUT
@@ -44,7 +46,8 @@ def read_blocks(source: str, threads: int) -> Iterator[bytes]:
 
     Raises:
         UserError: there is no such file, or it may not be read.
-        DataError: it is truncated, corrupt, or unpacks out of all proportion.
+        DataError: it is truncated, corrupt, or unpacks out of all proportion; the blocks that come before it, and its
+            message, do not depend on the number of threads.
         StorageError: the disk failed.
     """
     if source == STANDARD_INPUT:
@@ -52,7 +55,7 @@ def read_blocks(source: str, threads: int) -> Iterator[bytes]:
             yield from _blocks(stream)
         return
     with open_source(Path(source)) as file:
-        if threads > 1 and _STREAM.match(file.read(_STREAM_MARK)):
+        if _STREAM.match(file.read(_STREAM_MARK)):
             file.seek(0)
             yield from _unpack_streams(file, source, min(threads, _MAX_THREADS))
             return
@@ -67,16 +70,22 @@ def _blocks(stream: io.BufferedReader) -> Iterator[bytes]:
 
 def _unpack_streams(file: BinaryIO, name: str, threads: int) -> Iterator[bytes]:
     sections = _sections(file)
-    waiting: deque[Future[tuple[list[bytes], Iterator[bytes]]]] = deque()
+    if threads == 1:
+        for start, section in sections:
+            yield from _unpack(section, name, start)
+        return
+    waiting: deque[Future[tuple[list[bytes], Iterator[bytes] | DataError]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="hornbook-bzip2") as executor:
         try:
             while True:
                 for start, section in islice(sections, threads - len(waiting)):
-                    waiting.append(executor.submit(_look_ahead, _unpack(section, f"{name} from byte {start}")))
+                    waiting.append(executor.submit(_look_ahead, _unpack(section, name, start)))
                 if not waiting:
                     return
                 blocks, rest = waiting.popleft().result()
                 yield from blocks
+                if isinstance(rest, DataError):
+                    raise rest
                 yield from rest
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
@@ -100,11 +109,17 @@ def _sections(file: BinaryIO) -> Iterator[tuple[int, BinaryIO]]:
         yield start, io.BytesIO(held)
 
 
-def _unpack(section: BinaryIO, name: str) -> Iterator[bytes]:
-    with open_text_source(section, LIMITS, name=name) as stream:
+def _unpack(section: BinaryIO, name: str, start: int) -> Iterator[bytes]:
+    with open_text_source(section, LIMITS, name=name, start=start) as stream:
         yield from _blocks(stream)
 
 
-def _look_ahead(blocks: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes]]:
-    """Make the first blocks now, the others when they are asked for."""
-    return list(islice(blocks, _MOST_AHEAD // _BLOCK)), blocks
+def _look_ahead(blocks: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes] | DataError]:
+    """Make the first blocks now, the others when they are asked for; or say what is wrong behind the first ones."""
+    ahead: list[bytes] = []
+    try:
+        for block in islice(blocks, _MOST_AHEAD // _BLOCK):
+            ahead.append(block)
+    except DataError as error:
+        return ahead, error
+    return ahead, blocks

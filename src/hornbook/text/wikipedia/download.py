@@ -25,9 +25,9 @@ from typing import Final, TypeVar, cast
 
 from hornbook import __version__
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
-from hornbook.storage import format_bytes, free_bytes, make_directory
+from hornbook.storage import make_directory
 from hornbook.storage.partial import PartialFile, discard_partial, open_partial
-from hornbook.storage.system import translated
+from hornbook.storage.system import format_bytes, free_bytes, translated
 
 MIRROR: Final = "https://dumps.wikimedia.org"
 
@@ -92,8 +92,9 @@ def download_dump(
 
     Raises:
         UserError: an argument is malformed, there is no such dump, or another process fetches it.
-        DataError: what came does not agree with the published sum.
-        HornbookError: the server cannot be reached, or broke off too often; trying again goes on where it stopped.
+        DataError: the file is there already and does not agree with the published sum.
+        HornbookError: what came does not agree with it; or the server cannot be reached, or broke off too often, and
+            trying again goes on where it stopped.
         StorageError: the disk is full or failing.
     """
     wiki, folder_url = _locate(language, date, mirror)
@@ -102,16 +103,15 @@ def download_dump(
     make_directory(output)
     path = output / name
     if path.exists():
-        _check_sum(path, published, f"{path} is there already and is not the published file; remove it")
+        if wrong := _disagreement(path, published):
+            raise DataError(f"{path} is there already and is not the published file; remove it ({wrong})")
         discard_partial(path)
         return _downloaded(path, published, 0)
     with open_partial(path) as content:
         fetched = _fetch(f"{folder_url}/{name}", content, on_progress, pause)
-        try:
-            _check_sum(content.path, published, f"{name}: what came is not what was published; fetch it again")
-        except DataError:
+        if wrong := _disagreement(content.path, published):
             content.restart()
-            raise
+            raise HornbookError(f"{name}: what came is not what was published; fetch it again ({wrong})")
         content.commit()
     return _downloaded(path, published, fetched)
 
@@ -146,7 +146,12 @@ def _read_text(url: str) -> str:
     if response is None:
         return ""
     with response:
-        return next(_chunks(response, _MAX_SUMS), b"").decode("ascii", "replace")
+        text = b""
+        for chunk in _chunks(response):
+            text += chunk
+            if len(text) > _MAX_SUMS:
+                break
+        return text.decode("ascii", "replace")
 
 
 def _fetch(
@@ -184,16 +189,17 @@ def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int 
         if total is not None and total - content.size > free_bytes(content.path):
             needed, free = format_bytes(total - content.size), format_bytes(free_bytes(content.path))
             raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another --output")
-        for chunk in _chunks(response, _CHUNK):
+        for chunk in _chunks(response):
             content.write(chunk)
             on_progress(content.size, total)
     if total is not None and content.size < total:
         raise _InterruptedError(f"{url}: the connection ended at byte {content.size} of {total}; try again")
 
 
-def _chunks(response: http.client.HTTPResponse, size: int) -> Iterator[bytes]:
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What the server sends, as it comes: a process that is killed has kept all of it but the last moment's."""
     try:
-        while chunk := response.read(size):
+        while chunk := response.read1(_CHUNK):
             yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise _InterruptedError(f"{response.url}: the connection broke ({error}); try again") from error
@@ -239,17 +245,15 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
     return response
 
 
-def _check_sum(path: Path, published: _Sum, complaint: str) -> None:
-    """Compare a file with its published sum.
+def _disagreement(path: Path, published: _Sum) -> str:
+    """Both sums, if that of a file is not the published one; else nothing.
 
     Raises:
-        DataError: they differ.
         StorageError: the file cannot be read.
     """
     with translated("read", path), path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
-    if found != published.digest:
-        raise DataError(f"{complaint} ({published.algorithm} {found}, published {published.digest})")
+    return f"{published.algorithm} {found}, published {published.digest}" if found != published.digest else ""
 
 
 def _downloaded(path: Path, published: _Sum, fetched: int) -> Downloaded:

@@ -8,7 +8,8 @@
 
 It writes one kind of markup, lines that begin with ``<doc id="`` and lines that are ``</doc>``, and it escapes ``&``,
 ``<`` and ``>`` in between (https://github.com/attardi/wikiextractor). ``AA/wiki_00`` and ``wiki_00.bz2`` are read
-alike. The price: that escaping can be turned off there, and then a text's own ``&lt;`` becomes ``<`` here.
+alike. An article of which only the title is left is an empty document, as it is where a dump is read. The price: that
+escaping can be turned off there, and then a text's own ``&lt;`` becomes ``<`` here.
 """
 
 import html
@@ -86,6 +87,6 @@ def _finish(document: _Open, place: str, titles: bool) -> tuple[str, int] | Data
     except UnicodeDecodeError as error:
         return DataError(f"{place}: the document that ends here is not UTF-8 ({error.reason}); extract it again")
     first, _, rest = text.partition("\n")
-    if not titles and first.strip() == document.title.strip():
-        text = rest.lstrip("\n")
+    if first.strip() == document.title.strip() and not (titles and rest.strip()):
+        text = rest.lstrip("\n") if rest.strip() else ""
     return text, document.offset

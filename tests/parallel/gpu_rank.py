@@ -1,0 +1,31 @@
+"""One rank on a GPU, run by test_world.py under ``torchrun``.
+
+A world of one sends nothing; so its groups serve a world that believes itself to have two.
+"""
+
+import torch
+import torch.distributed as dist
+
+from hornbook.parallel.world import World
+
+DEVICE = torch.device("cuda", 0)
+
+
+def main() -> None:
+    joined = World.join(DEVICE)
+    world = World(0, 2, DEVICE, joined._host, joined._waiting)
+    assert dist.get_backend() == "nccl"
+    assert torch.cuda.current_device() == DEVICE.index
+    world.barrier()
+    torch.cuda.set_sync_debug_mode("error")
+    assert world.sum_integers([True, 2**53 + 1]) == [1, 2**53 + 1]
+    assert world.sum_floats([1.0 + 2.0**-40]) == [1.0 + 2.0**-40]
+    torch.cuda.set_sync_debug_mode("default")
+    gradient = torch.full((2, 3), 1.5, device=DEVICE)
+    world.sum_gradients([gradient])
+    assert gradient.tolist() == [[1.5] * 3] * 2
+    joined.leave()
+
+
+if __name__ == "__main__":
+    main()
