@@ -88,6 +88,13 @@ def test_the_command_gives_the_ratio(capsys):
     result = json.loads(capsys.readouterr().out)
     ours, *others = [row["tokens_per_second"] for row in result["contenders"].values()]
     assert result["ratio"] == pytest.approx(ours / max(others))
+    model = small("bert-tiny").model
+    assert (result["num_parameters"], result["vocab_size"]) == (model.num_parameters(), model.vocab_size)
+
+
+def test_data_are_refused_since_steps_are_timed_on_random_tokens(capsys):
+    assert main(["bench", "step", "bert-tiny", *SIZES, "--data.train", "nowhere"]) == 2
+    assert "times are taken on random tokens: leave out data.train" in capsys.readouterr().err
 
 
 def test_a_model_that_the_peer_lacks_is_refused(capsys):

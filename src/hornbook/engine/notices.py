@@ -11,6 +11,7 @@ from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.schedules import ScheduleConfig
 from hornbook.engine.sources import Sources
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
+from hornbook.wording import counted
 
 _PADDED_TO = 128
 """Rows of a table are padded to a multiple of so many at most, for the sake of speed."""
@@ -34,7 +35,7 @@ def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
     if size <= num_samples:
         return None
     return (
-        f"a batch has {size:,} {noun}s, the data {num_samples:,}: each step learns them {size / num_samples:.1f} "
+        f"a batch has {counted(size, noun)}, the data {num_samples:,}: each step learns them {size / num_samples:.1f} "
         "times; lower training.global_batch_size"
     )
 

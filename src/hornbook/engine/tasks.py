@@ -34,7 +34,7 @@ def check_before_training(run: Run) -> None:
         tasks.higher_is_better(task, metric)
     error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
     if failed:
-        raise error or UserError(f"evaluation.tasks: {_of_others(failed)}")
+        raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
 
 
 def owes_tasks(run: Run) -> bool:
@@ -89,7 +89,7 @@ def _checked(
 
 
 def _of_others(failed: Sequence[int]) -> str:
-    return f"rank {', '.join(map(str, failed))} cannot run it: put the data where all ranks see them"
+    return f"rank {', '.join(map(str, failed))} lacks what it takes; put the data where all ranks see them"
 
 
 def _warn(run: Run, name: str, why: str) -> None:

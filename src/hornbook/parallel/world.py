@@ -26,7 +26,14 @@ _PATIENCE = timedelta(hours=12)
 
 
 class World:
-    """The processes of one run; ``World()`` is a run of one process."""
+    """The processes of one run; ``World()`` is a run of one process.
+
+    Args:
+        rank, size: which of them this is, and of how many.
+        device: of this one's tensors.
+        host: sums the host's own numbers, so that no device is waited for; None for one process.
+        waiting: waits for hours; None for one process.
+    """
 
     def __init__(
         self,
