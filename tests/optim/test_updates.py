@@ -108,7 +108,7 @@ def test_first_update_has_the_size_of_the_rate(config):
 
 
 def test_tensorflows_epsilon_in_closed_form():
-    """System A's Adam: with a constant gradient g, v is (1 - β₂ᵗ) g², so each step is rate · g / (|g| + ε / √(1 - β₂ᵗ))."""
+    """System A's: of a constant gradient g, v is (1 - β₂ᵗ) g², so each step is rate · g / (|g| + ε / √(1 - β₂ᵗ))."""
     config = AdamConfig(epsilon=1e-2, epsilon_before_correction=True)
     slot, update = make_slots()[2], build_update(config)
     slot.gradient.mul_(1e-3)

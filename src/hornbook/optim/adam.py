@@ -6,8 +6,8 @@
     m̂ = m / (1-β₁ᵗ);       v̂ = v / (1-β₂ᵗ)             without bias correction: m̂ = m, v̂ = v
     w -= lr · m̂ / (√v̂ + ε)
 
-With ``epsilon_before_correction`` it is the form that Kingma & Ba give at the end of their section 2, and TensorFlow
-computes: ``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``, which is the one above with ``ε / √(1-β₂ᵗ)`` in the place of ε.
+With ``epsilon_before_correction`` it is the form at the end of section 2 of Kingma & Ba, which TensorFlow computes:
+``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``. That is the one above with ``ε / √(1-β₂ᵗ)`` in the place of ε.
 """
 
 import math

@@ -9,8 +9,8 @@ A schedule gives the factor by which the peak learning rate is multiplied for up
 It has no state: a resumed run asks with the next number, and one whose length was changed follows the new curve from
 there. Warm-up gives update s of w the factor (s + 1) / w: the first update is not wasted on a rate of 0, and the peak
 is reached with the last of them. The decay then takes the steps that are left and would reach ``final_fraction`` with
-update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it. Where a
-recipe names ``decay_end``, that takes the place of ``num_steps``, and the rate stays at its final value from there on.
+update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it. A
+recipe's ``decay_end`` takes the place of ``num_steps``, and the rate stays at its final value from there on.
 
 The old systems began with a factor of 0, so their update s stands where ours has s - 1 on the way up; both have the
 peak at s = w. On the way down they agree with ours, but that late TensorFlow BERT was one step ahead.
