@@ -51,6 +51,26 @@ def test_mistakes_are_named(entries, message):
             "schedule.warmup_steps = 10 (command line), schedule.warmup_fraction = 0.1 (command line): "
             "give one of them, not both",
         ),
+        (
+            ["--schedule.name=polynomial", "--schedule.decay-steps=10", "--schedule.decay-end=20"],
+            "schedule.decay_steps = 10 (command line), schedule.decay_end = 20 (command line): "
+            "give one of them, not both",
+        ),
+        (
+            ["--schedule.warmup-steps=10", "--schedule.decay-end=10"],
+            "schedule.warmup_steps = 10 (command line), schedule.decay_end = 10 (command line): "
+            "the decay ends before the warm-up does; give a later decay_end",
+        ),
+        (
+            ["--optimizer.bias-correction=false", "--optimizer.epsilon-before-correction"],
+            "optimizer.epsilon_before_correction = true (command line), optimizer.bias_correction = false "
+            "(command line): there is no correction to add epsilon before; leave epsilon_before_correction out",
+        ),
+        (
+            ["--evaluation.early-stopping-min-delta=0.1"],
+            "evaluation.early_stopping_min_delta = 0.1 (command line), evaluation.early_stopping_patience = none "
+            "(default): without a patience nothing is stopped; give early_stopping_patience, too",
+        ),
     ],
 )
 def test_a_recipe_says_what_is_wrong(words, problem, tmp_path):

@@ -64,6 +64,18 @@ def test_phases_are_as_published(name, batch, steps, rate, warmup):
     assert (recipe.schedule.warmup_fraction, recipe.model.layer_norm_epsilon) == (warmup, 1e-3)
 
 
+RANKS = {"bert-large-phase1": 16, "bert-large-phase2": 16, "gpt3-2.7b": 8, **dict.fromkeys(list(SIZES)[:4], 16)}
+"""Data-parallel ranks of the original runs, where they had more than four."""
+
+
+@pytest.mark.parametrize("name", sorted({*SIZES, *ENCODERS, *TUNED}))
+def test_the_batch_divides_on_all_ranks_of_the_original(name):
+    """On 1, 2 and 4 ranks all do, but the demo, which is one micro-batch large."""
+    training = load_recipe(name, require_data=False).recipe.training
+    for world_size in (1, 2, 4, RANKS.get(name, 4)):
+        assert training.global_batch_size % (training.micro_batch_size * world_size) == 0, world_size
+
+
 def test_gpt3_sees_its_tokens():
     recipe = load_recipe("gpt3-2.7b", require_data=False).recipe
     tokens_per_step = recipe.training.global_batch_size * recipe.sequence_length

@@ -76,6 +76,15 @@ def mended(recipe, draw):
     nested["model"]["vocab_size"] = nested["model"]["vocab_size"] or 7
     if "warmup_steps" in nested["schedule"]:
         nested["schedule"] |= draw(st.sampled_from([{"warmup_steps": 0}, {"warmup_fraction": None}]))
+    if nested["schedule"].get("decay_end"):
+        nested["schedule"]["warmup_steps"] %= nested["schedule"]["decay_end"]
+    if "decay_steps" in nested["schedule"]:
+        nested["schedule"] |= draw(st.sampled_from([{"decay_steps": None}, {"decay_end": None}]))
+    if "epsilon_before_correction" in nested["optimizer"]:
+        kept = {"epsilon_before_correction": False}, {"bias_correction": True}
+        nested["optimizer"] |= draw(st.sampled_from(kept))
+    if nested["evaluation"]["early_stopping_patience"] is None:
+        nested["evaluation"]["early_stopping_min_delta"] = 0.0
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
     nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))

@@ -126,6 +126,24 @@ def test_each_epoch_hides_other_tokens(store):
     assert len(same) < len(epochs[0]) / 4
 
 
+def test_a_part_of_the_sequences_comes_in_each_epoch_with_other_masks(store, objective):
+    whole = make(store, objective)
+    part = replace(whole, max_samples=12)
+    assert part.num_windows == 12 < whole.num_windows
+
+    def texts(batches, first):
+        found = of_samples(batches, range(first, first + 12), 4)
+        return [tuple(own.get(place, token) for place, token in enumerate(tokens)) for tokens, *_, own, _ in found]
+
+    epochs = [texts(part, 12 * epoch) for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(texts(whole, 0))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    masks = [{tuple(sorted(own)) for *_, own, _ in of_samples(part, range(first, first + 12), 4)} for first in (0, 12)]
+    assert masks[0] != masks[1]
+    beyond = replace(whole, max_samples=whole.num_windows)
+    assert of_samples(beyond, range(200, 240), 4) == of_samples(whole, range(200, 240), 4)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_held_out_is_the_same_each_time(store, objective, layout):
     batches = make(store, objective, layout)

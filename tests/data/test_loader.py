@@ -88,11 +88,18 @@ def test_micro_batches_are_dealt_round_robin():
 
 @pytest.mark.parametrize(
     ("batch_sizes", "world_size", "advice"),
-    [((10, 4), 1, "8 or 12"), ((10, 4), 2, "8 or 16"), ((4, 8), 1, "8"), ((8, 8), 2, "16"), ((0, 8), 1, "8")],
+    [
+        ((10, 4), 1, "set training.micro_batch_size to 2, which changes nothing that is learned"),
+        ((16, 16), 2, "set training.micro_batch_size to 8, which changes nothing that is learned"),
+        ((65600, 32), 4, "set training.micro_batch_size to 25, which changes nothing that is learned"),
+        ((4, 8), 1, "set training.micro_batch_size to 4, which changes nothing that is learned"),
+        ((10, 2), 3, "take a multiple of 6, such as 6 or 12"),
+        ((0, 8), 1, "take a multiple of 8, such as 8"),
+    ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_advice(batch_sizes, world_size, advice):
     global_batch_size, micro_batch_size = batch_sizes
-    message = rf"^global_batch_size {global_batch_size} does not divide .* {world_size} rank\(s\): .* such as {advice}$"
+    message = rf"^global_batch_size {global_batch_size} does not divide .* {world_size} ranks?: {advice}$"
     with pytest.raises(UserError, match=message):
         make_loader(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, world_size=world_size)
 

@@ -133,9 +133,29 @@ def test_every_window_of_a_source_once_in_each_of_its_epochs(weights, seed, epoc
             assert len(seen[number, epochs - 1]) == alone.num_windows and (number, epochs) not in seen
 
 
-def test_provenance_names_what_was_read():
+@pytest.mark.parametrize("weights", [(), (1, 2, 3)])
+def test_a_part_is_what_a_run_over_all_begins_with(weights):
     sources = [FIRST, SECOND, THIRD]
-    mixture = Mixture(sources, 4, SEED, [1, 2, 3])
+    whole = Mixture(sources, 5, SEED, weights)
+    part, smaller = (Mixture(sources, 5, SEED, weights, max_samples=size) for size in (9, 4))
+    assert (part.num_windows, smaller.num_windows) == (9, 4)
+    first = sorted(map(tuple, whole.batch(np.arange(9)).tokens.tolist()))
+    for epoch in range(3):
+        samples = np.arange(9 * epoch, 9 * epoch + 9)
+        read = part.batch(samples).tokens.tolist()
+        assert sorted(map(tuple, read)) == first
+        assert {tuple(tokens) for tokens in smaller.batch(np.arange(4)).tokens.tolist()} <= set(first)
+        assert [part.provenance(sample).epoch for sample in samples.tolist()] == [epoch] * 9
+    assert not np.array_equal(part.batch(np.arange(9)).tokens, part.batch(np.arange(9, 18)).tokens)
+    samples = np.arange(200)
+    beyond = Mixture(sources, 5, SEED, weights, max_samples=whole.num_windows + 1)
+    assert np.array_equal(beyond.batch(samples).tokens, whole.batch(samples).tokens)
+
+
+@pytest.mark.parametrize("max_samples", [None, 7])
+def test_provenance_names_what_was_read(max_samples):
+    sources = [FIRST, SECOND, THIRD]
+    mixture = Mixture(sources, 4, SEED, [1, 2, 3], max_samples=max_samples)
     for sample in range(60):
         source, _, pieces = mixture.provenance(sample)
         read = [

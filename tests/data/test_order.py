@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.order import permute
+from hornbook.data.order import permute, repeat_first
 
 SEEDS = st.integers(-(2**63), 2**64)
 EPOCHS = st.integers(0, 2**40)
@@ -75,3 +75,12 @@ def test_the_order_is_what_it_was():
     assert permute(np.arange(5), size=5, seed=0, epoch=0).tolist() == [4, 1, 2, 0, 3]
     assert permute(np.arange(12), size=12, seed=1234, epoch=0).tolist() == [9, 7, 0, 11, 6, 4, 3, 8, 2, 10, 1, 5]
     assert permute(10**9, size=10**9 + 7, seed=1234, epoch=3) == 110971323
+
+
+@given(size=st.integers(1, 60), more=st.integers(1, 60), seed=SEEDS)
+def test_a_part_is_repeated_each_epoch_in_another_order(size, more, seed):
+    samples = np.arange(5 * size)
+    epochs = repeat_first(samples, size=size, whole=size + more, seed=seed).reshape(5, size)
+    assert all(np.array_equal(np.sort(epoch), np.arange(size)) for epoch in epochs)
+    assert size < 8 or len({tuple(epoch) for epoch in epochs.tolist()}) > 1
+    assert np.array_equal(repeat_first(samples, size=size + more, whole=size + more, seed=seed), samples)

@@ -170,6 +170,20 @@ def test_options_of_shipped_runs_make_a_recipe() -> None:
     assert [run for run in runs if not makes_recipe(run[0], run[1].split())] == []
 
 
+def test_the_shipped_run_of_system_b_is_what_its_table_says() -> None:
+    """Its AdamW corrects no bias, and its warm-up is a fraction of the steps."""
+    part = PAGE.read_text(encoding="utf-8").partition("\n## System B\n")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"^hornbook train (.*)$", part, re.MULTILINE)
+    name, *overrides = command.split()
+    recipe = load_recipe(name, overrides).recipe
+    adamw = {"learning_rate": 1.5e-4, "bias_correction": False, "epsilon": 1e-6, "beta1": 0.9, "beta2": 0.999}
+    adamw |= {"name": "adamw", "weight_decay": 0.0, "clip_norm": None, "epsilon_before_correction": False}
+    assert adamw.items() <= vars(recipe.optimizer).items()
+    cosine = {"name": "cosine", "warmup_fraction": 0.01, "warmup_steps": 0, "final_fraction": 0.0, "decay_end": None}
+    assert vars(recipe.schedule) == cosine
+    assert (recipe.training.epochs, recipe.training.global_batch_size, recipe.sequence_length) == (20, 8192, 1024)
+
+
 def test_options_that_make_no_recipe_would_be_found() -> None:
     assert not makes_recipe("bert-tiny", ["--training.global-batch-size", "12"])
     assert not makes_recipe("bert-tiny", ["--schedule.name", "linear", "--schedule.decay-steps", "9"])

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_runs import digest, metrics_without_time, stop_after
@@ -85,6 +86,11 @@ def rows_of(folder: Path, kind: str):
     return [row for row in read(folder / "run" / "metrics.jsonl") if row["kind"] == kind]
 
 
+def rows(batch):
+    """Tokens and label of each sequence of a padded batch."""
+    return [tuple(row) for row in torch.cat((batch["tokens"], batch["labels"][:, None]), dim=1).tolist()]
+
+
 @pytest.mark.parametrize("kind", ["classes", "spans"])
 def test_a_run_learns_its_labels_and_is_measured(files, tmp_path, capsys, kind):
     run(tmp_path, *of(files, kind), "--training.steps=40", "--model.residual-dropout=0")
@@ -118,6 +124,18 @@ def test_resume_and_micro_batches_change_nothing(files, tmp_path, monkeypatch, k
     run(tmp_path / "other", *options, "--training.micro-batch-size=4", "--data.layout=packed")
     losses = ([row["loss"] for row in rows_of(tmp_path / name, "train")] for name in ("whole", "other"))
     assert next(losses) == pytest.approx(next(losses), rel=1e-4)
+
+
+def test_a_part_of_the_sequences_may_be_all_that_is_learned(files, tmp_path):
+    recipe = recipe_of(tmp_path, *of(files), "--data.layout=padded", "--data.max-samples=3").recipe
+    with open_run(recipe, tmp_path / "run", World()) as opened, opened.batches() as steps:
+        assert opened.samples.num_samples == 3
+        read = [row for batches, _ in zip(steps, range(6), strict=False) for batch in batches for row in rows(batch)]
+    with open_run(recipe_of(tmp_path, *of(files), "--data.layout=padded").recipe, tmp_path / "all", World()) as opened:
+        held_out, first = opened.samples.held_out, opened.samples.maker.batches(np.arange(3)[None])
+        assert opened.samples.num_samples > 3 and held_out.num_windows > 3
+    part = sorted(row for batch in first for row in rows(batch))
+    assert [sorted(read[at : at + 3]) for at in range(0, 24, 3)] == [part] * 8
 
 
 def test_it_begins_with_the_pretrained_trunk_and_pooler(files, pretrained, tmp_path, capfd):

@@ -33,6 +33,19 @@ def test_a_resumed_mixture_ends_where_an_uninterrupted_one_does(tmp_path, corpor
     assert digest(tmp_path / "parts", 8) == digest(tmp_path / "whole", 8)
 
 
+def test_a_part_of_a_mixture_is_trained_on_for_several_epochs(tmp_path, corpora, monkeypatch):
+    options = (WEIGHTS, "--data.max-samples=10", "--training.epochs=2")
+    assert run_mixture(tmp_path / "whole", corpora, *options)["step"] == 5
+    with monkeypatch.context() as patched:
+        stop_after(patched, 3)
+        with pytest.raises(StoppedBySignal):
+            run_mixture(tmp_path / "parts", corpora, *options)
+    run_mixture(tmp_path / "parts", corpora, *options)
+    assert digest(tmp_path / "parts", 5) == digest(tmp_path / "whole", 5)
+    with pytest.raises(UserError, match="max_samples was 10 and is now 11"):
+        run_mixture(tmp_path / "whole", corpora, WEIGHTS, "--data.max-samples=11", "--training.epochs=2")
+
+
 def test_the_validation_is_on_the_held_out_documents_of_all(tmp_path, corpora):
     run_mixture(tmp_path, corpora, "--evaluation.every-steps=8")
     (row,) = [row for row in metrics_without_time(tmp_path) if row["kind"] == "validation" and row["step"] == 8]

@@ -14,6 +14,7 @@ from tiny_lines import build_lines, line_tokenizer
 from tiny_text import one_line
 
 KINDS = {
+    "part": ("--objective.name=mlm_nsp", "--data.max-samples=7"),
     "pairs": ("--objective.name=mlm_nsp",),
     "joined": ("--objective.name=mlm",),
     "documents": ("--objective.name=mlm", "--objective.sequences=documents"),

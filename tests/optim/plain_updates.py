@@ -73,6 +73,8 @@ class Plain:
         self.m = config.beta1 * self.m + (1 - config.beta1) * g
         self.v = config.beta2 * self.v + (1 - config.beta2) * g**2
         t = count if config.bias_correction else float("inf")
+        if config.epsilon_before_correction:  # the last line of section 2 in Kingma & Ba, and TensorFlow's Adam
+            return (1 - config.beta2**t) ** 0.5 / (1 - config.beta1**t) * self.m / (self.v.sqrt() + config.epsilon)
         return self.m / (1 - config.beta1**t) / ((self.v / (1 - config.beta2**t)).sqrt() + config.epsilon)
 
     def _lamb(self, g: torch.Tensor, config: LambConfig, rate: float, count: int) -> None:

@@ -141,6 +141,25 @@ def test_a_warmup_given_as_a_fraction(fraction, num_steps, warmup_steps):
         assert [schedule(step) for step in range(0, num_steps, 7)] == [same(step) for step in range(0, num_steps, 7)]
 
 
+@pytest.mark.parametrize("kind", [LinearConfig, CosineConfig, PolynomialConfig])
+def test_a_decay_may_end_before_the_run(kind):
+    """Megatron-LM's --lr-decay-iters counts the warm-up, and --lr-warmup-fraction is a fraction of it."""
+    config = kind(warmup_fraction=0.01, decay_end=7000, final_fraction=0.1)
+    assert warmup_steps_of(config, 10_000) == 70
+    ends_there = build_schedule(kind(warmup_steps=70, final_fraction=0.1), 7000)
+    schedule = build_schedule(config, 10_000)
+    steps = [0, 69, 70, 3500, 6999, 7000, 9999]
+    assert [schedule(step) for step in steps] == [ends_there(step) for step in steps]
+    assert schedule(9999) == pytest.approx(0.1)
+
+
+def test_decay_steps_are_those_of_the_decay_without_the_warmup():
+    """As the row of system B's --lr-decay-steps says."""
+    by_end = build_schedule(PolynomialConfig(warmup_steps=70, decay_end=7000), 10_000)
+    by_length = build_schedule(PolynomialConfig(warmup_steps=70, decay_steps=7000 - 70), 10_000)
+    assert [by_end(step) for step in range(0, 10_000, 7)] == [by_length(step) for step in range(0, 10_000, 7)]
+
+
 def test_the_example_of_the_module():
     factors = [cosine(step, num_steps=10, warmup_steps=4, final_fraction=0.1) for step in range(11)]
     assert [round(factor, 2) for factor in factors] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.94, 0.78, 0.55, 0.33, 0.16, 0.1]

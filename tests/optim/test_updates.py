@@ -20,6 +20,9 @@ CONFIGS = [
     AdamConfig(),
     AdamConfig(weight_decay=0.3),
     AdamConfig(weight_decay=0.3, bias_correction=False, epsilon=1e-2),
+    AdamConfig(epsilon=1e-2, epsilon_before_correction=True),
+    AdamWConfig(epsilon=1e-2, epsilon_before_correction=True),
+    LambConfig(epsilon=1e-2, epsilon_before_correction=True),
     SGDConfig(),
     SGDConfig(weight_decay=0.3),
     MomentumConfig(momentum=0.984375),
@@ -102,6 +105,18 @@ def test_first_update_has_the_size_of_the_rate(config):
         slot.gradient.mul_(size)
         build_update(config).apply([slot], 0.01, 1)
         torch.testing.assert_close(before - slot.parameter, 0.01 * slot.gradient.sign(), rtol=1e-3, atol=1e-7)
+
+
+def test_tensorflows_epsilon_in_closed_form():
+    """System A's: of a constant gradient g, v is (1 - β₂ᵗ) g², so each step is rate · g / (|g| + ε / √(1 - β₂ᵗ))."""
+    config = AdamConfig(epsilon=1e-2, epsilon_before_correction=True)
+    slot, update = make_slots()[2], build_update(config)
+    slot.gradient.mul_(1e-3)
+    for count in (1, 2, 3):
+        before, corrected = slot.parameter.clone(), config.epsilon / (1 - config.beta2**count) ** 0.5
+        update.apply([slot], 0.01, count)
+        expected = 0.01 * slot.gradient / (slot.gradient.abs() + corrected)
+        torch.testing.assert_close(before - slot.parameter, expected, rtol=1e-2, atol=2e-7)
 
 
 @pytest.mark.parametrize("count", [1, 100])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hornbook.config.options import option
+from hornbook.config.options import Problem, option
 from hornbook.config.registry import register
 
 ClipScope = Literal["global", "per_tensor"]
@@ -48,6 +48,16 @@ class MomentsConfig(OptimizerConfig):
     beta2: float = _beta2(0.999)
     epsilon: float = _epsilon(1e-8)
     bias_correction: bool = option(True, help="divide the moments by 1 - beta^update, which lifts the first ones")
+    epsilon_before_correction: bool = option(
+        False, help="add epsilon to the root of the uncorrected second moment, as TensorFlow's Adam does"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        if self.epsilon_before_correction and not self.bias_correction:
+            message = "there is no correction to add epsilon before; leave epsilon_before_correction out"
+            return [Problem(("epsilon_before_correction", "bias_correction"), message)]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

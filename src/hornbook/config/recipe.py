@@ -39,6 +39,9 @@ class DataConfig:
     sequence_length: int | None = option(None, help="tokens of a window; none: max_positions", minimum=1)
     train: tuple[str, ...] = option((), help="token stores to train on", path=True)
     weights: tuple[float, ...] = option((), help="shares of the stores in the samples; []: by their sizes", above=0)
+    max_samples: int | None = option(
+        None, help="train on so many samples, again in each epoch; none: all that the data hold", minimum=1
+    )
     validation: str | None = option(None, help="token store for the validation loss", path=True)
     tokenizer: str | None = option(
         None, help="tokenizer of instances or labelled texts: a file or folder; stores have their own", path=True
@@ -136,14 +139,23 @@ class EvaluationConfig:
     tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run as well")
     task_data: tuple[str, ...] = option((), help="their data, PATH for all or TASK=PATH for one", path=True, named=True)
     tasks_every_steps: int | None = option(None, help="steps between tasks; none: every_steps", minimum=1)
+    early_stopping_patience: int | None = option(
+        None, help="end the run after so many measurements of checkpoint.best_by without improvement", minimum=1
+    )
+    early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
 
     def problems(self) -> list[Problem]:
         """List what does not fit together."""
+        problems = []
         named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
         strays = [name for name in named if name not in self.tasks]
         if strays:
-            return [Problem(("task_data", "tasks"), f"data for {', '.join(strays)}, not among the tasks; add it there")]
-        return []
+            message = f"data for {', '.join(strays)}, not among the tasks; add it there"
+            problems.append(Problem(("task_data", "tasks"), message))
+        if self.early_stopping_min_delta and self.early_stopping_patience is None:
+            message = "without a patience nothing is stopped; give early_stopping_patience, too"
+            problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

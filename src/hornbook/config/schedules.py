@@ -12,10 +12,6 @@ def _name(default: str) -> str:
     return option(default, help="course of the learning rate")
 
 
-def _final_fraction() -> float:
-    return option(0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """What all schedules that warm up have."""
@@ -23,7 +19,7 @@ class ScheduleConfig:
     name: str = _name("")
     warmup_steps: int = option(0, help="steps of warm-up; the last of them has the peak", minimum=0)
     warmup_fraction: float | None = option(
-        None, help="warm-up as a fraction of the run, in place of steps", minimum=0, maximum=1
+        None, help="warm-up as a fraction of the run, or of decay_end, in place of steps", minimum=0, maximum=1
     )
 
     def problems(self) -> list[Problem]:
@@ -41,30 +37,54 @@ class ConstantConfig(ScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearConfig(ScheduleConfig):
+class DecayConfig(ScheduleConfig):
+    """What all schedules have that decay to a final rate."""
+
+    final_fraction: float = option(
+        0.0, help="learning rate at the end, as a fraction of the peak", minimum=0, maximum=1
+    )
+    decay_end: int | None = option(
+        None, help="step at which the decay ends, warm-up included; none: the end of the run", minimum=1
+    )
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        problems = super().problems()
+        if self.decay_end is not None and self.warmup_steps >= self.decay_end:
+            message = "the decay ends before the warm-up does; give a later decay_end"
+            problems.append(Problem(("warmup_steps", "decay_end"), message))
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(DecayConfig):
     """Warm-up, then a straight line down."""
 
     name: str = _name("linear")
-    final_fraction: float = _final_fraction()
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineConfig(ScheduleConfig):
+class CosineConfig(DecayConfig):
     """Warm-up, then half a period of a cosine down (Loshchilov & Hutter 2017)."""
 
     name: str = _name("cosine")
-    final_fraction: float = _final_fraction()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolynomialConfig(ScheduleConfig):
+class PolynomialConfig(DecayConfig):
     """Powers of progress up and down; GroupBERT's warm-up is the power 0.5."""
 
     name: str = _name("polynomial")
     warmup_power: float = option(1.0, help="power of the warm-up; 0.5: by the square root", above=0)
     decay_power: float = option(1.0, help="power of what is left of the decay; 1: a straight line", above=0)
-    decay_steps: int | None = option(None, help="steps of the decay; none: the rest of the run", minimum=1)
-    final_fraction: float = _final_fraction()
+    decay_steps: int | None = option(None, help="steps of the decay; none: up to decay_end", minimum=1)
+
+    def problems(self) -> list[Problem]:
+        """List what does not fit together."""
+        problems = super().problems()
+        if self.decay_steps is not None and self.decay_end is not None:
+            problems.append(Problem(("decay_steps", "decay_end"), "give one of them, not both"))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ EXCLUSIVE = (
     (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
     (("data", "train"), ("data", "synthetic")),
     (("schedule", "warmup_steps"), ("schedule", "warmup_fraction")),
+    (("schedule", "decay_steps"), ("schedule", "decay_end")),
     (("precision", "loss_scale"), ("precision", "loss_scale_by_step")),
 )
 """Of these options one is set; choosing one on the command line takes the place of the recipe's choice."""

@@ -15,6 +15,7 @@ from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch, token_keys
 from hornbook.data.layout import Layout, lay_out
 from hornbook.data.masking import MaskRules, dynamic_mask
+from hornbook.data.order import repeat_first
 from hornbook.data.sequences import Sequence, SequenceSource
 from hornbook.errors import DataError
 
@@ -33,6 +34,8 @@ class EncoderBatches:
         seed: of the keys.
         has_pairs: whether batches hold ``pair_labels``.
         pad_id: the token of padding.
+        max_samples: sequences of an epoch at most, which are then the same ones in each
+            (`hornbook.data.order.repeat_first`), masked anew; None for all.
     """
 
     source: SequenceSource
@@ -42,11 +45,16 @@ class EncoderBatches:
     seed: int
     has_pairs: bool
     pad_id: int
+    max_samples: int | None = None
 
     @property
     def num_windows(self) -> int:
         """Sequences of an epoch."""
-        return self.source.num_sequences
+        return min(self.source.num_sequences, self.max_samples or self.source.num_sequences)
+
+    def among_all(self, samples: Int64s) -> Int64s:
+        """The numbers that these samples have in the source."""
+        return repeat_first(samples, size=self.num_windows, whole=self.source.num_sequences, seed=self.seed)
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
@@ -75,7 +83,7 @@ class EncoderBatches:
             DataError: one that was masked already has more to predict than there is room for; or, of those that are
                 masked here, one holds a token that the tokenizer does not have.
         """
-        sequences = self.source.sequences(samples)
+        sequences = self.source.sequences(self.among_all(samples))
         if self.rules is None:
             self._refuse_more_masks(sequences)
             return sequences

@@ -21,6 +21,7 @@ import numpy as np
 from hornbook.data.arrays import Int64s
 from hornbook.data.batches import Batch, BatchMaker, HeldOut
 from hornbook.errors import UserError
+from hornbook.wording import counted
 
 
 def micro_batch_samples(
@@ -36,14 +37,24 @@ def micro_batch_samples(
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
     round_size = micro_batch_size * world_size
     if global_batch_size < 1 or global_batch_size % round_size:
-        fitting = sorted({max(global_batch_size // round_size, 1), global_batch_size // round_size + 1})
         raise UserError(
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
-            f"{world_size} rank(s): take a multiple of {round_size}, such as "
-            + " or ".join(str(multiple * round_size) for multiple in fitting)
+            f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
     samples = np.arange(first_sample, first_sample + global_batch_size, dtype=np.int64)
     return samples.reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
+    """Advise the largest smaller micro-batch that divides, which changes nothing that is learned, or else a batch."""
+    sizes = range(min(micro_batch_size, global_batch_size), 0, -1)
+    fitting = next((size for size in sizes if global_batch_size % (size * world_size) == 0), None)
+    if fitting:
+        return f"set training.micro_batch_size to {fitting}, which changes nothing that is learned"
+    round_size = micro_batch_size * world_size
+    below = max(global_batch_size // round_size, 1)
+    multiples = sorted({below * round_size, (global_batch_size // round_size + 1) * round_size})
+    return f"take a multiple of {round_size}, such as {' or '.join(map(str, multiples))}"
 
 
 class Loader:

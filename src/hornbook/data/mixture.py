@@ -26,6 +26,7 @@ import numpy as np
 from hornbook.data.arrays import Int64s
 from hornbook.data.examples import Piece, TokenSource, Window, Windows
 from hornbook.data.hashing import Purpose, mix64
+from hornbook.data.order import repeat_first
 
 _PAGE_SIZE = 1024
 _KEPT_PAGES = 8
@@ -103,6 +104,7 @@ class Mixture:
         sequence_length: T, the inputs of a window.
         seed: any integer.
         weights: of each source, above 0, in any proportion; empty for the sources' sizes.
+        max_samples: of an epoch at most, which are then the same ones in each (``order.repeat_first``); None for all.
 
     Attributes:
         sequence_length: T.
@@ -114,7 +116,13 @@ class Mixture:
     """
 
     def __init__(
-        self, sources: Sequence[TokenSource], sequence_length: int, seed: int, weights: Sequence[float] = ()
+        self,
+        sources: Sequence[TokenSource],
+        sequence_length: int,
+        seed: int,
+        weights: Sequence[float] = (),
+        *,
+        max_samples: int | None = None,
     ) -> None:
         assert len(weights) in (0, len(sources)), f"{len(weights)} weights for {len(sources)} sources"
         self._windows = [
@@ -124,12 +132,13 @@ class Mixture:
         shares = whole_shares(weights) if weights else sizes
         self._blend = Blend(shares, seed)
         self.sequence_length = sequence_length
-        self.num_windows = sum(sizes)
+        self._num_all, self._seed = sum(sizes), seed
+        self.num_windows = min(self._num_all, max_samples or self._num_all)
         self.shares = [share / sum(shares) for share in shares]
 
     def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
-        sources, numbers = self._blend.locate(samples)
+        sources, numbers = self._blend.locate(self._among_all(samples))
         shape = (len(samples), self.sequence_length + 1)
         tokens, documents = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         for source in np.unique(sources).tolist():
@@ -140,9 +149,14 @@ class Mixture:
 
     def provenance(self, sample: int) -> Provenance:
         """Which tokens of which documents of which source the sample reads."""
-        (source,), (number,) = (found.tolist() for found in self._blend.locate(np.array([sample])))
+        (source,), (number,) = (found.tolist() for found in self._blend.locate(self._among_all(np.array([sample]))))
         windows = self._windows[source]
-        return Provenance(source, number // windows.num_windows, windows.provenance(number))
+        is_part = self.num_windows < self._num_all
+        epoch = sample // self.num_windows if is_part else number // windows.num_windows
+        return Provenance(source, epoch, windows.provenance(number))
+
+    def _among_all(self, samples: Int64s) -> Int64s:
+        return repeat_first(samples, size=self.num_windows, whole=self._num_all, seed=self._seed)
 
 
 def joint_fingerprint(sources: Sequence[TokenSource], weights: Sequence[float]) -> str:

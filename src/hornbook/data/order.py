@@ -52,6 +52,24 @@ def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integer
     return int(permuted[0])
 
 
+def repeat_first(samples: Int64s, *, size: int, whole: int, seed: int) -> Int64s:
+    """Turn samples of a run over ``size`` of ``whole`` samples into those of a run over all of them.
+
+    A run over a part repeats the first samples of a run over all: a random part, and the smaller of two is contained in
+    the larger one. Each epoch has an order of its own.
+
+    Args:
+        samples: int64[B], each >= 0.
+        size: samples of the part; with ``whole`` nothing changes.
+        whole: samples of an epoch of all.
+        seed: as for ``permute``.
+    """
+    if size >= whole:
+        return samples
+    epochs, places = np.divmod(samples, size)
+    return permute(places, size=size, seed=seed, epoch=epochs)
+
+
 def _walk(values: Hashes, keys: Hashes, size: int) -> Hashes:
     """Go through the network until every value is below ``size``: once, but for a share of at most 1 / sqrt(size)."""
     outside = np.arange(values.size)

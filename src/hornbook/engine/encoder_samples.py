@@ -27,7 +27,7 @@ from hornbook.text.tokenizer import Tokenizer
 @build_samples.register
 def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
     """Return the samples of an encoder; arguments and errors as ``build_samples``."""
-    train = _training(objective, recipe, sources)
+    train = replace(_training(objective, recipe, sources), max_samples=recipe.data.max_samples)
     mean = train.mean_length()
     layout = choose_layout(mean, recipe.sequence_length, on_cpu=on_cpu, asked=recipe.data.layout)
     held_out = _held_out(objective, recipe, sources)

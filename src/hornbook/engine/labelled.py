@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from hornbook import checkpoint
 from hornbook.checkpoint.restore import read_source
 from hornbook.config import ClassificationConfig, EncoderConfig, LabelledConfig, Recipe, SpanConfig
@@ -17,6 +19,7 @@ from hornbook.data.arrays import Int64s
 from hornbook.data.labelled import encode_examples, label_numbers, labels_of, listed, read_examples
 from hornbook.data.labelled_batches import LabelledBatches
 from hornbook.data.layout import choose_layout
+from hornbook.data.order import permute
 from hornbook.data.sequences import Sequence
 from hornbook.data.squad import labelled_windows, read_questions
 from hornbook.engine.folder import RunFolder
@@ -118,7 +121,7 @@ def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Labelle
 def labelled_samples(objective: LabelledConfig, recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) -> Samples:
     """Return the samples of a fine-tuning; arguments as ``build_samples``."""
     assert sources.tokenizer is not None, "labelled texts are not read without one"
-    train, held_out, length = sources.texts, sources.held_out_texts, recipe.sequence_length
+    train, held_out, length = _limited(sources.texts, recipe), sources.held_out_texts, recipe.sequence_length
     maker = LabelledBatches(
         sequences=train.sequences,
         labels=train.labels,
@@ -139,6 +142,15 @@ def labelled_samples(objective: LabelledConfig, recipe: Recipe, sources: Labelle
         noun="sequence",
         facts={**labels, "layout": f"{maker.layout}; {mean:.0f} tokens a sequence"},
     )
+
+
+def _limited(texts: LabelledTexts, recipe: Recipe) -> LabelledTexts:
+    """The first ``data.max_samples`` that a run over all sequences would see."""
+    most, size = recipe.data.max_samples, len(texts.sequences)
+    if most is None or most >= size:
+        return texts
+    chosen = permute(np.arange(most), size=size, seed=recipe.training.seed, epoch=0)
+    return replace(texts, sequences=[texts.sequences[number] for number in chosen], labels=texts.labels[chosen])
 
 
 def _with_labels(recipe: Recipe, model: EncoderConfig) -> Recipe:

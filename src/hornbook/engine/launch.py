@@ -198,7 +198,10 @@ def _finish(run: Run) -> dict[str, Any]:
         "best_by": progress.best_by,
         "best_value": progress.best_value,
         "best_step": progress.best_step,
+        "stopped_early": run.why_stopped is not None,
     }
+    if run.why_stopped:
+        run.console.note(run.why_stopped)
     if run.world.is_first:
         summary["report"] = str(write_report(run.folder.path))
         run.console.finish({"report": summary["report"]})

@@ -14,7 +14,7 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 
 def train_until_done(run: Run) -> None:
-    """Train ``run`` to its last step.
+    """Train ``run`` to its last step, or to the one with which early stopping ends it.
 
     Raises:
         StoppedBySignal: a signal came; the state after the last whole step is saved.
@@ -23,6 +23,8 @@ def train_until_done(run: Run) -> None:
     """
     with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
         _measure(run)
+        if run.why_stopped:  # by a measurement that a signal had cut off
+            return
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.trainer))
             _refuse_divergence(run)

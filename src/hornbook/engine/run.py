@@ -16,6 +16,7 @@ from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.data.batches import Batch, refuse_unknown_tokens
 from hornbook.data.loader import Loader
+from hornbook.engine.early_stopping import note_measurement, why_stopped
 from hornbook.engine.folder import RunFolder
 from hornbook.engine.samples import Samples
 from hornbook.engine.state import TrainState
@@ -54,8 +55,13 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True after the last step."""
-        return self.state.progress.step >= self.num_steps
+        """True after the last step, or after the one with which early stopping has ended the run."""
+        return self.state.progress.step >= self.num_steps or self.why_stopped is not None
+
+    @property
+    def why_stopped(self) -> str | None:
+        """Why early stopping has ended the run; None where it has not."""
+        return why_stopped(self.state.progress, self.recipe.evaluation)
 
     def is_due(self, every_steps: int | None) -> bool:
         """Tell whether something that happens every so many steps, and at the end, happens after this one."""
@@ -126,12 +132,15 @@ class Run:
         return due and self.state.progress.step > self.state.progress.validated_step
 
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
-        """Remember the best value of the measure that decides, among the steps that have a checkpoint.
+        """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.
 
         That of the current step counts until its checkpoint turns out not to be saved.
         """
         progress, by = self.state.progress, self.recipe.checkpoint.best_by
-        if measure != by or not self.is_due(self.recipe.checkpoint.every_steps) or not math.isfinite(value):
+        if measure != by:
+            return
+        note_measurement(progress, self.recipe.evaluation, measure, value, higher=higher)
+        if not self.is_due(self.recipe.checkpoint.every_steps) or not math.isfinite(value):
             return
         best = progress.best_value if progress.best_by == by else None
         if best is None or (value > best if higher else value < best):

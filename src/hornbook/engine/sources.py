@@ -117,7 +117,9 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
 
 def open_windows(recipe: Recipe, sources: Sources) -> Mixture:
     """Return the windows of the training stores."""
-    return Mixture(sources.train, recipe.sequence_length, recipe.training.seed, sources.weights)
+    data = recipe.data
+    length, seed = recipe.sequence_length, recipe.training.seed
+    return Mixture(sources.train, length, seed, sources.weights, max_samples=data.max_samples)
 
 
 def _open_instances(recipe: Recipe) -> Sources:

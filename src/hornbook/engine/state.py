@@ -44,6 +44,12 @@ class Progress:
     best_value: float | None = None
     """The best value of a step that was saved, and the step."""
     best_step: int | None = None
+    stopping_by: str = "validation"
+    """What early stopping goes by: ``checkpoint.best_by`` of the recipe when it was last measured."""
+    stopping_value: float | None = None
+    """The last value that counted as an improvement, of a step that need not have been saved."""
+    stale_measurements: int = 0
+    """Measurements since then."""
     seconds: float = 0.0
     """Time spent in training, over all resumes."""
 

@@ -27,11 +27,17 @@ def check_before_training(run: Run) -> None:
     """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
-        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
+        UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
+            early stopping has nothing to go by.
     """
     evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
     if metric:
         tasks.higher_is_better(task, metric)
+    elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:
+        raise UserError(
+            "early stopping goes by the validation loss, and the run has no validation data: name them by "
+            "data.validation, or choose a task by checkpoint.best_by"
+        )
     error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
     if failed:
         raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")

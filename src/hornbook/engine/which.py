@@ -152,12 +152,15 @@ def _trace_sequences(
     source, tokenizer = maker.source, sources.tokenizer
     for sample in samples:
         (sequence,) = maker.sequences(np.array([sample]))
+        number = int(maker.among_all(np.array([sample]))[0])
         if isinstance(source, StaticInstances):
-            epoch, file, record = source.provenance(sample)
+            epoch, file, record = source.provenance(number)
             place: dict[str, Any] = {"store": str(file), "epoch": epoch, "pieces": [], "record": record}
         else:
             assert isinstance(source, StoredSequences), "synthetic sequences have no provenance"
-            place = _places(source.provenance(sample), recipe, sources) | {"record": None}
+            place = _places(source.provenance(number), recipe, sources) | {"record": None}
+        if maker.num_windows < source.num_sequences:
+            place["epoch"] = sample // maker.num_windows
         assert sequence.positions is not None and sequence.labels is not None, "the maker has masked them"
         yield TracedSequence(
             sample=sample,

@@ -5,6 +5,9 @@
     m = β₁ m + (1-β₁) g;   v = β₂ v + (1-β₂) g²
     m̂ = m / (1-β₁ᵗ);       v̂ = v / (1-β₂ᵗ)             without bias correction: m̂ = m, v̂ = v
     w -= lr · m̂ / (√v̂ + ε)
+
+With ``epsilon_before_correction`` it is the form at the end of section 2 of Kingma & Ba, which TensorFlow computes:
+``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``. That is the one above with ``ε / √(1-β₂ᵗ)`` in the place of ε.
 """
 
 import math
@@ -90,7 +93,14 @@ def _fused(
         beta2=config.beta2,
         lr=learning_rate,
         weight_decay=weight_decay,
-        eps=config.epsilon,
+        eps=_epsilon(config, count),
         maximize=False,
         decoupled_weight_decay=decoupled,
     )
+
+
+def _epsilon(config: MomentsConfig, count: int) -> float:
+    """What is added to the root of the second moment after its correction, in update number ``count``."""
+    if config.epsilon_before_correction and config.bias_correction:
+        return config.epsilon / math.sqrt(1.0 - config.beta2**count)
+    return config.epsilon

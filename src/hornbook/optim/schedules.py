@@ -9,7 +9,8 @@ A schedule gives the factor by which the peak learning rate is multiplied for up
 It has no state: a resumed run asks with the next number, and one whose length was changed follows the new curve from
 there. Warm-up gives update s of w the factor (s + 1) / w: the first update is not wasted on a rate of 0, and the peak
 is reached with the last of them. The decay then takes the steps that are left and would reach ``final_fraction`` with
-update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it.
+update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it. A
+recipe's ``decay_end`` takes the place of ``num_steps``, and the rate stays at its final value from there on.
 
 The old systems began with a factor of 0, so their update s stands where ours has s - 1 on the way up; both have the
 peak at s = w. On the way down they agree with ours, but that late TensorFlow BERT was one step ahead.
@@ -19,13 +20,14 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial, singledispatch
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hornbook.config import by_step
 from hornbook.config.schedules import (
     ByStepConfig,
     ConstantConfig,
     CosineConfig,
+    DecayConfig,
     LinearConfig,
     NaturalExponentialConfig,
     PolynomialConfig,
@@ -92,13 +94,29 @@ def natural_exponential(step: int, *, warmup_steps: int, stair_steps: int, stair
 
 
 def warmup_steps_of(config: ScheduleConfig, num_steps: int) -> int:
-    """Return the steps of warm-up of a run of ``num_steps``; a fraction is rounded up, as Hugging Face does.
+    """Return the steps of warm-up of a run of ``num_steps``.
 
-    It is taken as the decimal number that was written: 0.28 of 10500 steps is 2940, where floats make 2941.
+    A fraction is one of the run, or of ``decay_end`` where that is set (Megatron-LM's ``--lr-warmup-fraction`` of
+    ``--lr-decay-iters``), rounded up. It is taken as the decimal number that was written: 0.28 of 10500 steps is 2940.
+    transformers multiplies floats before it rounds up, and gets 2941.
     """
     if config.warmup_fraction is None:
         return config.warmup_steps
-    return math.ceil(Decimal(str(config.warmup_fraction)) * num_steps)
+    return math.ceil(Decimal(str(config.warmup_fraction)) * _end_of(config, num_steps))
+
+
+def _end_of(config: ScheduleConfig, num_steps: int) -> int:
+    """The update with which the decay ends, or would if the schedule had one."""
+    return (config.decay_end if isinstance(config, DecayConfig) else None) or num_steps
+
+
+def _decay_of(config: DecayConfig, num_steps: int) -> dict[str, Any]:
+    """The arguments that all decaying schedules take."""
+    return {
+        "num_steps": _end_of(config, num_steps),
+        "warmup_steps": warmup_steps_of(config, num_steps),
+        "final_fraction": config.final_fraction,
+    }
 
 
 def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
@@ -127,23 +145,19 @@ def _(config: ConstantConfig, num_steps: int) -> Schedule:
 
 @build_schedule.register
 def _(config: LinearConfig, num_steps: int) -> Schedule:
-    warmup_steps = warmup_steps_of(config, num_steps)
-    return partial(linear, num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=config.final_fraction)
+    return partial(linear, **_decay_of(config, num_steps))
 
 
 @build_schedule.register
 def _(config: CosineConfig, num_steps: int) -> Schedule:
-    warmup_steps = warmup_steps_of(config, num_steps)
-    return partial(cosine, num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=config.final_fraction)
+    return partial(cosine, **_decay_of(config, num_steps))
 
 
 @build_schedule.register
 def _(config: PolynomialConfig, num_steps: int) -> Schedule:
     return partial(
         polynomial,
-        num_steps=num_steps,
-        warmup_steps=warmup_steps_of(config, num_steps),
-        final_fraction=config.final_fraction,
+        **_decay_of(config, num_steps),
         warmup_power=config.warmup_power,
         decay_power=config.decay_power,
         decay_steps=config.decay_steps,
