@@ -27,9 +27,15 @@ def check_before_training(run: Run) -> None:
     """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
-        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
+        UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
+            options of tasks are given without a task.
     """
     evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
+    for name in ("task_data", "tasks_every_steps"):
+        if getattr(evaluation, name) and not evaluation.tasks:
+            raise UserError(
+                f"evaluation.{name} has no effect without tasks: name them by evaluation.tasks, or leave it out"
+            )
     if metric:
         tasks.higher_is_better(task, metric)
     error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
