@@ -95,6 +95,7 @@ def test_json_lines(run, texts_of):
         ),
         (["--stop-token", "<|endoftext|>", "--top-k", "1"], {"top_k": 1}),
         (["--input-length", "4"], {"input_length": 4}),
+        (["--no-start-token"], {"start_token": False}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -103,6 +104,11 @@ def test_every_option_reaches_the_texts(run, texts_of, words, options):
     (record,) = texts_of("--prompt", prompt, "--output-length", "40", *words)
     assert record["text"] == expected(run, prompt, output_length=40, **options)
     assert record["text"] != expected(run, prompt, output_length=40)
+
+
+def test_a_runs_texts_begin_with_a_start_token(texts_of):
+    texts = [texts_of("--prompt", "the cat", "--output-length", "40", *words) for words in ([], ["--start-token"])]
+    assert texts[0][0]["text"] == texts[1][0]["text"]
 
 
 def test_a_stop_token_by_its_text(run, texts_of):
