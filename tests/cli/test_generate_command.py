@@ -126,9 +126,22 @@ def test_a_file_and_arguments(texts_of, tmp_path):
     assert [record["prompt"] for record in records] == ["first", "first", "a\n", "a\n", "", ""]
 
 
+PROMPTS = ("the cat", "the mat, " * 5, "a", "the cat sat")
+
+
+def test_texts_one_by_one_do_not_depend_on_each_other_in_bf16(run, capsys):
+    words = ["--batch-size", "1", "--json-lines", "--threads", "1", "--compute", "bf16"]
+    together = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    assert main(["generate", str(run), *together, *words]) == 0
+    for prompt in PROMPTS:
+        assert main(["generate", str(run), "--prompt", prompt, *words]) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts[:4] == texts[4:]
+
+
 def test_texts_do_not_depend_on_the_batch(texts_of, tmp_path):
     path = tmp_path / "prompts.txt"
-    path.write_text("the cat\n" + "the mat, " * 5 + "\na\nthe cat sat\n")
+    path.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     runs = [
         texts_of("--prompt-file", str(path), "--batch-size", size, "--num-samples", "2") for size in ("1", "3", "8")
     ]

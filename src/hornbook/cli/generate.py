@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--output", type=Path, metavar="FILE", help="save the texts there too, as JSON lines")
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
     parser.add_argument(
-        "--batch-size", type=positive_integer, metavar="N", help="prompts that are answered together (8)"
+        "--batch-size",
+        type=positive_integer,
+        metavar="N",
+        help="prompts that are answered together (8); 1 makes texts in bf16 independent of each other",
     )
     add_device_arguments(parser)
 
