@@ -8,6 +8,7 @@ from hornbook.checkpoint import Contents, save
 from hornbook.cli.checkpoint import list_command, verify_command
 from hornbook.cli.main import main
 from hornbook.errors import CheckpointError
+from tiny_huggingface import tiny_folder
 
 
 @pytest.fixture
@@ -55,6 +56,16 @@ def test_list_returns_what_it_found(run, name):
         (10, False, ["state.json is missing"]),
     ]
     assert Path(found["checkpoints"][0]["path"]) == run / "checkpoints" / "step-00000005"
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_a_folder_of_hugging_faces_has_nothing_to_check(tmp_path, capsys, command):
+    folder = tiny_folder(tmp_path / "gpt2")
+    assert main(["checkpoint", command, str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{folder} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums" in err
+    assert "`hornbook checkpoint import`" in err
 
 
 def test_list_of_nothing(tmp_path, capsys):

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from hornbook.__main__ import main
+from hornbook.evaluate import wikitext
 from hornbook.evaluate.tasks import find_task, task_names
+from hornbook.storage import faults
 from tiny_text import build_tiny
 
 WIKI = " = A title = \n \n the cat sat on the mat , the cat sat on the mat ; the cat sat on the mat . \n"
@@ -40,10 +42,44 @@ def test_one_table_of_all_conventions(capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[0].startswith("wikitext103 of run/checkpoints/step-")
     metrics = [line.split()[0] for line in lines[1:] if "= comparable" not in line]
     assert len(metrics) == len(set(metrics)) == 15
+    assert len(metrics) == len(lines) - 1, "no published figure was measured on this file"
+
+
+def test_published_figures_stand_below_their_rows(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(wikitext.PUBLISHED_WORDS, "wikitext2", wikitext.count_words(WIKI))
+    assert evaluate("--tasks", "wikitext2", "--data", "wiki.tokens") == 0
+    lines = capsys.readouterr().out.splitlines()
     marked = {lines[at - 1].split()[0]: line for at, line in enumerate(lines) if "= comparable with" in line}
-    assert "37.50" in marked["word_perplexity"]
-    assert "Megatron-LM" in marked["megatron_word_perplexity"]
-    assert len(marked) == 5, "and three of lm-evaluation-harness"
+    assert marked.keys() == {"harness_word_perplexity", "harness_byte_perplexity", "harness_bits_per_byte"}
+    assert marked["harness_word_perplexity"].endswith("word_perplexity of lm-evaluation-harness's wikitext")
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_rows_and_table_name_the_precision(home: Path, capsys: pytest.CaptureFixture[str], compute: str) -> None:
+    assert evaluate("--compute", compute, "--json") == 0
+    out, table = capsys.readouterr()
+    rows = json.loads(out)["tasks"][0]["rows"]
+    named = {row["metric"]: row["compute"] for row in rows}
+    own = dict.fromkeys(("bits_per_byte", "nats_per_token", "token_perplexity"), compute)
+    assert named == own | {"gzip -9": "none", "xz -9": "none"}
+    assert " ".join(table.split()).count(f"; computed in {compute}") == 3
+    assert main(["runs", "report", "run"]) == 0
+    assert (home / "run" / "report.html").read_text().count(f"; computed in {compute}") == 3
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_numbers_that_cannot_be_kept_are_printed(
+    home: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with faults.inject("write", 1, "enospc"):
+        assert evaluate(*flags) == 0
+    out, err = capsys.readouterr()
+    assert "bits_per_byte" in out
+    (line,) = [line for line in err.splitlines() if "warning" in line]
+    assert "the numbers are not saved for the run's report: " in line
+    assert "evaluation.json" in line
 
 
 def test_several_tasks_with_their_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

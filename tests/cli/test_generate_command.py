@@ -95,6 +95,7 @@ def test_json_lines(run, texts_of):
         ),
         (["--stop-token", "<|endoftext|>", "--top-k", "1"], {"top_k": 1}),
         (["--input-length", "4"], {"input_length": 4}),
+        (["--no-start-token"], {"start_token": False}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -103,6 +104,11 @@ def test_every_option_reaches_the_texts(run, texts_of, words, options):
     (record,) = texts_of("--prompt", prompt, "--output-length", "40", *words)
     assert record["text"] == expected(run, prompt, output_length=40, **options)
     assert record["text"] != expected(run, prompt, output_length=40)
+
+
+def test_a_runs_texts_begin_with_a_start_token(texts_of):
+    texts = [texts_of("--prompt", "the cat", "--output-length", "40", *words) for words in ([], ["--start-token"])]
+    assert texts[0][0]["text"] == texts[1][0]["text"]
 
 
 def test_a_stop_token_by_its_text(run, texts_of):
@@ -120,9 +126,22 @@ def test_a_file_and_arguments(texts_of, tmp_path):
     assert [record["prompt"] for record in records] == ["first", "first", "a\n", "a\n", "", ""]
 
 
+PROMPTS = ("the cat", "the mat, " * 5, "a", "the cat sat")
+
+
+def test_texts_one_by_one_do_not_depend_on_each_other_in_bf16(run, capsys):
+    words = ["--batch-size", "1", "--json-lines", "--threads", "1", "--compute", "bf16"]
+    together = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    assert main(["generate", str(run), *together, *words]) == 0
+    for prompt in PROMPTS:
+        assert main(["generate", str(run), "--prompt", prompt, *words]) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts[:4] == texts[4:]
+
+
 def test_texts_do_not_depend_on_the_batch(texts_of, tmp_path):
     path = tmp_path / "prompts.txt"
-    path.write_text("the cat\n" + "the mat, " * 5 + "\na\nthe cat sat\n")
+    path.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     runs = [
         texts_of("--prompt-file", str(path), "--batch-size", size, "--num-samples", "2") for size in ("1", "3", "8")
     ]

@@ -59,11 +59,11 @@ def test_rows_land_in_metrics_and_report(folder: Path, capfd: pytest.CaptureFixt
     rows = rows_of(folder)
     assert [row["step"] for row in rows if row["metric"] == "last_word_accuracy"] == [4, 8]
     assert all(row["task"] == "lambada" and "2 passages" in row["convention"] for row in rows)
-    assert all(isinstance(row["value"], float) for row in rows)
+    assert all(isinstance(row["value"], float) and row["compute"] == "fp32" for row in rows)
     assert "step 4  lambada  last_word_accuracy" in capfd.readouterr().err
     page = (folder / "run" / "report.html").read_text()
     assert "lambada, after step 8 of the training" in page
-    assert "Comparable with" in page
+    assert page.count("; computed in fp32") == 6
 
 
 def test_by_default_tasks_run_with_the_validation(folder: Path) -> None:
@@ -164,6 +164,8 @@ def test_validation_decides_by_default(folder: Path) -> None:
     [
         (("--evaluation.tasks=lambda",), UserError, "there is no task 'lambda'.*did you mean \"lambada\""),
         (("--evaluation.tasks=lambada",), UserError, "the task needs LAMBADA's passages"),
+        (("--evaluation.tasks-every-steps=5",), UserError, "^evaluation.tasks_every_steps has no effect without tasks"),
+        (("--evaluation.task-data=corpus",), UserError, "^evaluation.task_data has no effect without tasks: name them"),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=no/such"), UserError, "cannot read .*no/such"),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=tiny.toml"), DataError, "tiny.toml, line 1: .*blank"),
         (

@@ -41,7 +41,8 @@ def test_results_are_json_even_where_a_number_is_not_finite(own_task):
     (task,) = json.loads(json.dumps(result, allow_nan=False))["tasks"]
     assert (result["step"], task["name"]) == (7, "own")
     assert [row["value"] for row in task["rows"]] == [None, 0.5]
-    assert task["rows"][1] == {"metric": "good", "value": 0.5, "convention": "share", "comparable_with": None}
+    shared = {"convention": "share", "comparable_with": None, "compute": "fp32"}
+    assert task["rows"][1] == {"metric": "good", "value": 0.5} | shared
     assert own_task == ["check x", "x"]
 
 

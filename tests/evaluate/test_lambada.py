@@ -5,8 +5,10 @@ import math
 from collections import Counter
 
 import pytest
+import torch
 
 from hornbook.errors import DataError, UserError
+from hornbook.evaluate import lambada
 from hornbook.evaluate.lambada import make_span, read, split_last_word
 from hornbook.evaluate.spans import batches
 from hornbook.evaluate.stop_words import STOP_WORDS, stop_word_tokens
@@ -58,37 +60,58 @@ def test_equals_one_passage_at_a_time(tmp_path, window, micro_batch_size):
     assert found == {}
 
 
-def test_a_model_that_knows_is_right_and_the_filter_passes_over_its_stop_word(tmp_path, monkeypatch):
-    """Likeliest " the", then " cat": wrong without the filter and right with it, where the word is " cat"."""
+FILTERED = {
+    "a stop word, then the word": ("sat on cat", {" on": [" the", " cat"]}, (0, 1, 0, 1)),
+    "the word is a stop word": ("sat on the", {" on": [" the", " cat"]}, (1, 0, 1, 0)),
+    "a stop word before the first token": ("sat on cats", {" on": [" the", " cat"], " cat": ["s"]}, (0, 1, 1, 1)),
+    "another word before the first token": ("sat on cats", {" on": [" mat", " cat"], " cat": ["s"]}, (0, 0, 1, 1)),
+    "a stop word before the last token": ("sat on cats", {" on": [" cat"], " cat": [" the", "s"]}, (0, 0, 0, 1)),
+    "another word before the last token": ("sat on cats", {" on": [" cat"], " cat": [" mat", "s"]}, (0, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize(("passage", "ranking", "expected"), FILTERED.values(), ids=FILTERED)
+def test_the_filter_acts_on_the_first_token_of_a_word_and_on_a_last_token(
+    tmp_path, monkeypatch, passage, ranking, expected
+):
+    """A model that ranks the next tokens by the last one alone; each convention decides for itself."""
     tokenizer = tiny_tokenizer()
-    the, cat = tokenizer.encode(" the"), tokenizer.encode(" cat")
-    assert len(the) == len(cat) == 1
-    given = tiny_input(data=write(tmp_path, ["sat on cat", "sat on the"]))
+    given = tiny_input(data=write(tmp_path, [passage]))
+    vocab_size = given.loaded.model.vocab_size
+    follows = torch.zeros(vocab_size, vocab_size)
 
-    def logits(x_ND):
-        values = x_ND.new_zeros(len(x_ND), given.loaded.model.vocab_size)
-        values[:, the], values[:, cat] = 2.0, 1.0
-        return values
+    def one(text):
+        (token,) = tokenizer.encode(text)
+        return token
 
-    monkeypatch.setattr(given.loaded.model.head, "logits", logits)
+    for before, ranked in ranking.items():
+        for place, token in enumerate(ranked):
+            follows[one(before), one(token)] = 2.0 - place
+    monkeypatch.setattr(given.loaded.model, "trunk", lambda batch: follows[batch["tokens"]])
+    monkeypatch.setattr(given.loaded.model.head, "logits", lambda x_ND: x_ND)
     found = values(run_task("lambada", given))
-    assert found["last_word_accuracy"] == found["last_token_accuracy"] == 0.5
-    assert found["last_word_accuracy_filtered"] == found["last_token_accuracy_filtered"] == 0.5
-    one = values(run_task("lambada", tiny_input_like(given, write(tmp_path, ["sat on cat"]))))
-    assert (one["last_word_accuracy"], one["last_word_accuracy_filtered"]) == (0.0, 1.0)
-
-
-def tiny_input_like(given, data):
-    return type(given)(loaded=given.loaded, data=data)
+    names = ("last_word_accuracy", "last_word_accuracy_filtered", "last_token_accuracy", "last_token_accuracy_filtered")
+    assert tuple(found[name] for name in names) == expected
 
 
 def test_rows_name_their_convention_and_peers(tmp_path):
     rows = {row.metric: row for row in run_task("lambada", tiny_input(data=write(tmp_path, PASSAGES), window=12))}
     assert all("6 passages, 3 of them cut on the left to 12 tokens" in row.convention for row in rows.values())
     assert "127 stop words" in rows["last_word_accuracy_filtered"].convention
-    assert "lm-evaluation-harness" in rows["last_word_accuracy"].comparable_with
-    assert "45.99" in rows["last_token_accuracy"].comparable_with
-    assert rows["last_token_accuracy_filtered"].comparable_with is None
+    assert {row.comparable_with for row in rows.values()} == {None}, "a file of one's own"
+
+
+@pytest.mark.parametrize(("passages", "window"), [(6, 24), (5, 24), (6, 48)])
+def test_only_whole_passages_of_the_whole_file_are_comparable(tmp_path, monkeypatch, passages, window):
+    monkeypatch.setattr(lambada, "PUBLISHED_PASSAGES", passages)
+    given = tiny_input(data=write(tmp_path, PASSAGES), sequence_length=48, window=window)
+    marks = {row.metric: row.comparable_with for row in run_task("lambada", given) if row.comparable_with}
+    if (passages, window) == (6, 48):
+        assert marks.keys() == {"last_word_accuracy", "last_token_accuracy", "last_word_perplexity"}
+        assert "lm-evaluation-harness" in marks["last_word_accuracy"]
+        assert "45.99" in marks["last_token_accuracy"]
+    else:
+        assert marks == {}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.detokenize import detokenize_wikitext
 from hornbook.evaluate.tasks import find_task, run_task
-from hornbook.evaluate.wikitext import articles, count_words, join_rows, rolling_spans
+from hornbook.evaluate.wikitext import PUBLISHED_WORDS, articles, count_words, join_rows, rolling_spans
 from hornbook.text.tokenizer import Tokenizer
 from tiny_tasks import GPT2, WIKITEXT_2_RAW, WIKITEXT_103, log_probabilities, tiny_input, values
 from tiny_text import one_line, tiny_tokenizer
@@ -67,19 +67,38 @@ def test_megatrons_stride_is_measured_unless_an_overlap_is_asked_for(file):
 
 
 def comparable(task, **options):
-    rows = run_task(task, tiny_input(**options))
-    return {row.metric: row.comparable_with for row in rows if row.comparable_with and "harness" not in row.metric}
+    rows = run_task(task, tiny_input(**({"sequence_length": 1024} | options)))
+    return {row.metric: row.comparable_with for row in rows if row.comparable_with}
 
 
-def test_rows_that_published_figures_may_be_held_against(file):
-    both = comparable("wikitext103", data=file, sequence_length=48)
-    assert both.keys() == {"word_perplexity", "megatron_word_perplexity"}
+def test_a_file_of_ones_own_is_comparable_with_nothing(file):
+    for task in ("wikitext103", "wikitext2"):
+        assert comparable(task, data=file) == {}
+
+
+def test_rows_that_published_figures_may_be_held_against(file, monkeypatch):
+    """A file with as many words as the published one stands for it here."""
+    for task in ("wikitext103", "wikitext2"):
+        monkeypatch.setitem(PUBLISHED_WORDS, task, count_words(TEXT))
+    both = comparable("wikitext103", data=file)
+    assert both.keys() == {"word_perplexity", "megatron_word_perplexity"}, "the harness scores WikiText-2"
     assert "37.50" in both["word_perplexity"]
     assert "Megatron-LM's 10.81" in both["megatron_word_perplexity"]
-    (only,) = comparable("wikitext103", data=file, sequence_length=48, overlap=16).items()
+    (only,) = comparable("wikitext103", data=file, overlap=992).items()
     assert only == ("word_perplexity", both["megatron_word_perplexity"])
-    assert comparable("wikitext103", data=file, sequence_length=48, overlap=20) == {}
-    assert comparable("wikitext2", data=file, overlap=0).keys() == {"joined_token_perplexity"}
+    assert comparable("wikitext103", data=file, overlap=20) == {}
+    assert comparable("wikitext103", data=file, window=512) == {}
+    harness = {f"harness_{name}" for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")}
+    second = comparable("wikitext2", data=file, overlap=0)
+    assert second.keys() == {"joined_token_perplexity", *harness}
+    assert second["harness_bits_per_byte"] == "bits_per_byte of lm-evaluation-harness's wikitext"
+    assert comparable("wikitext2", data=file, window=512, overlap=0).keys() == harness
+
+
+@pytest.mark.skipif(not WIKITEXT_103.exists(), reason="the shared data folder is not there")
+@pytest.mark.parametrize(("task", "path"), [("wikitext103", WIKITEXT_103), ("wikitext2", WIKITEXT_2_RAW)])
+def test_the_published_files_have_the_published_words(task, path):
+    assert count_words(path.read_bytes().decode()) == PUBLISHED_WORDS[task]
 
 
 def test_conventions_name_text_windows_and_divisor(file):

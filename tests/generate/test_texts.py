@@ -105,6 +105,13 @@ def test_a_prompt_begins_a_document_where_there_is_room():
     assert writer().request("").ids == (tokenizer.end_of_text_id,)
 
 
+def test_a_prompt_may_begin_anywhere():
+    """An empty prompt holds no token, so a text begins with the end of another in any case."""
+    tokenizer, chosen = tiny_tokenizer(), writer(start_token=False)
+    assert chosen.request("the cat").ids == tuple(tokenizer.encode("the cat"))
+    assert chosen.request("").ids == (tokenizer.end_of_text_id,)
+
+
 def test_a_prompt_that_does_not_fit_is_refused():
     with pytest.raises(UserError) as caught:
         writer().request("the cat sat on the mat, " * 20, place="p.txt, line 3")

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from hornbook.__main__ import main
+from hornbook.cli import bench
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
 from hornbook.measure import generation
@@ -44,6 +46,27 @@ def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch
         (5.0, 1.0, 4.0),
         (5.0, 2.0, 2.0),
     ]
+
+
+def test_a_difference_below_the_noise_is_no_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """One call for ten tokens that is quicker than one for a single token says nothing of a token's time."""
+    now = [0.0]
+
+    def write(num_tokens: int) -> None:
+        now[0] += 1.0 if num_tokens == 1 else 0.5
+
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: now[0])
+    speeds = measure_generation(
+        {"hornbook fp32": write, "peer fp32": write}, batch_size=8, num_tokens=10, device=CPU, rounds=3
+    )
+    speed = speeds["hornbook fp32"]
+    assert (speed.first_token_seconds, speed.token_seconds, speed.tokens_per_second) == (1.0, None, None)
+    rows = [{"batch_size": 8, "contender": name, **asdict(speed)} for name, speed in speeds.items()]
+    bench._print_generation(rows)
+    out = capsys.readouterr().out
+    assert out.count("a token takes less than the noise: give a larger --output-length or more --rounds\n") == 2
+    assert "tokens/s" not in out
+    assert bench._ratios(rows, "peer") == []
 
 
 @pytest.mark.parametrize("contender", [hornbook_generate, transformers_generate])

@@ -1,12 +1,17 @@
 """Greedy texts beside transformers' ``generate``, on the same weights."""
 
+import json
+
 import pytest
 import torch
 from test_gpt2 import hf_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hornbook.__main__ import main
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
 from hornbook.model import build_model, initialize
 from tiny import randomize, tiny_config
+from tiny_huggingface import tiny_folder
 
 SHAPES = {
     "two layers": {},
@@ -56,3 +61,25 @@ def test_a_batch_of_unequal_prompts_as_transformers_has_it(pair, penalty):
     )
     assert ours == expected
     assert len(set(ours[0])) > 3
+
+
+@pytest.mark.parametrize("source", ["exported", "imported"])
+@pytest.mark.parametrize(
+    ("words", "has_start"), [([], False), (["--no-start-token"], False), (["--start-token"], True)]
+)
+def test_a_command_writes_what_transformers_writes(tmp_path, capsys, source, words, has_start):
+    """The folder's own weights and tokenizer on both sides; a start token there is one id more."""
+    folder = tiny_folder(tmp_path / "exported", max_positions=64)
+    peer, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    if source == "imported":
+        assert main(["checkpoint", "import", str(folder), "--output", str(tmp_path / "imported")]) == 0
+    capsys.readouterr()
+    prompt = "the cat sat on"
+    greedy = ["--temperature", "0", "--stop-token", "none", "--output-length", "30", "--compute", "fp32"]
+    given = ["generate", str(tmp_path / source), "--prompt", prompt, "--json-lines", "--threads", "1"]
+    assert main([*given, *greedy, *words]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    ids = torch.tensor([[tokenizer.eos_token_id] * has_start + tokenizer(prompt)["input_ids"]])
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "pad_token_id": 0}
+    theirs = peer.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert text == tokenizer.decode(theirs[0, ids.shape[1] :])

@@ -76,6 +76,19 @@ def test_a_whole_run_has_every_part(tmp_path: Path) -> None:
     assert "# recipe demo.toml:4" in page.text
 
 
+def test_the_loss_chart_draws_training_and_validation(tmp_path: Path) -> None:
+    """In one chart, over the same steps: the lines begin and end where their rows do."""
+    rows = [row for row in default_rows() if int(str(row["step"])) <= 30]
+    source = write_report(make_run(tmp_path / "run", rows=rows)).read_text()
+    loss = re.search(r"<figure><figcaption><h3>Loss</h3>.*?</figure>", source, re.DOTALL)
+    assert loss is not None
+    assert re.findall(r'<li class="(?:train|validation)">(.*?)</li>', loss[0]) == ["training", "validation"]
+    lines = re.findall(r'<path d="([^"]*)" class="(train|validation)', loss[0])
+    points = {style: [float(x) for x in re.findall(r"[ML]([\d.]+) ", path)] for path, style in lines}
+    assert {style: len(places) for style, places in points.items()} == {"train": 30, "validation": 3}
+    assert points["validation"] == points["train"][9::10]
+
+
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     source = write_report(make_run(tmp_path / "run")).read_text()
     page = Page(source)

@@ -42,6 +42,8 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     step: int
     path: Path
+    is_imported: bool = False
+    """Whether the weights are those of a Hugging Face folder or a TensorFlow checkpoint, as they came."""
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -109,7 +111,10 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     model.tie()
     file = contents.files.get("tokenizer.json")
     tokenizer = Tokenizer.from_json(file.decode()) if file else None
-    return LoadedModel(model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen)
+    is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
+    return LoadedModel(
+        model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported
+    )
 
 
 def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:

@@ -166,19 +166,23 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
 def _print_generation(rows: list[dict[str, Any]]) -> None:
     print(f"batch of {rows[0]['batch_size']}")
     for row in rows:
-        first, token = 1e3 * row["first_token_seconds"], 1e3 * row["token_seconds"]
-        speed = f"{row['tokens_per_second']:>10,.0f} tokens/s"
-        print(f"  {row['contender']:<20}first token{first:>10,.2f} ms{token:>10,.3f} ms a token{speed}")
+        first = f"  {row['contender']:<20}first token{1e3 * row['first_token_seconds']:>10,.2f} ms"
+        if row["token_seconds"] is None:
+            print(f"{first}; a token takes less than the noise: give a larger --output-length or more --rounds")
+        else:
+            speed = f"{row['tokens_per_second']:>10,.0f} tokens/s"
+            print(f"{first}{1e3 * row['token_seconds']:>10,.3f} ms a token{speed}")
 
 
 def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
-    """Set hornbook's time a token beside the peer's in the same dtype, and print the quotients."""
+    """Set hornbook's time a token beside the peer's in the same dtype, and print the quotients of those measured."""
     seconds = {(row["batch_size"], row["contender"]): row["token_seconds"] for row in rows}
     ratios = []
     for (batch_size, contender), ours in seconds.items():
         name, _, compute = contender.partition(" ")
-        if name == "hornbook":
-            ratio = seconds[batch_size, f"{peer} {compute}"] / ours
+        theirs = seconds.get((batch_size, f"{peer} {compute}"))
+        if name == "hornbook" and ours is not None and theirs is not None:
+            ratio = theirs / ours
             ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
             print(f"a batch of {batch_size} in {compute}: {ratio:.2f} times as fast a token as {peer}")
     return ratios

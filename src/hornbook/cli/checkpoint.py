@@ -48,6 +48,8 @@ def list_command(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected a run's folder or one of checkpoints")
     found = list_checkpoints(checkpoints_of(folder))
+    if not found:
+        _refuse_foreign(folder)
     _print(_table(found) if found else [f"no checkpoints in {folder}"])
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
@@ -76,8 +78,21 @@ def _found(path: Path) -> "list[Info]":
 
     found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
     if not found:
+        _refuse_foreign(path)
         raise CheckpointError(f"{path} holds no checkpoint; expected a run's folder or a checkpoint")
     return found
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise CheckpointError for a model of Hugging Face's or TensorFlow's, which has no manifest to check."""
+    from hornbook.checkpoint.huggingface import is_folder
+    from hornbook.errors import CheckpointError
+
+    if is_folder(path):
+        raise CheckpointError(
+            f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: make a checkpoint of "
+            "it with `hornbook checkpoint import`, which reads and checks every tensor"
+        )
 
 
 def _table(found: "Iterable[Info]") -> list[str]:

@@ -5,6 +5,7 @@ hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an 
 """
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
@@ -49,15 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, print a table, and keep the result beside the run."""
-    from pathlib import Path
-
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.parallel.world import World
-    from hornbook.storage.files import replace_file
-    from hornbook.storage.json_files import dump_json
 
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
     for name in asked:
@@ -78,12 +75,25 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         max_sequences=arguments.max_sequences,
     )
     result = run_tasks(tasks, given, data)
-    if (path / "run.json").exists():
-        replace_file(path / "evaluation.json", dump_json(result))
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}")
         _print_rows(task["rows"])
+    if (path / "run.json").exists():
+        _keep(path / "evaluation.json", result)
     return result
+
+
+def _keep(path: Path, result: "dict[str, object]") -> None:
+    """Write the result beside the run; a disk that is full or read-only is a warning, since the numbers are known."""
+    from hornbook.errors import StorageError
+    from hornbook.storage.files import replace_file
+    from hornbook.storage.json_files import dump_json
+    from hornbook.track.console import Console
+
+    try:
+        replace_file(path, dump_json(result))
+    except StorageError as error:
+        Console().warn(f"the numbers are not saved for the run's report: {error}")
 
 
 def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", tasks: "list[str]") -> None:
@@ -105,7 +115,11 @@ def _print_rows(rows: "list[dict[str, object]]") -> None:
     lines = []
     for row in rows:
         value = "not finite" if row["value"] is None else f"{row['value']:.4f}"
-        lines.append((str(row["metric"]), value, str(row["convention"])))
+        lines.append((str(row["metric"]), value, f"{row['convention']}{_precision(row)}"))
         if row["comparable_with"]:
             lines.append(("", "", f"= comparable with {row['comparable_with']}"))
     print_columns(lines, right=(1,), indent="  ")
+
+
+def _precision(row: "dict[str, object]") -> str:
+    return "" if row["compute"] == "none" else f"; computed in {row['compute']}"

@@ -32,6 +32,7 @@ _FOR_DECODERS: dict[str, Any] = {
     "num_samples": 1,
     "input_length": None,
     "output_length": 128,
+    "start_token": None,
     "temperature": 0.8,
     "top_p": None,
     "repetition_penalty": 1.0,
@@ -56,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--output", type=Path, metavar="FILE", help="save the texts there too, as JSON lines")
     parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
     parser.add_argument(
-        "--batch-size", type=positive_integer, metavar="N", help="prompts that are answered together (8)"
+        "--batch-size",
+        type=positive_integer,
+        metavar="N",
+        help="prompts that are answered together (8); 1 makes texts in bf16 independent of each other",
     )
     add_device_arguments(parser)
 
@@ -80,6 +84,12 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         type=positive_integer,
         metavar="N",
         help="cut longer prompts to their last N tokens (default: a prompt that does not fit is an error)",
+    )
+    group.add_argument(
+        "--start-token",
+        action=argparse.BooleanOptionalAction,
+        help="put the end-of-text token before each prompt, as training does before each document (default: yes; "
+        "for a model of Hugging Face's, no, as in transformers)",
     )
     group.add_argument("--output-length", type=positive_integer, metavar="N", help="tokens at most (128)")
 
@@ -230,6 +240,7 @@ def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter
     options = TextOptions(
         output_length=arguments.output_length,
         input_length=arguments.input_length,
+        start_token=not loaded.is_imported if arguments.start_token is None else arguments.start_token,
         sampling=sampling,
         stop_strings=tuple(arguments.stop),
         stop_id=_stop_id(arguments.stop_token, tokenizer),

@@ -28,9 +28,14 @@ def check_before_training(run: Run) -> None:
 
     Raises:
         UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
-            early stopping has nothing to go by.
+            options of tasks are given without a task, or early stopping has nothing to go by.
     """
     evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
+    for name in ("task_data", "tasks_every_steps"):
+        if getattr(evaluation, name) and not evaluation.tasks:
+            raise UserError(
+                f"evaluation.{name} has no effect without tasks: name them by evaluation.tasks, or leave it out"
+            )
     if metric:
         tasks.higher_is_better(task, metric)
     elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:

@@ -42,19 +42,20 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
     """
     loaded, tokenizer = given.loaded, given.loaded.require_tokenizer()
     store = read(given)
-    length = given.window_length
+    length, document_mask = given.window_length, loaded.recipe.data.document_mask
     overlap = given.overlap_or(length // 2)
     windows = EvaluationWindows(store, length, score_end_of_text=False, overlap=overlap)
     result = validate(
         loaded.model,
-        HeldOutWindows(windows, document_mask=loaded.recipe.data.document_mask),
+        HeldOutWindows(windows, document_mask=document_mask),
         CausalLM(),
         world=given.world,
         micro_batch_size=given.micro_batch_size,
         num_bytes=store.num_bytes,
     )
     assert result.bits_per_byte is not None, "all windows were scored and the bytes are known"
-    context = f"windows of {length} tokens that overlap by {overlap}"
+    reach = "no context from other documents" if document_mask else "the context runs across documents"
+    context = f"windows of {length} tokens that overlap by {overlap}; {reach}"
     rows = [
         Row(metric="bits_per_byte", value=result.bits_per_byte, convention=f"{_scored(store)}; {context}"),
         Row(metric="nats_per_token", value=result.loss, convention=f"mean over {result.tokens:,} tokens; {context}"),
@@ -82,7 +83,10 @@ def compressors(store: TokenStore | JoinedStores, tokenizer: Tokenizer) -> list[
     text = "".join(tokenizer.decode(_without_end(store, index)) for index in range(store.num_documents)).encode()
     convention = f"the same documents concatenated, {len(text):,} bytes"
     sizes = {"gzip -9": len(gzip.compress(text, 9, mtime=0)), "xz -9": len(lzma.compress(text, preset=9))}
-    return [Row(metric=name, value=8 * size / len(text), convention=convention) for name, size in sizes.items()]
+    return [
+        Row(metric=name, value=8 * size / len(text), convention=convention, compute="none")
+        for name, size in sizes.items()
+    ]
 
 
 def _without_end(store: TokenStore | JoinedStores, index: int) -> list[int]:

@@ -23,6 +23,7 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
 from hornbook.model.mode import evaluation_mode
+from hornbook.optim.precision import dtype_name
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
 
@@ -36,7 +37,10 @@ class Row:
     value: float
     convention: str
     comparable_with: str | None = None
-    """Published figures that were measured by this convention."""
+    """Published figures that were measured by this convention, on the same text."""
+    compute: str | None = None
+    """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
+    it in where a task leaves it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +246,15 @@ def check_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str])
 
 @torch.no_grad()
 def run_task(name: str, given: TaskInput) -> list[Row]:
-    """Measure one task; the model is in evaluation mode meanwhile.
+    """Measure one task, with the model in evaluation mode; each row names the precision.
 
     Raises:
         UserError: the name is not registered, or whatever the task says of its input.
     """
     with evaluation_mode(given.loaded.model):
-        return find_task(name).measure(given)
+        rows = find_task(name).measure(given)
+    compute = dtype_name(given.loaded.model.embedding.compute_dtype)
+    return [row if row.compute else replace(row, compute=compute) for row in rows]
 
 
 def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:

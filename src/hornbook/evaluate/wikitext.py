@@ -38,11 +38,14 @@ _UNITS: Final = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _HARNESS: Final = ("harness_word_perplexity", "harness_byte_perplexity", "harness_bits_per_byte")
 _GPT2: Final = "the GPT-2 paper's"
 _PUBLISHED: Final = {
-    ("wikitext103", "detokenized", "word_perplexity", 0): f"{_GPT2} 37.50 (117M), 26.37, 22.05, 17.48 (1542M)",
-    ("wikitext103", "detokenized", "word_perplexity", MEGATRON_STRIDE): "Megatron-LM's 10.81 (8.3B)",
-    ("wikitext2", "joined", "token_perplexity", 0): f"{_GPT2} 29.41 (117M), 22.76, 19.93, 18.34 (1542M)",
+    ("wikitext103", "detokenized", "word_perplexity", 1024, 0): f"{_GPT2} 37.50 (117M), 26.37, 22.05, 17.48 (1542M)",
+    ("wikitext103", "detokenized", "word_perplexity", 1024, 1024 - MEGATRON_STRIDE): "Megatron-LM's 10.81 (8.3B)",
+    ("wikitext2", "joined", "token_perplexity", 1024, 0): f"{_GPT2} 29.41 (117M), 22.76, 19.93, 18.34 (1542M)",
 }
-"""By task, form of the text, unit, and stride (0: no overlap)."""
+"""By task, form of the text, unit, window and overlap."""
+PUBLISHED_WORDS: Final = {"wikitext103": 245_566, "wikitext2": 245_570}
+"""`count_words` of the files that the published figures were measured on: WikiText-103's ``wiki.test.tokens``, and
+WikiText-2's ``wiki.test.raw``."""
 _FORMS: Final = {
     "detokenized": "detokenized by Megatron-LM's rules",
     "raw": "raw, the file as it is",
@@ -132,7 +135,7 @@ def measure(task: str, given: TaskInput) -> list[Row]:
     """
     text = read(given)
     rows = [row for reading in readings(text, given) for row in _reading_rows(task, reading, text, given)]
-    return rows + _harness_rows(text, given)
+    return rows + _harness_rows(task, text, given)
 
 
 def read(given: TaskInput) -> str:
@@ -177,6 +180,7 @@ def _reading_rows(task: str, reading: Reading, text: str, given: TaskInput) -> l
         micro_batch_size=given.micro_batch_size,
     )
     nats, num_bytes, num_words = result.loss * result.tokens, len(reading.text.encode()), count_words(text) - 1
+    is_whole = num_words + 1 == PUBLISHED_WORDS[task]
     shared = (
         f"{_FORMS[reading.form]}; windows of {length:,} tokens, overlap {reading.overlap:,} (stride {stride:,}); "
         f"{result.tokens:,} tokens scored, all but the first"
@@ -191,14 +195,14 @@ def _reading_rows(task: str, reading: Reading, text: str, given: TaskInput) -> l
             metric=reading.prefix + unit,
             value=value,
             convention=f"{shared}; {divisor}",
-            comparable_with=_PUBLISHED.get((task, reading.form, unit, stride if reading.overlap else 0)),
+            comparable_with=_PUBLISHED.get((task, reading.form, unit, length, reading.overlap)) if is_whole else None,
         )
         for unit, (value, divisor) in values.items()
     ]
 
 
-def _harness_rows(text: str, given: TaskInput) -> list[Row]:
-    """Return the three numbers of lm-evaluation-harness's task ``wikitext`` (version 2)."""
+def _harness_rows(task: str, text: str, given: TaskInput) -> list[Row]:
+    """Return the three numbers of lm-evaluation-harness's task ``wikitext`` (version 2), which reads WikiText-2 raw."""
     tokenizer, model = given.require_tokenizer(), given.loaded.model
     pages, length = list(articles(text)), model.max_positions
     encoded, end_of_text = tokenizer.encode_batch([*map(detokenize_wikitext, pages)]), tokenizer.require_end_of_text()
@@ -207,6 +211,7 @@ def _harness_rows(text: str, given: TaskInput) -> list[Row]:
     nats = sum(float(found.nats.sum()) for found in scores)
     num_words = sum(len(re.split(r"\s+", page)) for page in pages)
     num_bytes = sum(len(page.encode()) for page in pages)
+    is_theirs = task == "wikitext2" and count_words(text) == PUBLISHED_WORDS[task]
     shared = (
         f"each of {counted(len(pages), 'article')} after an end-of-text token, detokenized; disjoint windows of "
         f"{length:,} tokens, the last of an article filled up on the left; ÷"
@@ -221,7 +226,9 @@ def _harness_rows(text: str, given: TaskInput) -> list[Row]:
             metric=metric,
             value=value,
             convention=f"{shared} {divisor}",
-            comparable_with=f"{metric.removeprefix('harness_')} of lm-evaluation-harness's wikitext",
+            comparable_with=f"{metric.removeprefix('harness_')} of lm-evaluation-harness's wikitext"
+            if is_theirs
+            else None,
         )
         for metric, (value, divisor) in values.items()
     ]

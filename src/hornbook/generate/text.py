@@ -4,9 +4,10 @@ r"""From prompts to texts: ids in and out by the tokenizer, stop strings, text a
     writer.write([writer.request("Once upon a time")], on_text=...)
         -> [Text(prompt="Once upon a time", text=" there was", finish_reason="stop_string", ...)]
 
-A prompt is the beginning of a document, so the end-of-text token goes before it where there is room; one that had to
-be cut is no beginning any more. All checks are made by ``request``, so that of a thousand prompts the last cannot
-fail after an hour; the price is that all of them are encoded before the first text is written.
+With a start token, a prompt is the beginning of a document: the end-of-text token, which training puts before every
+document, goes before it where there is room. A prompt that was cut is no beginning any more. All checks are made by
+``request``, so that of a thousand prompts the last cannot fail after an hour; the price is that all of them are encoded
+before the first text is written.
 """
 
 import time
@@ -36,6 +37,8 @@ class TextOptions:
     """Tokens at most."""
     input_length: int | None = None
     """Take so many tokens of a prompt at most, the last ones; None: a prompt has to fit the model's positions."""
+    start_token: bool = True
+    """Put the end-of-text token before each prompt. An empty prompt is that token in any case."""
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
     """A text ends before the first of these."""
@@ -140,7 +143,8 @@ class TextWriter:
                 f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or take its last "
                 f"{limit} tokens by --input-length {limit}"
             )
-        start = [self.tokenizer.require_end_of_text()] if len(ids) < limit else []
+        has_start = len(ids) < limit and (self.options.start_token or not ids)
+        start = [self.tokenizer.require_end_of_text()] if has_start else []
         return Request(prompt=prompt, ids=(*start, *ids[-limit:]), sample=sample, num_cut=max(0, len(ids) - limit))
 
     def write(

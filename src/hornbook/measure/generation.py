@@ -32,9 +32,9 @@ class GenerationSpeed:
 
     first_token_seconds: float
     """Reading the prompts, and the first token of each."""
-    token_seconds: float
-    """A further token of all texts of the batch."""
-    tokens_per_second: float
+    token_seconds: float | None
+    """A further token of all texts of the batch; None where the noise of the machine is larger than its time."""
+    tokens_per_second: float | None
     """Of all texts of the batch, after the first."""
 
 
@@ -59,11 +59,12 @@ def measure_generation(
             later[name].append((_seconds(write, num_tokens, device) - one) / (num_tokens - 1))
     speeds = {}
     for name in contenders:
-        token_seconds = max(statistics.median(later[name][1:]), 1e-9)
+        difference = statistics.median(later[name][1:])
+        token_seconds = difference if difference > 0 else None
         speeds[name] = GenerationSpeed(
             first_token_seconds=statistics.median(first[name][1:]),
             token_seconds=token_seconds,
-            tokens_per_second=batch_size / token_seconds,
+            tokens_per_second=batch_size / token_seconds if token_seconds else None,
         )
     return speeds
 

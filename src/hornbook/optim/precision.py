@@ -22,6 +22,12 @@ def compute_dtype(choice: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_fast_bf16(device) else torch.float32
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that options give a dtype of activations, "fp32" or "bf16"; PyTorch's own for another."""
+    names = {known: name for name, known in _DTYPES.items()}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Tell whether the device multiplies bf16 matrices natively."""
     if device.type == "cuda":

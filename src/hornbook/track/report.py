@@ -301,10 +301,11 @@ def _task(task: Mapping[str, Any]) -> Html:
 
 
 def _convention(row: Mapping[str, Any]) -> Html:
-    """By what convention a number was measured and, set apart, whose numbers it can be held against."""
-    peer = row.get("comparable_with")
+    """By what convention and precision a number was measured and, set apart, whose numbers it can be held against."""
+    peer, compute = row.get("comparable_with"), row.get("compute") or "none"
+    precision = "" if compute == "none" else f"; computed in {compute}"
     marked = [" ", tag("strong", f"Comparable with {peer}.")] if peer else []
-    return join([row.get("convention") or "", *marked])
+    return join([row.get("convention") or "", precision, *marked])
 
 
 def _value(row: Mapping[str, Any]) -> str:
