@@ -30,6 +30,8 @@ from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import read_json
 
 CONFIG: Final = "config.json"
+UNTRAINED: Final = "untrained"
+"""The document that names the weights which were drawn at random, since the folder lacks them."""
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -66,13 +68,17 @@ def read_folder(
         tensors, files = tensorflow.read_weights(index)
     recipe = _recipe(config, file, tensors)
     tied = config.get("tie_word_embeddings") is not False
-    weights, notes = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
-    for note in notes:
+    imported = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
+    for note in imported.notes:
         warn(note)
     documents: dict[str, Any] = {"recipe": recipe_to_dict(recipe)}
+    if imported.untrained:
+        documents[UNTRAINED] = list(imported.untrained)
     if with_source:
         documents["source"] = {"folder": str(folder.absolute()), "files": _hashes(files)}
-    return Contents(step=0, tensors={"model": weights}, documents=documents, files=_tokenizer(folder, recipe, warn))
+    return Contents(
+        step=0, tensors={"model": imported.weights}, documents=documents, files=_tokenizer(folder, recipe, warn)
+    )
 
 
 def _has_weights(path: Path) -> bool:
