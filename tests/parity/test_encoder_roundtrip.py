@@ -118,7 +118,7 @@ def test_what_tensorflow_wrote_gives_the_same_logits(tmp_path, num_shards):
     write_json(tmp_path / "google" / "bert_config.json", options)
     told: list[str] = []
     checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "google" / "bert_model.ckpt", warn=told.append))
-    assert told == []
+    assert len(told) == 1 and "the optimizer's state is left out" in told[0]
     close(our_outputs(checkpoint, "bert"), their_outputs(model))
 
 

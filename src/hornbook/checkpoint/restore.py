@@ -63,7 +63,8 @@ def read_source(
 
     Args:
         source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder;
-            a TensorFlow checkpoint of a BERT; or ``owner/name`` of the Hugging Face hub, where no such path exists.
+            a TensorFlow checkpoint of a BERT or GPT-2; or ``owner/name`` of the Hugging Face hub, where no such path
+            exists.
         only: groups of tensors to read, as ``{"model"}``; None for all.
         warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
 
