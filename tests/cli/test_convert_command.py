@@ -67,7 +67,7 @@ def test_streams_of_others_become_a_store(corpus, capsys, kind):
         Path(name).write_bytes(header + data if kind == "llm.c" else data)
     for command in (("corpus", "inspect", name), ("train", "gpt2-small", "--data.train", name, "--output", "run")):
         assert main(list(command)) == 2
-        assert f"hornbook corpus convert {name} FOLDER --to store" in capsys.readouterr().err
+        assert f"{name} FOLDER --to store --tokenizer TOKENIZER" in capsys.readouterr().err
     words = ("--to", "store", "--tokenizer", "tok", "--end-of-text", "stored", "--split-at-end-of-text", "--verify")
     assert convert(name, "back", *words, *(("--from", kind) if kind == "nanogpt" else ())) == 0
     assert open_store("back").fingerprint == corpus.fingerprint

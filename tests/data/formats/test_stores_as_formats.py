@@ -210,6 +210,8 @@ def test_sources_and_what_their_offsets_count_are_taken_over(tmp_path):
 def test_a_document_that_an_index_cannot_say_is_refused(tmp_path):
     huge = np.broadcast_to(np.uint16(1), (2**31,))
     content = replace(documents([[1]]), read=lambda: iter([TokenDocument(huge, 0, 0)]))
-    with pytest.raises(UserError, match="2,147,483,648 tokens, more than an .idx can say; give --split-at-end-of-text"):
+    with pytest.raises(
+        UserError, match=r"2,147,483,648 tokens, more than an \.idx can say; give --split-at-end-of-text"
+    ):
         write_megatron(tmp_path / "x", content)
     assert list(tmp_path.iterdir()) == []
