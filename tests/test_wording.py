@@ -2,7 +2,7 @@ import pytest
 
 from hornbook.text.quality.exact import ExactDuplicates
 from hornbook.text.quality.near import NearDuplicates
-from hornbook.wording import counted, counted_kind
+from hornbook.wording import counted, counted_kind, first_few
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,11 @@ from hornbook.wording import counted, counted_kind
 )
 def test_one_is_no_plural(count, noun, expected):
     assert counted(count, noun) == expected
+
+
+def test_of_many_the_first_four_are_named():
+    assert first_few(list("abcd")) == list("abcd")
+    assert first_few(list("abcdef")) == [*"abcd", "so are 2 more"]
 
 
 @pytest.mark.parametrize("kind", [ExactDuplicates.name, NearDuplicates.name, "redirects", "documents", "instances"])

@@ -129,6 +129,21 @@ def google_variables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.t() if name.endswith("kernel") else tensor for name, tensor in named.items()}
 
 
+def openai_name(name: str) -> str:
+    """OpenAI's name of a weight of transformers' GPT-2."""
+    *path, layer, kind = name.removeprefix("transformer.").split(".")
+    if layer in ("wte", "wpe"):
+        return f"model/{layer}"
+    last = "b" if kind == "bias" else "g" if layer.startswith("ln") else "w"
+    return "/".join(["model", *path, layer, last]).replace("/h/", "/h")
+
+
+def openai_variables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of transformers' GPT-2 as OpenAI's variables, matrices with the width of a convolution, which is 1."""
+    named = {openai_name(name): tensor for name, tensor in weights.items()}
+    return {name: tensor[None] if name.endswith("/w") else tensor for name, tensor in named.items()}
+
+
 def with_slots(variables: Mapping[str, Tensor], *slots: str) -> dict[str, Tensor]:
     """Variables, the moments of their optimizer, and its counter."""
     moments = {f"{name}/{slot}": torch.full(v.shape, 9.0) for name, v in variables.items() for slot in slots}

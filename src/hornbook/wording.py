@@ -1,4 +1,4 @@
-"""Words that go with a number."""
+"""Words that go with a number, and lists that would be too long."""
 
 from typing import Final
 
@@ -12,6 +12,15 @@ _SINGULARS: Final = {
     "redirects": "redirect",
 }
 """Kinds that reports name in the plural."""
+
+
+_MOST_NAMED: Final = 4
+
+
+def first_few(problems: list[str]) -> list[str]:
+    """Return the first four of many problems of one kind, and how many more there are."""
+    more = len(problems) - _MOST_NAMED
+    return [*problems[:_MOST_NAMED], f"so are {more:,} more"] if more > 0 else problems
 
 
 def counted(count: int, noun: str) -> str:

@@ -85,7 +85,7 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
 
     edit_weights(folder, change)
     message = refusal(folder)
-    assert message.startswith(f"{folder} does not hold the weights of its config.json: ")
+    assert message.startswith(f"{folder} does not hold the weights of its config: ")
     for part in (
         "transformer.h.1.mlp.c_fc.bias is missing",
         "transformer.ln_f.weight is missing",
@@ -97,6 +97,19 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
     ):
         assert part in message
     assert message.count(";") == 6
+
+
+def test_four_of_many_weights_of_a_kind_are_named(tmp_path):
+    folder = tiny_folder(tmp_path / "hf")
+
+    def change(tensors):
+        for name in [name for name in tensors if "h.1." in name]:
+            tensors[f"x{name}"] = tensors.pop(name)
+
+    edit_weights(folder, change)
+    message = refusal(folder)
+    assert message.count(" is missing") == message.count(" is not expected") == 4
+    assert message.count("so are 8 more") == 2
 
 
 def test_a_hostile_file_gives_no_endless_line(tmp_path):

@@ -1,5 +1,7 @@
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hornbook.__main__ import main
@@ -53,6 +55,25 @@ def test_every_option_acts(corpus, capsys):
     assert without["tokens"] == corpus.num_tokens - corpus.num_documents
 
 
+@pytest.mark.parametrize("kind", ["nanogpt", "llm.c", "npy"])
+def test_streams_of_others_become_a_store(corpus, capsys, kind):
+    tokens = np.asarray(corpus.indexed.tokens)
+    data = tokens.astype("<u2").tobytes()
+    header = np.array([20240520, 1, len(tokens)] + 253 * [0], dtype="<i4").tobytes()
+    name = "train.npy" if kind == "npy" else "train.bin"
+    if kind == "npy":
+        np.save(name, tokens)
+    else:
+        Path(name).write_bytes(header + data if kind == "llm.c" else data)
+    for command in (("corpus", "inspect", name), ("train", "gpt2-small", "--data.train", name, "--output", "run")):
+        assert main(list(command)) == 2
+        assert f"{name} FOLDER --to store --tokenizer TOKENIZER" in capsys.readouterr().err
+    words = ("--to", "store", "--tokenizer", "tok", "--end-of-text", "stored", "--split-at-end-of-text", "--verify")
+    assert convert(name, "back", *words, *(("--from", kind) if kind == "nanogpt" else ())) == 0
+    assert open_store("back").fingerprint == corpus.fingerprint
+    assert main(["corpus", "verify", "back"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -61,6 +82,7 @@ def test_every_option_acts(corpus, capsys):
         (("corpus", "x", "--split", "train"), "the name x does not tell the format; give --to"),
         (("corpus", "corpus", "--to", "store"), "exists already"),
         (("corpus", "x", "--to", "bert-arrow"), "store holds documents"),
+        (("corpus", "x", "--split", "train", "--to", "nanogpt"), '"nanogpt" is not one of store'),
         (("corpus", "x", "--to", "megatrn"), 'did you mean "megatron"'),
         (("corpus", "x.npy", "--split", "train", "--tokenizer", "nowhere"), "nowhere"),
         (("corpus", "x.npy", "--split", "train", "--stride", "0"), "--stride"),

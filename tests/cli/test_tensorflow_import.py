@@ -35,9 +35,11 @@ def ask(capsys, *words):
 @pytest.mark.parametrize("source", ["google", "google/bert_model.ckpt", "google/bert_model.ckpt.index"])
 def test_import(google, capsys, source):
     code, result, said = ask(capsys, "checkpoint", "import", source, "--output", "runs/mine")
-    assert (code, result["source"], result["tokenizer"], result["warnings"]) == (0, source, True, [])
+    assert (code, result["source"], result["tokenizer"], len(result["warnings"])) == (0, source, True, 1)
+    assert "the optimizer's state is left out" in result["warnings"][0]
     size = f"2 layers, hidden 32, {result['parameters']:,} parameters"
-    assert said == [f"runs/mine/checkpoints/step-00000000: bert, {size}"]
+    warning = f"hornbook: warning: {result['warnings'][0]}"
+    assert said == [warning, f"runs/mine/checkpoints/step-00000000: bert, {size}"]
     assert main(["checkpoint", "verify", "runs/mine"]) == 0
 
 

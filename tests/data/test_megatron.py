@@ -65,6 +65,22 @@ def test_a_real_store_written_anew_has_the_same_bytes(tmp_path):
         assert copy.read_bytes() == original.read_bytes()
 
 
+def test_an_index_with_modes(tmp_path):
+    """Megatron-LM's multimodal data sets: an int8 a sequence follows the document index; 0 is text."""
+    (tmp_path / "x.bin").write_bytes(struct.pack("<6H", 5, 6, 7, 8, 9, 10))
+    index = pack(8, [3, 2, 1], [0, 6, 10], [0, 1, 3])
+    (tmp_path / "x.idx").write_bytes(index + bytes(3))
+    indexed = IndexedFile.open(tmp_path / "x")
+    assert [indexed.sequence(number).tolist() for number in range(3)] == [[5, 6, 7], [8, 9], [10]]
+    (tmp_path / "x.idx").write_bytes(index + b"\0\1\0")
+    with pytest.raises(DataError) as caught:
+        IndexedFile.open(tmp_path / "x")
+    assert one_line(caught.value, "x.idx", "multimodal data set of Megatron-LM, and 1 of its 3 sequences are no text")
+    (tmp_path / "x.idx").write_bytes(index + bytes(2))
+    with pytest.raises(DataError, match="it is damaged"):
+        IndexedFile.open(tmp_path / "x")
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_round_trip(tmp_path_factory, data):

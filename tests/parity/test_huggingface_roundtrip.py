@@ -13,6 +13,7 @@ from hornbook.checkpoint.huggingface import read_folder, write_folder
 from hornbook.checkpoint.restore import load_model
 from hornbook.text.tokenizer import Tokenizer
 from tiny import random_batch
+from tiny_bundle import openai_variables, write_bundle, write_json
 from tiny_huggingface import tiny_contents
 from tiny_text import SHARED, TEXTS, tiny_tokenizer
 
@@ -51,11 +52,21 @@ def old_buffers() -> dict[str, torch.Tensor]:
     return masks | {f"{name}.masked_bias": torch.tensor(-1e4) for name in names}
 
 
+def as_openai(model: torch.nn.Module, folder: Path, *, num_shards: int = 1) -> None:
+    """The checkpoint of TensorFlow and the options that OpenAI's script downloads."""
+    variables = openai_variables({name: parameter.detach() for name, parameter in model.named_parameters()})
+    write_bundle(folder / "model.ckpt", variables, num_shards=num_shards)
+    hparams = {"n_vocab": 300, "n_ctx": 24} | {name: SIZES[name] for name in ("n_embd", "n_layer", "n_head")}
+    write_json(folder / "hparams.json", hparams)
+
+
 WRITTEN = {
     "safetensors": lambda model, folder: model.save_pretrained(folder),
     "shards": lambda model, folder: model.save_pretrained(folder, max_shard_size="10KB"),
     "pickled": lambda model, folder: pickled(model, folder),
     "pickled before 2020": lambda model, folder: pickled(model, folder, legacy=True, **old_buffers()),
+    "OpenAI's TensorFlow": as_openai,
+    "OpenAI's TensorFlow, 3 parts": lambda model, folder: as_openai(model, folder, num_shards=3),
     "without prefix": lambda model, folder: model.transformer.save_pretrained(folder),
     "without prefix, shards": lambda model, folder: model.transformer.save_pretrained(folder, max_shard_size="5KB"),
     "without prefix, pickled": lambda model, folder: pickled(model.transformer, folder),

@@ -24,13 +24,11 @@ from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel, build_model
 from hornbook.optim.precision import compute_dtype
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import first_few
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-
-_MOST_TOLD = 4
-"""Tensors that an error names where many disagree in the same way; a large model has hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,8 @@ def read_source(
 
     Args:
         source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder;
-            a TensorFlow checkpoint of a BERT; or ``owner/name`` of the Hugging Face hub, where no such path exists.
+            a TensorFlow checkpoint of a BERT or GPT-2; or ``owner/name`` of the Hugging Face hub, where no such path
+            exists.
         only: groups of tensors to read, as ``{"model"}``; None for all.
         warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
 
@@ -128,9 +127,9 @@ def mismatches(own: Tensors, stored: Tensors) -> list[str]:
     problems = []
     for file, tensors in own.items():
         found = stored.get(file, {})
-        problems += _first([f"{name} is missing" for name in sorted(tensors.keys() - found.keys())])
-        problems += _first([f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())])
-        problems += _first(
+        problems += first_few([f"{name} is missing" for name in sorted(tensors.keys() - found.keys())])
+        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())])
+        problems += first_few(
             [
                 f"{name} is {list(found[name].shape)} and should be {list(tensors[name].shape)}"
                 for name in sorted(tensors.keys() & found.keys())
@@ -138,8 +137,3 @@ def mismatches(own: Tensors, stored: Tensors) -> list[str]:
             ]
         )
     return problems
-
-
-def _first(problems: list[str]) -> list[str]:
-    more = len(problems) - _MOST_TOLD
-    return [*problems[:_MOST_TOLD], f"so are {more} more"] if more > 0 else problems

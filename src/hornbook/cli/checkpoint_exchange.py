@@ -25,7 +25,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         "source",
         metavar="SOURCE",
         help="a Hugging Face folder, owner/name on their hub (extra hornbook[hub]), or a folder or the prefix of a "
-        "TensorFlow checkpoint of a BERT",
+        "TensorFlow checkpoint of a BERT or GPT-2",
     )
     taken.add_argument(
         "--output",

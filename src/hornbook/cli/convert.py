@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import natural_number, positive_integer
 from hornbook.cli.progress import token_progress
-from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
+from hornbook.data.formats import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ _DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a 
 
   documents    {", ".join(DOCUMENT_FORMATS)}
   instances    {", ".join(INSTANCE_FORMATS)} (BERT's masked sentence pairs)
+
+Only read: {", ".join(DOCUMENT_SOURCES[len(DOCUMENT_FORMATS) :])} (one stream of tokens) and
+{", ".join(INSTANCE_SOURCES[len(INSTANCE_FORMATS) :])} (several instances a record).
 """
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus convert``."""
-    formats = (*DOCUMENT_FORMATS, *INSTANCE_FORMATS)
     parser.description = _DESCRIPTION
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="a file, a folder, or the prefix of a .bin and .idx"
@@ -39,12 +41,16 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source_format",
-        choices=formats,
+        choices=(*DOCUMENT_SOURCES, *INSTANCE_SOURCES),
         metavar="FORMAT",
         help="of the source (default: by its content)",
     )
     parser.add_argument(
-        "--to", dest="target_format", choices=formats, metavar="FORMAT", help="of the target (default: by its name)"
+        "--to",
+        dest="target_format",
+        choices=(*DOCUMENT_FORMATS, *INSTANCE_FORMATS),
+        metavar="FORMAT",
+        help="of the target (default: by its name)",
     )
     parser.add_argument(
         "--verify",

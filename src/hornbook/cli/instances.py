@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
-from hornbook.data.formats import INSTANCE_FORMATS
+from hornbook.data.formats import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def are_instances(path: Path) -> bool:
         looks_so = path.suffix == ".arrow" or ".tfrecord" in path.name or begins_with_record(path)
     else:
         looks_so = is_dataset(path) or any(path.glob("*.tfrecord*"))
-    return looks_so and detect_source(path) in INSTANCE_FORMATS
+    return looks_so and detect_source(path) in INSTANCE_SOURCES
 
 
 def inspect_instances(path: Path) -> dict[str, object]:

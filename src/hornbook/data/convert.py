@@ -2,7 +2,7 @@
 
     convert(Path("wiki.pkl"), Path("stores/wiki"), ConvertOptions(to="store", tokenizer=..., end_of_text="stored"))
 
-    read -> split -> end-of-text -> cut or crop -> write        documents: store, megatron, tfrecord, pickle, npy
+    read -> split -> end-of-text -> cut or crop -> write        documents: store, megatron, tfrecord, pickle, npy ...
     read -> pad otherwise                       -> write        instances: bert-tfrecord, ...-remasked, bert-arrow
     source and target, read again, are the same                 with verify
 
@@ -11,7 +11,7 @@ is read. The target appears at once when all of it is on the disk, and nothing i
 process, at some millions of tokens a second.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -20,8 +20,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
+from hornbook.data.formats import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS
 from hornbook.data.formats.bert_arrow import read_arrow, write_arrow
+from hornbook.data.formats.bert_packed import read_packed
 from hornbook.data.formats.bert_tfrecord import PAD_POSITION, read_plain, read_remasked, write_plain, write_remasked
 from hornbook.data.formats.detect import detect_source, detect_target
 from hornbook.data.formats.documents import (
@@ -41,6 +42,7 @@ from hornbook.data.formats.instances import Instance, Instances, resized
 from hornbook.data.formats.npy import read_npy, write_npy
 from hornbook.data.formats.pickled import read_pickle, write_pickle
 from hornbook.data.formats.stores import read_store, split_of, write_megatron, write_store
+from hornbook.data.formats.streams import read_llmc, read_nanogpt
 from hornbook.data.store import SPLITS, splits_of
 from hornbook.data.verify import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
@@ -56,7 +58,8 @@ class ConvertOptions:
     """How to convert; what is None is taken from the source, or left as it is there.
 
     Attributes:
-        source_format, target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None: detected.
+        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None: detected.
+        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None: detected.
         split: which split of a corpus or data set to read; also what a new store says that it is.
         verify: compare a store that is the source with its manifest first; at the end read source and target again, and
             compare them.
@@ -124,6 +127,19 @@ class _Count:
 
 OnProgress = Callable[[int, int], None]
 
+_DOCUMENT_READERS: Final[Mapping[str, Callable[[Path], Documents]]] = {
+    "tfrecord": read_gpt2_tfrecords,
+    "pickle": read_pickle,
+    "npy": read_npy,
+    "nanogpt": read_nanogpt,
+    "llm.c": read_llmc,
+}
+_INSTANCE_READERS: Final[Mapping[str, Callable[[Path], Instances]]] = {
+    "bert-tfrecord": read_plain,
+    "bert-tfrecord-remasked": read_remasked,
+    "bert-tfrecord-packed": read_packed,
+}
+
 
 def convert(
     source: Path, target: Path, options: ConvertOptions, on_progress: OnProgress = lambda items, tokens: None
@@ -152,7 +168,7 @@ def convert(
     read: Callable[[Path, str, str | None], Any]
     content: Any
     joins_sentences = False
-    if source_format in DOCUMENT_FORMATS:
+    if source_format in DOCUMENT_SOURCES:
         kind, read = "documents", read_documents
         if options.verify and source_format in ("store", "megatron"):
             verify_hashes(source, split_of(source, options.split))
@@ -184,7 +200,7 @@ def convert(
 
 
 def read_documents(path: Path, format_name: str, split: str | None = None) -> Documents:
-    """The documents at ``path``, in one of ``DOCUMENT_FORMATS``; ``split`` is for stores.
+    """The documents at ``path``, in one of ``DOCUMENT_SOURCES``; ``split`` is for stores.
 
     Raises:
         UserError: a corpus has several splits and none was chosen.
@@ -193,11 +209,11 @@ def read_documents(path: Path, format_name: str, split: str | None = None) -> Do
     """
     if format_name in ("store", "megatron"):
         return read_store(path, split)
-    return {"tfrecord": read_gpt2_tfrecords, "pickle": read_pickle, "npy": read_npy}[format_name](path)
+    return _DOCUMENT_READERS[format_name](path)
 
 
 def read_instances(path: Path, format_name: str, split: str | None = None) -> Instances:
-    """The instances at ``path``, in one of ``INSTANCE_FORMATS``; ``split`` is for Arrow data sets.
+    """The instances at ``path``, in one of ``INSTANCE_SOURCES``; ``split`` is for Arrow data sets.
 
     Raises:
         UserError: one of several splits was not chosen, or an extra is not installed.
@@ -206,13 +222,13 @@ def read_instances(path: Path, format_name: str, split: str | None = None) -> In
     """
     if format_name == "bert-arrow":
         return read_arrow(path, split)
-    return (read_plain if format_name == "bert-tfrecord" else read_remasked)(path)
+    return _INSTANCE_READERS[format_name](path)
 
 
 def _refuse_other_kind(source_format: str, target_format: str) -> None:
-    if (source_format in DOCUMENT_FORMATS) is (target_format in DOCUMENT_FORMATS):
+    if (source_format in DOCUMENT_SOURCES) is (target_format in DOCUMENT_FORMATS):
         return
-    is_documents = source_format in DOCUMENT_FORMATS
+    is_documents = source_format in DOCUMENT_SOURCES
     holds = "documents" if is_documents else "BERT's masked instances"
     fitting = ", ".join(DOCUMENT_FORMATS if is_documents else INSTANCE_FORMATS)
     raise UserError(f"{source_format} holds {holds}, of which no {target_format} can be made; choose one of {fitting}")
@@ -220,7 +236,7 @@ def _refuse_other_kind(source_format: str, target_format: str) -> None:
 
 def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
     """Raise UserError if an option was given that would have no effect."""
-    of_documents, is_remasked = source_format in DOCUMENT_FORMATS, target_format == "bert-tfrecord-remasked"
+    of_documents, is_remasked = source_format in DOCUMENT_SOURCES, target_format == "bert-tfrecord-remasked"
     has_splits = source_format == "bert-arrow" or (source_format == "store" and bool(splits_of(source)))
     places_ends = target_format == "store" or options.end_of_text is not None or options.split_at_end_of_text
     useful = {

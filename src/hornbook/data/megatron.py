@@ -341,7 +341,9 @@ def _read_index(
         expected = ", ".join(f"{key} {dtype.name}" for key, dtype in DTYPES.items())
         raise DataError(f"{path}: its dtype code is {code}; expected one of {expected}")
     size = HEADER.itemsize + 12 * num_sequences + 8 * num_entries
-    if len(data) != size:
+    if num_sequences and len(data) == size + num_sequences:
+        _refuse_modes(path, data[size:])
+    elif len(data) != size:
         raise DataError(f"{path}: has {len(data)} bytes; expected {size} for {num_sequences} sequences: it is damaged")
     sizes = np.frombuffer(data, "<i4", num_sequences, HEADER.itemsize)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER.itemsize + 4 * num_sequences)
@@ -353,6 +355,15 @@ def _read_index(
     if (falls := document_index[1:] < document_index[:-1]).any():
         raise DataError(f"{path}: document {int(np.argmax(falls))} ends before it begins; the file is damaged")
     return DTYPES[code], sizes, pointers, document_index
+
+
+def _refuse_modes(path: Path, modes: NDArray[np.uint8]) -> None:
+    """Refuse an index of Megatron-LM's multimodal data sets, which ends with a mode a sequence, unless all are text."""
+    if others := int(np.count_nonzero(modes)):
+        raise DataError(
+            f"{path}: is the index of a multimodal data set of Megatron-LM, and {others:,} of its {len(modes):,} "
+            "sequences are no text (mode 0); hornbook reads text alone"
+        )
 
 
 def _check_tiling(idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers: Int64s, tokens: Integers) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from hornbook.data.arrays import Int64s
-from hornbook.data.formats import INSTANCE_FORMATS
+from hornbook.data.formats import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.data.formats.bert_arrow import NumberedRows
 from hornbook.data.formats.bert_tfrecord import decode_instance
 from hornbook.data.formats.detect import detect_source
@@ -83,6 +83,11 @@ class StaticInstances:
     ) -> None:
         self._path, self._seed = Path(path), seed
         found = format_name or detect_source(self._path)
+        if found == "bert-tfrecord-packed":
+            raise UserError(
+                f"{path} packs several instances in a record; train on what `hornbook corpus convert {path} "
+                "new.tfrecord` makes of it"
+            )
         if found not in INSTANCE_FORMATS:
             raise UserError(f"{path} is of the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
         self._table: _Numbered = (
@@ -179,7 +184,7 @@ def holds_instances(path: str | Path) -> bool:
     if not place.exists() or (place.is_dir() and splits_of(place)):
         return False
     try:
-        return detect_source(place) in INSTANCE_FORMATS
+        return detect_source(place) in INSTANCE_SOURCES
     except UserError:  # nothing that anybody knows
         return False
 

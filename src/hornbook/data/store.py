@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.data.arrays import Int64s, Integers
+from hornbook.data.formats.streams import how_to_convert
 from hornbook.data.manifest import MANIFEST, Manifest
 from hornbook.data.megatron import IndexedFile, index_paths
 from hornbook.data.rows import read_rows
@@ -187,6 +188,8 @@ def locate_store(path: Path, split: str) -> Path:
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
         if not index_paths(prefix)[1].is_file():
+            if told := how_to_convert(path):
+                raise DataError(told)
             raise DataError(
                 f"{path}: no such token store; expected a folder that corpus build made, or a .bin and .idx"
             )

@@ -67,6 +67,15 @@ def test_sources_that_tell_nothing(tmp_path):
         detect_source(tmp_path / "x.tfrecord")
 
 
+def test_a_bin_without_an_idx_is_named(tmp_path):
+    (tmp_path / "train.bin").write_bytes(bytes(2048))
+    with pytest.raises(UserError) as caught:
+        detect_source(tmp_path / "train.bin")
+    assert one_line(caught.value, "train.bin has no train.idx beside it", "--from nanogpt")
+    (tmp_path / "llmc").write_bytes(np.array([20240520, 1, 0] + 253 * [0], dtype="<i4").tobytes())
+    assert detect_source(tmp_path / "llmc") == "llm.c"
+
+
 def test_targets_by_their_names(tmp_path):
     for name, expected in (("x.npy", "npy"), ("x.pkl", "pickle"), ("x.bin", "megatron"), ("x.idx", "megatron")):
         assert detect_target(tmp_path / name, "store") == expected

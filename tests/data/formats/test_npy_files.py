@@ -35,6 +35,15 @@ def test_all_integers_are_read(tmp_path, dtype, order):
     assert read(tmp_path / "x.npy") == rows.tolist()
 
 
+@pytest.mark.parametrize("dtype", ["<u2", ">i4", "<i8"])
+def test_an_array_of_one_dimension_is_one_document(tmp_path, dtype):
+    np.save(tmp_path / "x.npy", np.array([5, 6, 40_000 % 30_000], dtype=dtype))
+    (document,) = read_npy(tmp_path / "x.npy")
+    assert document.tokens.tolist() == [5, 6, 10_000]
+    data = (tmp_path / "x.npy").read_bytes()
+    assert np.frombuffer(data, dtype, 3, document.offset).tolist() == [5, 6, 10_000]
+
+
 def test_later_versions_of_the_format(tmp_path):
     for version in (2, 3):
         (tmp_path / "x.npy").write_bytes(header(version=version) + np.arange(12, dtype="<i4").tobytes())
@@ -76,7 +85,7 @@ BODY = bytes(48)
         (header(descr="'<f4'") + BODY, "expected integers"),
         (header(descr="[('a', '<i4')]") + BODY, "expected integers"),
         (header(descr="'<M8[s]'") + BODY, "expected integers"),
-        (header(shape="(12,)") + BODY, "expected .sequences, tokens of each"),
+        (header(shape="()") + BODY[:4], "expected .sequences, tokens of each., or .tokens,."),
         (header(shape="(2, 2, 3)") + BODY, "its shape is"),
         (header(shape="(4, -3)") + BODY, "its shape is"),
         (header(shape="(4.0, 3)") + BODY, "its shape is"),

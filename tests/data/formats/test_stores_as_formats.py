@@ -205,3 +205,13 @@ def test_sources_and_what_their_offsets_count_are_taken_over(tmp_path):
     write_store(tmp_path / "y", read_store(tmp_path / "x"), "train")
     assert open_store(tmp_path / "y").manifest.sources == store.manifest.sources
     assert open_store(tmp_path / "y").offset_unit(2) == "row"
+
+
+def test_a_document_that_an_index_cannot_say_is_refused(tmp_path):
+    huge = np.broadcast_to(np.uint16(1), (2**31,))
+    content = replace(documents([[1]]), read=lambda: iter([TokenDocument(huge, 0, 0)]))
+    with pytest.raises(
+        UserError, match=r"2,147,483,648 tokens, more than an \.idx can say; give --split-at-end-of-text"
+    ):
+        write_megatron(tmp_path / "x", content)
+    assert list(tmp_path.iterdir()) == []

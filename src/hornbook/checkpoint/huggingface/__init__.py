@@ -7,8 +7,8 @@
     write_folder(path, contents, dtype="fp32")
       -> the same files, which ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``
 
-What comes out of ``read_folder`` is what a checkpoint holds, so whoever takes the one takes the other. It takes BERTs
-of TensorFlow, too, since `hornbook.checkpoint.tensorflow` puts them into transformers' words.
+What comes out of ``read_folder`` is what a checkpoint holds, so whoever takes the one takes the other. It takes
+checkpoints of TensorFlow, too, since `hornbook.checkpoint.tensorflow` puts them into transformers' words.
 ``gpt2`` and ``encoders`` know names, shapes and options; ``weights`` knows files; ``pickled`` alone may open a pickle;
 ``hub`` alone may use the network. The price of a table instead of transformers' own code: a family is read when
 somebody wrote its module, and refused in one line until then.

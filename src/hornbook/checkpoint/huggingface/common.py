@@ -1,13 +1,15 @@
 """What the families of models have in common, in transformers' words: activations, defaults, checks of weights."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hornbook.config import TransformerConfig
 from hornbook.errors import CheckpointError
+from hornbook.wording import first_few
 
 ACTIVATIONS: Final = {
     "gelu_new": "gelu_tanh",
@@ -26,7 +28,21 @@ ACTIVATIONS: Final = {
 
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _MOST_LAYERS: Final = 10_000
-_MOST_PROBLEMS: Final = 60
+
+
+class Imported(NamedTuple):
+    """What a family makes of a file's weights.
+
+    Attributes:
+        weights: under our names and in our shapes, fp32.
+        untrained: those of ``weights`` that the file lacks: they are drawn at random.
+        notes: what a user is told about them.
+    """
+
+    weights: dict[str, Tensor]
+    untrained: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
 
 Options = Mapping[str, tuple[tuple[str, ...], Any]]
 """Of ours: what they call it, best name first, and what it is where their config leaves it out."""
@@ -78,9 +94,7 @@ def is_same(first: Tensor, second: Tensor) -> bool:
     return alike and first.layout == torch.strided and torch.equal(first, second)
 
 
-def refuse_weights(problems: list[str], what: str) -> None:
-    """Raise CheckpointError for all problems in one line, of which a whole screen is shown."""
-    if problems:
-        more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
-        told = "; ".join(problems[:_MOST_PROBLEMS])
-        raise CheckpointError(f"{what} does not hold the weights of its config.json: {told}{more}")
+def refuse_weights(kinds: Iterable[list[str]], what: str) -> None:
+    """Raise CheckpointError for all problems in one line, with the first few of each kind."""
+    if told := "; ".join(chain.from_iterable(map(first_few, kinds))):
+        raise CheckpointError(f"{what} does not hold the weights of its config: {told}")

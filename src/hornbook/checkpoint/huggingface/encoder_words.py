@@ -27,6 +27,12 @@ BERT: Final = EncoderFamily(
         },
         "span": {"head.spans": ("qa_outputs", "spans")},
     },
+    base_architecture="BertModel",
+    partial_architectures={
+        frozenset({"masked tokens"}): "BertForMaskedLM",
+        frozenset({"masked tokens", "whole texts"}): "BertForMaskedLM",
+        frozenset({"whole texts", "pairs of texts"}): "BertForNextSentencePrediction",
+    },
     bias="cls.predictions.bias",
     decoder="cls.predictions.decoder",
 )
@@ -51,6 +57,8 @@ ROBERTA: Final = EncoderFamily(
         },
         "span": {"head.spans": ("qa_outputs", "spans")},
     },
+    base_architecture="RobertaModel",
+    partial_architectures={},
     bias="lm_head.bias",
     decoder="lm_head.decoder",
 )

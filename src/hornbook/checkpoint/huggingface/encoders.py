@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hornbook.checkpoint.huggingface.common import (
     ACTIVATIONS,
+    Imported,
     Options,
     faults,
     is_same,
@@ -64,8 +65,8 @@ _DEFAULTS: Final = {
     "initializer_std": 0.02,
     "num_segments": 2,
 }
-_BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
-_SWITCHES: Final = (*_BIASES, "head_transform")  # TensorFlow's alone
+BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
+_SWITCHES: Final = (*BIASES, "head_transform")  # TensorFlow's alone
 _SETTLED: Final[dict[str, object]] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -129,6 +130,8 @@ class EncoderFamily:
         first_position: rows of the position table that no token has.
         pad_token_id: the one that a config must have, if it has to.
         heads: by the head of the model our names of its layers, theirs, and the part of the head that they are of.
+        base_architecture: their class of the trunk, with or without a pooler.
+        partial_architectures: their class of a pre-trained model that lacks parts of its head, by those that it has.
         bias: their name of the bias over the vocabulary.
         decoder: their name of the tied layer.
     """
@@ -139,6 +142,8 @@ class EncoderFamily:
     first_position: int
     pad_token_id: int | None
     heads: Mapping[str, Mapping[str, tuple[str, str]]]
+    base_architecture: str
+    partial_architectures: Mapping[frozenset[str], str]
     bias: str
     decoder: str
 
@@ -222,10 +227,8 @@ class EncoderFamily:
         if config.head == "pretraining" and config.prediction_bias:
             yield Weight("head.bias", (self.bias,), (config.vocab_size,), "masked tokens")
 
-    def read(
-        self, tensors: Mapping[str, Tensor], config: EncoderConfig, *, tied: bool, what: str
-    ) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the weights of a file under our names and in our shapes, fp32, and what there is to tell about them.
+    def read(self, tensors: Mapping[str, Tensor], config: EncoderConfig, *, tied: bool, what: str) -> Imported:
+        """Return the weights of a file; the parts of the head that it lacks are drawn from a fixed seed.
 
         Args:
             tensors: as the file has them, with the prefix or without.
@@ -240,19 +243,19 @@ class EncoderFamily:
         prefix = f"{self.model_type}." if any(name.startswith(f"{self.model_type}.") for name in tensors) else ""
         found = {_new_name(name): tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
         weights = list(self.layout(config, prefix))
-        problems = self._tie(found, f"{prefix}embeddings.word_embeddings.weight", tied=tied)
+        untied = self._tie(found, f"{prefix}embeddings.word_embeddings.weight", tied=tied)
         absent = _absent_parts(weights, found)
         expected = {name: weight for weight in weights if weight.part not in absent for name in weight.theirs}
         foreign = tuple(head for head in _HEADS if config.head != "pretraining" or not self.bias.startswith(head))
         others = [name for name in found.keys() - expected.keys() if name.removeprefix(prefix).startswith(foreign)]
-        problems += [f"{name} is missing" for name in expected if name not in found]
-        problems += [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys() - set(others))]
-        for name in sorted(expected.keys() & found.keys()):
-            problems += faults(name, found[name], expected[name].their_shape)
-        refuse_weights(problems, what)
+        missing = [f"{name} is missing" for name in expected if name not in found]
+        unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys() - set(others))]
+        there = sorted(expected.keys() & found.keys())
+        faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
+        refuse_weights((untied, missing, unknown, faulty), what)
         ours = {weight.ours: weight.to_ours(found) for weight in weights if weight.part not in absent}
-        ours |= {name: tensor for name, tensor in (_drawn(config) if absent else {}).items() if name not in ours}
-        return ours, list(_notes(what, absent, sorted(others)))
+        drawn = {name: tensor for name, tensor in (_drawn(config) if absent else {}).items() if name not in ours}
+        return Imported(ours | drawn, tuple(drawn), tuple(_notes(what, absent, sorted(others))))
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
         """Return our weights under their names and in their shapes, the tied table left out; they are views.
@@ -261,10 +264,31 @@ class EncoderFamily:
         """
         own = {weight.ours for weight in self.layout(config, "")}
         theirs: dict[str, Tensor] = {}
-        with_biases = replace(config, qkv_bias=True, projection_bias=True, prediction_bias=True)
-        for weight in self.layout(with_biases, f"{self.model_type}."):
+        for weight in self.layout(_with_biases(config), f"{self.model_type}."):
             theirs |= weight.to_theirs(tensors[weight.ours] if weight.ours in own else torch.zeros(weight.shape))
         return theirs
+
+    def without_untrained(
+        self, theirs: Mapping[str, Tensor], config: EncoderConfig, untrained: Collection[str]
+    ) -> tuple[dict[str, Tensor], str, list[str]]:
+        """Leave out the parts of the head that were never trained.
+
+        Args:
+            theirs: what ``to_theirs`` returns.
+            config: the model that it is of.
+            untrained: our names of weights that were drawn at random.
+
+        Returns:
+            The tensors that are left, the class of transformers that has these, and the parts that are left out.
+        """
+        parts = list(dict.fromkeys(weight.part for weight in self.layout(config, "") if weight.part))
+        part_of = {name: w.part for w in self.layout(_with_biases(config), f"{self.model_type}.") for name in w.theirs}
+        left_out = {weight.part for weight in self.layout(config, "") if weight.ours in untrained}
+        left = {name: tensor for name, tensor in theirs.items() if part_of[name] not in left_out}
+        kind = self.architectures[config.head]
+        if left_out and config.head == "pretraining":
+            kind = self.partial_architectures.get(frozenset(parts) - left_out, self.base_architecture)
+        return left, kind, [part for part in parts if part in left_out]
 
     def _tie(self, found: dict[str, Tensor], table: str, *, tied: bool) -> list[str]:
         """Take the tied layer out of ``found``; its bias stands for the one over the vocabulary, if that is missing."""
@@ -279,6 +303,10 @@ class EncoderFamily:
             if twins[name] in found and not is_same(tensor, found[twins[name]]):
                 problems.append(f"{name} differs from {twins[name]}, and hornbook's encoders have a tied head")
         return problems
+
+
+def _with_biases(config: EncoderConfig) -> EncoderConfig:
+    return replace(config, qkv_bias=True, projection_bias=True, prediction_bias=True)
 
 
 def _layer(
@@ -312,17 +340,6 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(named, Mapping) or not named:
         return ("LABEL_0", "LABEL_1")
     return tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(len(named)))
-
-
-def export_notes(config: EncoderConfig) -> Iterator[str]:
-    """Yield what of a model is not in its export as it is here."""
-    if config.embedding_dropout != config.residual_dropout:
-        yield (
-            f"model.embedding_dropout {config.embedding_dropout:g} is lost: transformers has one hidden_dropout_prob, "
-            f"and model.residual_dropout {config.residual_dropout:g} is written there"
-        )
-    if absent := [f"model.{name}" for name in _BIASES if not getattr(config, name)]:
-        yield f"{', '.join(absent)} off: transformers has these biases, so they are written as zeros"
 
 
 def task_of(config: Mapping[str, Any]) -> str:

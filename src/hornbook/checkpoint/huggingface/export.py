@@ -12,7 +12,7 @@ it a tensor at a time.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
-from hornbook.checkpoint.huggingface.encoders import export_notes
+from hornbook.checkpoint.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.checkpoint.huggingface.families import Family, family_of
+from hornbook.checkpoint.huggingface.folder import UNTRAINED
 from hornbook.checkpoint.huggingface.tokenizer_files import tokenizer_files
 from hornbook.checkpoint.tensors import encode
 from hornbook.config import (
@@ -66,11 +67,16 @@ def write_folder(
     family = family_of(model)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
-    weights = _cast(family.to_theirs(contents.tensors["model"], model), dtype)
+    theirs = family.to_theirs(contents.tensors["model"], model)
+    if isinstance(family, EncoderFamily):
+        assert isinstance(model, EncoderConfig), "the family is that of the model"
+        theirs, architecture, left_out = family.without_untrained(theirs, model, contents.documents.get(UNTRAINED, ()))
+        documents["config.json"]["architectures"] = [architecture]
+        for note in _notes(model, left_out, objective=recipe.objective.name, step=contents.step):
+            warn(note)
+    weights = _cast(theirs, dtype)
     small = {name: dump_json(value) for name, value in documents.items()}
     small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
-    for note in export_notes(model) if isinstance(model, EncoderConfig) else ():
-        warn(note)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         storage.make_directory(temporary)
@@ -128,3 +134,27 @@ def _padding(model: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, int
             f"{tokenizer.pad_id}; such a model cannot be exported"
         )
     return {"pad_token_id": tokenizer.pad_id}
+
+
+def _notes(config: EncoderConfig, left_out: list[str], *, objective: str, step: int) -> Iterator[str]:
+    """Yield what of a model is not in its export as it is here, and what of its head was not trained.
+
+    Args:
+        config: the model.
+        left_out: the parts of its head that the export lacks, since they were never trained.
+        objective: what the model learned.
+        step: in how many steps; 0 for a model that was imported.
+    """
+    if config.embedding_dropout != config.residual_dropout:
+        yield (
+            f"model.embedding_dropout {config.embedding_dropout:g} is lost: transformers has one hidden_dropout_prob, "
+            f"and model.residual_dropout {config.residual_dropout:g} is written there"
+        )
+    if absent := [f"model.{name}" for name in BIASES if not getattr(config, name)]:
+        yield f"{', '.join(absent)} off: transformers has these biases, so they are written as zeros"
+    if left_out:
+        yield f"left out, since it was never trained: the head for {', '.join(left_out)}"
+    elif step and objective == "mlm" and config.head == "pretraining" and config.has_pair_head:
+        yield (
+            "the head for pairs of texts and its pooler are written as they are; the objective mlm does not train them"
+        )

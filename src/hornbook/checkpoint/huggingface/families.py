@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 
 from hornbook.checkpoint.huggingface import gpt2
+from hornbook.checkpoint.huggingface.common import Imported
 from hornbook.checkpoint.huggingface.encoder_words import BERT, ROBERTA
 from hornbook.config import BertConfig, GPTConfig, RobertaConfig
 from hornbook.errors import CheckpointError
@@ -29,9 +30,7 @@ class Family(Protocol):
     def from_section(self, config: Any) -> dict[str, Any]:
         """Return the ``config.json`` of a model."""
 
-    def read(
-        self, tensors: Mapping[str, Tensor], config: Any, *, tied: bool, what: str
-    ) -> tuple[dict[str, Tensor], list[str]]:
+    def read(self, tensors: Mapping[str, Tensor], config: Any, *, tied: bool, what: str) -> Imported:
         """Return a file's weights as ours, and what there is to tell about them."""
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:

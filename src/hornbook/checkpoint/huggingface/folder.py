@@ -1,4 +1,4 @@
-"""A Hugging Face folder, or a TensorFlow checkpoint of a BERT, as the contents of a checkpoint.
+"""A Hugging Face folder, or a TensorFlow checkpoint, as the contents of a checkpoint.
 
 ::
 
@@ -7,7 +7,7 @@
     tokenizer   -> tokenizer.json, or a warning where hornbook cannot read it
 
 The recipe that comes out holds the model; its other sections are defaults, and its length of one step stands for
-nothing, since a recipe needs one. The price: no state of an optimizer comes along, for these folders have none.
+nothing, since a recipe needs one. The price: no state of an optimizer comes along; TensorFlow's is left out.
 """
 
 import logging
@@ -30,6 +30,8 @@ from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import read_json
 
 CONFIG: Final = "config.json"
+UNTRAINED: Final = "untrained"
+"""The document that names the weights which were drawn at random, since the folder lacks them."""
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -50,7 +52,8 @@ def read_folder(
         path: the folder; or a TensorFlow checkpoint, by its folder, its prefix or its index.
         allow_pickle: open ``pytorch_model.bin``, too, with nothing but tensors allowed in it.
         with_source: also return the document ``source``: the folder, and size and SHA-256 of each file of weights.
-        warn: is told of heads that are missing or left out, and of a tokenizer that hornbook cannot read.
+        warn: is told of heads that are missing or left out, of an optimizer's state that is left out, and of a
+            tokenizer that hornbook cannot read.
 
     Raises:
         CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights do not fit
@@ -60,19 +63,24 @@ def read_folder(
     index = None if _has_weights(path) else tensorflow.find_index(path)
     folder = path if index is None else index.parent
     file, config = _read_config(folder, index)
+    notes: list[str] = []
     if index is None:
         tensors, files = read_weights(folder, allow_pickle=allow_pickle)
     else:
-        tensors, files = tensorflow.read_weights(index)
+        tensors, files, notes = tensorflow.read_weights(index, _kind(config))
     recipe = _recipe(config, file, tensors)
     tied = config.get("tie_word_embeddings") is not False
-    weights, notes = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
-    for note in notes:
+    imported = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
+    for note in (*notes, *imported.notes):
         warn(note)
     documents: dict[str, Any] = {"recipe": recipe_to_dict(recipe)}
+    if imported.untrained:
+        documents[UNTRAINED] = list(imported.untrained)
     if with_source:
         documents["source"] = {"folder": str(folder.absolute()), "files": _hashes(files)}
-    return Contents(step=0, tensors={"model": weights}, documents=documents, files=_tokenizer(folder, recipe, warn))
+    return Contents(
+        step=0, tensors={"model": imported.weights}, documents=documents, files=_tokenizer(folder, recipe, warn)
+    )
 
 
 def _has_weights(path: Path) -> bool:
@@ -95,6 +103,8 @@ def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]
         raise CheckpointError(f"{file} is not the config of a model: expected a JSON object")
     if name == tensorflow.ARGUMENTS:
         config = tensorflow.of_arguments(config, str(file))
+    if name == tensorflow.HPARAMS:
+        config = tensorflow.of_hparams(config, str(file))
     kind = _kind(config)
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(f"{file} is of a model of the type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")

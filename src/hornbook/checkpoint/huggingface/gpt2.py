@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hornbook.checkpoint.huggingface.common import (
     ACTIVATIONS,
+    Imported,
     Options,
     faults,
     is_same,
@@ -177,23 +178,21 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, wha
     expected = {prefix + weight.theirs: weight for weight in layout(config)}
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
     head = found.pop(_HEAD, None)
-    problems = [f"{_HEAD} is missing, and tie_word_embeddings is false"] if head is None and not tied else []
-    problems += [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
-    for name in sorted(expected.keys() & found.keys()):
-        problems += faults(name, found[name], expected[name].their_shape)
+    untied = [f"{_HEAD} is missing, and tie_word_embeddings is false"] if head is None and not tied else []
+    missing = [f"{name} is missing" for name in expected if name not in found]
+    unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
+    there = sorted(expected.keys() & found.keys())
+    faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
     table = found.get(f"{prefix}wte.weight")
     if head is not None and table is not None and not is_same(head, table):
-        problems.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
-    refuse_weights(problems, what)
+        untied.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
+    refuse_weights((untied, missing, unknown, faulty), what)
     return {weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()}
 
 
-def read(
-    tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Return ``to_ours`` and no notes, as a family does (`hornbook.checkpoint.huggingface.families`)."""
-    return to_ours(tensors, config, tied=tied, what=what), []
+def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
+    """Return ``to_ours``, of which nothing is untrained (`hornbook.checkpoint.huggingface.families`)."""
+    return Imported(to_ours(tensors, config, tied=tied, what=what))
 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:

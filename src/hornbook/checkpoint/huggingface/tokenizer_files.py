@@ -2,7 +2,7 @@
 
 ::
 
-    tokenizer.json | vocab.json, merges.txt | vocab.txt    -> Tokenizer
+    tokenizer.json | vocab.json, merges.txt | encoder.json, vocab.bpe | vocab.txt    -> Tokenizer
     Tokenizer, byte-level BPE   -> tokenizer.json, tokenizer_config.json, vocab.json, merges.txt
     Tokenizer, WordPiece        -> tokenizer.json, tokenizer_config.json, vocab.txt
 
@@ -24,6 +24,8 @@ from hornbook.text.vocabulary import by_id
 from hornbook.text.word_pieces import WordPieces, read_config
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+_PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+"""A vocabulary and its merges, as transformers and as OpenAI call them."""
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
@@ -56,7 +58,7 @@ def has_tokenizer(folder: Path) -> bool:
         CheckpointError: one of them is a link that leaves the folder.
     """
     there = _there(folder)
-    return bool(there & {"tokenizer.json", "vocab.txt"}) or {"vocab.json", "merges.txt"} <= there
+    return bool(there & {"tokenizer.json", "vocab.txt"}) or any(there.issuperset(pair) for pair in _PAIRS)
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
@@ -81,7 +83,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes
 
 
 def _there(folder: Path) -> set[str]:
-    return {inside(folder, name).name for name in FILES if (folder / name).exists()}
+    return {inside(folder, name).name for name in (*FILES, *_PAIRS[1]) if (folder / name).exists()}
 
 
 def _refuse_two_opinions(rules: WordPieces, path: Path) -> None:

@@ -22,6 +22,7 @@ from hornbook.checkpoint.huggingface.pickled import read_pickled
 from hornbook.checkpoint.tensors import read
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.json_files import read_json
+from hornbook.wording import first_few
 
 SAFE_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -40,14 +41,14 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor]
     weight_map = _read_index(chosen)
     shards = _shards(folder, weight_map, chosen)
     tensors: dict[str, Tensor] = {}
-    problems = []
+    missing, twice = [], []
     for shard in shards:
         found = _read(shard)
         named = {name for name, file in weight_map.items() if file == shard.name}
-        problems += [f"{name} is not in {shard.name}" for name in sorted(named - found.keys())]
-        problems += [f"{name} is in {shard.name} and in another file" for name in sorted(found.keys() & tensors.keys())]
+        missing += [f"{name} is not in {shard.name}" for name in sorted(named - found.keys())]
+        twice += [f"{name} is in {shard.name} and in another file" for name in sorted(found.keys() & tensors.keys())]
         tensors |= found
-    if problems:
+    if problems := [*first_few(missing), *first_few(twice)]:
         raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; fetch the folder again")
     return tensors, [chosen, *shards]
 

@@ -1,4 +1,4 @@
-"""BERT's variables in TensorFlow, under the names and in the shapes that transformers has for them.
+"""Variables of BERT and of GPT-2 in TensorFlow, under the names and in the shapes that transformers has for them.
 
 ::
 
@@ -9,9 +9,13 @@
     GroupNorm/gamma, attention/projection/dense/kernel,           Graphcore's BERT for TensorFlow 1: other names for
     pooler/dense/kernel, attention/self/kernel/qkv_weight         LayerNorm, output, bert/pooler; query, key and value
 
-A kernel is a matrix that is multiplied from the right, so it is transposed here. What belongs to an optimizer has a
-name that goes on where a weight's has ended (``.../kernel/adam_m``), or is a counter: both are told by the names and
-dtypes alone, whatever the optimizer was. The price: a weight that lay below another one's name would be left out.
+    model/h3/attn/c_attn/w  [1, in, out]                          h.3.attn.c_attn.weight  [in, out]
+    model/h3/ln_1/g, model/wte                                    h.3.ln_1.weight, wte.weight
+
+A kernel is a matrix that is multiplied from the right, so BERT's are transposed here; transformers' GPT-2 keeps them as
+OpenAI had them. What belongs to an optimizer has a name that goes on where a weight's has ended
+(``.../kernel/adam_m``), or is a counter: both are told by the names and dtypes alone, whatever the optimizer was. The
+price: a weight that lay below another one's name would be left out.
 """
 
 import re
@@ -47,6 +51,16 @@ _THEIRS: Final = {
 }
 
 
+_GPT2: Final = {
+    r"^model/": "",
+    r"^h(\d+)/": r"h/\1/",
+    r"^(wte|wpe)$": r"\1/weight",
+    r"/[wg]$": "/weight",
+    r"/b$": "/bias",
+}
+GPT2_TABLE: Final = "model/wte"
+
+
 def weight_names(variables: Mapping[str, Variable]) -> list[str]:
     """Return the names of the weights: floats with a dimension or more, and nobody's slots."""
     names: list[str] = []
@@ -60,8 +74,17 @@ def weight_names(variables: Mapping[str, Variable]) -> list[str]:
     return names
 
 
-def translate(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a weight under transformers' name, without a copy; one that is fused becomes three."""
+def translate_gpt2(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a weight of OpenAI's GPT-2 under transformers' name, without a copy."""
+    if name.endswith("/w") and tensor.dim() == 3 and len(tensor) == 1:
+        tensor = tensor[0]  # the width of a convolution
+    for pattern, replacement in _GPT2.items():
+        name = re.sub(pattern, replacement, name)
+    return {name.replace("/", "."): tensor}
+
+
+def translate_bert(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a weight of BERT under transformers' name, without a copy; one that is fused becomes three."""
     for pattern, replacement in _GRAPHCORE.items():
         name = re.sub(pattern, replacement, name)
     stem, found, rest = name.partition("/attention/self/")

@@ -15,10 +15,12 @@ https://github.com/google/leveldb/blob/main/doc/table_format.md
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from hornbook.data.formats.crc32c import masked_crc32c
 from hornbook.storage.protobuf import Malformed, read_varint
+from hornbook.storage.system import translated
 
 MOST_ENTRIES: Final = 100_000
 LONGEST_KEY: Final = 1024
@@ -26,6 +28,18 @@ LONGEST_KEY: Final = 1024
 _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER: Final = 48
 _TRAILER: Final = struct.Struct("<BI")
+
+
+def is_table(path: Path) -> bool:
+    """Tell by its last bytes whether a file is a table.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - len(_MAGIC)))
+        return file.read() == _MAGIC
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:

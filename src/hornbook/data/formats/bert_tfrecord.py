@@ -12,6 +12,7 @@ price: a remasked instance needs K slots for its predictions, however many it ha
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -62,12 +63,12 @@ def read_plain(path: Path) -> Instances:
             malformed or padded to another length than the first.
         StorageError: a file cannot be read.
     """
-    return _read(path, "bert-tfrecord")
+    return instances_of_records(path, partial(_decode_one, "bert-tfrecord"))
 
 
 def read_remasked(path: Path) -> Instances:
     """The instances of a remasked TFRecord file, or of a folder of them; errors as ``read_plain``."""
-    return _read(path, "bert-tfrecord-remasked")
+    return instances_of_records(path, partial(_decode_one, "bert-tfrecord-remasked"))
 
 
 def write_plain(path: Path, instances: Instances, records_per_file: int | None = None) -> None:
@@ -260,13 +261,30 @@ _SCHEMAS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[_Features, str], I
 }
 
 
-def _read(path: Path, format_name: str) -> Instances:
+def _decode_one(format_name: str, features: _Features, where: str) -> Iterator[tuple[Sizes, Instance]]:
+    yield decode_instance(features, format_name, where)
+
+
+def instances_of_records(
+    path: Path, decode: Callable[[Mapping[str, Feature], str], Iterator[tuple[Sizes, Instance]]]
+) -> Instances:
+    """The instances of a TFRecord file, or of a folder of them.
+
+    Args:
+        path: the file or folder.
+        decode: gives the instances of a record, each with what it is padded to, of its features and its place.
+
+    Raises:
+        DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
+            malformed or padded to another length than the first.
+        StorageError: a file cannot be read.
+    """
     files = find_tfrecords(path)
 
     def sizes_and_instances() -> Iterator[tuple[Sizes, Instance]]:
         for record, features in read_examples(files):
             where = f"{files[record.file]}: the record at byte {record.offset}"
-            yield decode_instance(features, format_name, where)
+            yield from decode(features, where)
 
     first = next(sizes_and_instances(), None)
     if first is None or not first[0][0]:

@@ -2,20 +2,24 @@
 
     corpora/mine (a manifest, a .idx)     store           wiki.pkl, wiki.pickle        pickle
     data/pile_text_document               megatron        seqlen_128.train.npy         npy
-    x.tfrecord, a folder of them          tfrecord, bert-tfrecord or bert-tfrecord-remasked, by the first record
+    x.tfrecord, a folder of them          tfrecord, bert-tfrecord, ...-remasked or ...-packed, by the first record
     a file that begins as one does        the same
     a folder with state.json, x.arrow     bert-arrow
+    a file that begins as llm.c's         llm.c
 
-The price: another file of a strange name needs ``--from``, a folder as target needs ``--to``.
+The price: raw tokens, as nanoGPT's, need ``--from``, as does another file of a strange name; a folder as target needs
+``--to``.
 """
 
 from pathlib import Path
 from typing import Final
 
-from hornbook.data.formats import DOCUMENT_FORMATS, INSTANCE_FORMATS
+from hornbook.data.formats import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.data.formats.bert_packed import PACKED
 from hornbook.data.formats.bert_tfrecord import PLAIN, REMASKED
 from hornbook.data.formats.gpt2_tfrecord import FEATURES
 from hornbook.data.formats.stores import megatron_prefix
+from hornbook.data.formats.streams import how_to_convert, is_llmc
 from hornbook.data.formats.tfrecord import begins_with_record, find_tfrecords, read_examples
 from hornbook.data.manifest import MANIFEST
 from hornbook.data.megatron import index_paths
@@ -28,6 +32,7 @@ _SCHEMAS: Final = {
     FEATURES: "tfrecord",
     frozenset(PLAIN): "bert-tfrecord",
     frozenset(REMASKED): "bert-tfrecord-remasked",
+    **dict.fromkeys(PACKED, "bert-tfrecord-packed"),
 }
 
 
@@ -47,12 +52,16 @@ def detect_source(path: Path) -> str:
         raise UserError(f"{path}: there is no such file, folder, or prefix of a .bin and .idx; check the source")
     elif ".tfrecord" in path.name:
         found = _detect_schema(path)
+    elif is_llmc(path):
+        found = "llm.c"
+    elif path.suffix == ".bin":
+        raise UserError(str(how_to_convert(path)))
     else:
         found = "bert-arrow" if path.suffix == ".arrow" else _ENDINGS.get(path.suffix)
     if found is None and path.is_file() and begins_with_record(path):
         found = _detect_schema(path)
     if found is None:
-        known = ", ".join((*DOCUMENT_FORMATS, *INSTANCE_FORMATS))
+        known = ", ".join((*DOCUMENT_SOURCES, *INSTANCE_SOURCES))
         raise UserError(f"{path}: its format cannot be told from its name; say it with --from, one of {known}")
     return found
 
@@ -64,10 +73,10 @@ def detect_target(path: Path, source_format: str) -> str:
         UserError: it asks for none.
     """
     if path.suffix == ".tfrecord":
-        return "tfrecord" if source_format in DOCUMENT_FORMATS else "bert-tfrecord"
+        return "tfrecord" if source_format in DOCUMENT_SOURCES else "bert-tfrecord"
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
-    fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_FORMATS else INSTANCE_FORMATS
+    fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_SOURCES else INSTANCE_FORMATS
     raise UserError(f"the name {path} does not tell the format; give --to with one of {', '.join(fitting)}")
 
 

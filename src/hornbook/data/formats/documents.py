@@ -21,6 +21,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 
 TOKEN: Final = np.dtype(np.int32)
+_PIECE: Final = 1 << 22
 EndOfText = Literal["stored", "inserted", "absent"]
 
 
@@ -153,7 +154,7 @@ def split_at_end_of_text(documents: Documents) -> Documents:
 
     def read() -> Iterator[TokenDocument]:
         begun: list[TokenDocument] = []
-        for sequence in documents:
+        for sequence in _pieces(documents):
             start = 0
             for end in (np.flatnonzero(sequence.tokens == token) + 1).tolist():
                 yield _join([*begun, sequence.with_part(sequence.tokens[start:end])])
@@ -164,6 +165,13 @@ def split_at_end_of_text(documents: Documents) -> Documents:
             yield _join(begun)
 
     return replace(documents, read=read, end_of_text=None, sequences="documents")
+
+
+def _pieces(documents: Documents) -> Iterator[TokenDocument]:
+    """The documents in pieces, so that looking for a token in a stream of billions takes little memory."""
+    for document in documents:
+        for start in range(0, len(document.tokens), _PIECE):
+            yield document.with_part(document.tokens[start : start + _PIECE])
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,9 @@
 
     {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...tokens
 
-Any integer type is read, mapped into memory; int32 is written, which numpy and TensorFlow take as they are. The price:
-all sequences have one length, so writing goes over the documents twice, to count them first.
+An array of one dimension is a stream of tokens, which is read as one document. Any integer type is read, mapped into
+memory; int32 is written, which numpy and TensorFlow take as they are. The price: all sequences have one length, so
+writing goes over the documents twice, to count them first.
 """
 
 import re
@@ -25,10 +26,11 @@ _INTEGER: Final = re.compile(r"[<>|]([iu])([1248])")
 
 
 def read_npy(path: Path) -> Documents:
-    """The rows of a ``.npy`` as documents.
+    """The rows of a ``.npy`` as documents, or all of it as one where it has no rows.
 
     Raises:
-        DataError: it is missing, damaged, or no array [sequences, length] of integers; while iterating: an id is none.
+        DataError: it is missing, damaged, or no array [sequences, length] or [tokens] of integers; while iterating: an
+            id is none.
         StorageError: it cannot be read.
     """
     array, start = _map(path)
@@ -77,6 +79,6 @@ def _map(path: Path) -> tuple[NDArray[Any], int]:
     descr, shape = header.descr, header.shape
     if not isinstance(descr, str) or not _INTEGER.fullmatch(descr):
         raise DataError(f"{path}: its items are of type {str(descr)[:60]!r}; expected integers, as in '<i4'")
-    if len(shape) != 2 or not all(shape):  # rows without tokens could be any number of rows
-        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected (sequences, tokens of each)")
-    return map_items(path, header, np.dtype(descr)), header.offset
+    if len(shape) not in (1, 2) or not all(shape):  # rows without tokens could be any number of rows
+        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected (sequences, tokens of each), or (tokens,)")
+    return np.atleast_2d(map_items(path, header, np.dtype(descr))), header.offset

@@ -158,6 +158,10 @@ def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: Int64s) -
 
 
 def _add(writer: IndexedWriter, document: TokenDocument) -> None:
+    if len(document.tokens) > np.iinfo(np.int32).max:
+        raise UserError(
+            f"a document has {len(document.tokens):,} tokens, more than an .idx can say; give --split-at-end-of-text"
+        )
     if document.sizes is None:
         writer.add_document(document.tokens)
     else:
