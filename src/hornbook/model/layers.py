@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
+from hornbook.model.layer_norm import layer_norm
 
 
 def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -63,5 +64,4 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
-        shape = self.weight.shape
-        return functional.layer_norm(x, shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.epsilon)
+        return layer_norm(x, self.weight, self.bias, self.epsilon)
