@@ -6,7 +6,8 @@ by the embedding, and every layer casts its weights to the dtype of what comes i
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
 The price is one cast of the weights a micro-batch (2 of the 6 bytes a parameter that the update reads anyway); what it
-buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32.
+buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32. Layer norm on a
+CPU takes its parameters as they are (`hornbook.model.layer_norm`).
 """
 
 import torch
