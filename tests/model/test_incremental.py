@@ -139,9 +139,10 @@ def test_weights_are_cast_once_and_the_embedding_is_shared(dtype):
     assert quick._embedding is model.embedding
     assert quick.cache_dtype == torch.float32, "on a CPU"
     assert quick.cache_shapes == [(2, 8), (2, 8)]
-    for part in (block._qkv, block._out, block._up, block._down, block._attention_norm):
+    for part in (block._qkv, block._out, block._up, block._down):
         assert part.weight.dtype == part.bias.dtype == dtype
         assert not part.weight.requires_grad
+    assert block._attention_norm.weight.dtype == block._attention_norm.bias.dtype == torch.float32, "on a CPU"
     torch.testing.assert_close(
         block._qkv.weight.float(), model.blocks[0].attention.qkv_weight.flatten(0, 1).to(dtype).float()
     )

@@ -23,6 +23,7 @@ from hornbook.model.cpu_attention import cpu_causal_attention, fits
 from hornbook.model.feed_forward import FeedForward
 from hornbook.model.head import TiedHead
 from hornbook.model.language_model import LanguageModel
+from hornbook.model.layer_norm import affine_dtype, layer_norm
 from hornbook.model.layers import LayerNorm, Linear
 
 _WAY = ("trunk", "embed", "make_context")
@@ -66,7 +67,7 @@ class IncrementalModel:
         self._embedding, self._blocks, self._head = model.embedding, blocks, model.head
         self._table: Tensor | None = None
         if type(model.head) is TiedHead:
-            self._norm = _Affine.of_norm(model.head.norm, dtype)
+            self._norm = _Norm.of(model.head.norm, dtype)
             self._table = _laid_out(model.head.table[: model.vocab_size], dtype)
 
     @torch.inference_mode()
@@ -112,25 +113,33 @@ def incremental_block(block: nn.Module, dtype: torch.dtype) -> IncrementalBlock 
 
 
 class _Affine(NamedTuple):
-    """Weight and bias of a linear map or a norm."""
+    """Weight and bias of a linear map."""
 
     weight: Tensor
     bias: Tensor | None
-    epsilon: float = 0.0
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> "_Affine":
         return cls(_laid_out(weight, dtype), None if bias is None else bias.detach().to(dtype))
 
-    @classmethod
-    def of_norm(cls, norm: LayerNorm, dtype: torch.dtype) -> "_Affine":
-        return cls(norm.weight.detach().to(dtype), norm.bias.detach().to(dtype), norm.epsilon)
-
     def map(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
 
+
+class _Norm(NamedTuple):
+    """Weight, bias and epsilon of a layer norm."""
+
+    weight: Tensor
+    bias: Tensor
+    epsilon: float
+
+    @classmethod
+    def of(cls, norm: LayerNorm, dtype: torch.dtype) -> "_Norm":
+        dtype = affine_dtype(dtype, norm.weight.device)
+        return cls(norm.weight.detach().to(dtype), norm.bias.detach().to(dtype), norm.epsilon)
+
     def normalize(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 def _laid_out(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,10 +157,10 @@ class _IncrementalPreNorm:
     def __init__(self, block: PreNormBlock, dtype: torch.dtype) -> None:
         attention, feed_forward = block.attention, block.feed_forward
         self.cache_shape = (attention.num_heads, attention.head_size)
-        self._attention_norm = _Affine.of_norm(block.attention_norm, dtype)
+        self._attention_norm = _Norm.of(block.attention_norm, dtype)
         self._qkv = _Affine.of(attention.qkv_weight.flatten(0, 1), attention.qkv_bias, dtype)
         self._out = _Affine.of(attention.out.weight, attention.out.bias, dtype)
-        self._feed_forward_norm = _Affine.of_norm(block.feed_forward_norm, dtype)
+        self._feed_forward_norm = _Norm.of(block.feed_forward_norm, dtype)
         self._up = _Affine.of(feed_forward.up.weight, feed_forward.up.bias, dtype)
         self._activation = feed_forward.activation
         self._down = _Affine.of(feed_forward.down.weight, feed_forward.down.bias, dtype)

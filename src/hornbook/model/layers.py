@@ -6,7 +6,8 @@ by the embedding, and every layer casts its weights to the dtype of what comes i
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
 The price is one cast of the weights a micro-batch (2 of the 6 bytes a parameter that the update reads anyway); what it
-buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32.
+buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32. Layer norm on a
+CPU takes its parameters as they are (`hornbook.model.layer_norm`).
 """
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
+from hornbook.model.layer_norm import layer_norm
 
 
 def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -63,5 +65,4 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
-        shape = self.weight.shape
-        return functional.layer_norm(x, shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.epsilon)
+        return layer_norm(x, self.weight, self.bias, self.epsilon)
