@@ -11,7 +11,7 @@ import pytest
 import tiny_runs
 
 from hornbook import checkpoint
-from hornbook.errors import CheckpointError, DivergedError, StoppedBySignal, StorageError, UserError
+from hornbook.errors import CheckpointError, StoppedBySignal, StorageError, UserError
 from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
 from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
 
@@ -197,26 +197,30 @@ def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
 
 
-def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hornbook.objective import CausalLM
+def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    checkpoints, metrics = tmp_path / "run" / "checkpoints", tmp_path / "run" / "metrics.jsonl"
+    for path in checkpoints.glob("*/model.safetensors"):
+        _damage(path, "flip")
+    before = metrics.read_bytes()
+    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and no sound one: .* to begin anew, remove"):
+        tiny_runs.run_tiny(tmp_path)
+    assert metrics.read_bytes() == before
+    assert len(list(checkpoints.iterdir())) == 2
+    shutil.rmtree(checkpoints)
+    assert tiny_runs.run_tiny(tmp_path)["step"] == 8
 
-    sums, calls = CausalLM.sums, []
 
-    def poisoned(self: CausalLM, *arguments: object) -> dict[str, object]:
-        calls.append(1)
-        values = sums(self, *arguments)  # type: ignore[arg-type]
-        return {name: value * (float("nan") if len(calls) > 10 else 1.0) for name, value in values.items()}
-
-    monkeypatch.setattr(CausalLM, "sums", poisoned)
-    with pytest.raises(DivergedError, match="not finite for 20 steps in a row up to step 25"):
-        tiny_runs.run_tiny(tmp_path, "--training.steps=40", "--checkpoint.every-steps=5")
-    assert DivergedError.exit_code == 3
-    newest = checkpoint.newest_sound(tmp_path / "run" / "checkpoints", pytest.fail)
-    assert newest is not None
-    skipped = checkpoint.load(newest).documents["state"]
-    assert skipped["num_updates"] == 5
+def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    with count_operations() as operations:
+        tiny_runs.run_tiny(tmp_path / "whole")
+    expected = sorted(path.name for path in (tmp_path / "whole/run/checkpoints").iterdir())
+    prune = [number for number, done in enumerate(operations, 1) if "step-00000003" in str(done.path)][-8:]
+    for number in prune:
+        folder = tmp_path / f"killed-{number}"
+        assert _child(folder, number, "crash-before") == CRASH_STATUS
+        tiny_runs.run_tiny(folder)
+        assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == expected
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:

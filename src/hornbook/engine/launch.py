@@ -24,6 +24,7 @@ from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, complete, open_sources
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.tasks import check_before_training
+from hornbook.errors import CheckpointError
 from hornbook.parallel.world import World
 from hornbook.storage.lock import lock_folder
 from hornbook.track.console import Console
@@ -59,6 +60,8 @@ def train(
                 run.console.note(
                     f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
                 )
+                if run.world.is_first:
+                    run.prune()  # a process that was killed in its last prune left that to us
             else:
                 train_until_done(run)
             return _finish(run)
@@ -157,10 +160,20 @@ def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: 
 
 
 def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all."""
+    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all.
+
+    Raises:
+        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
+    """
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
+    damaged = checkpoint.steps_in(folder.checkpoints) if world.is_first and chosen is None else []
     world.barrier()  # to read all of a checkpoint takes its time
-    step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
+    step, num_damaged = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0, len(damaged)])
+    if num_damaged:
+        raise CheckpointError(
+            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
+            "from it; to begin anew, remove that folder or choose another --output"
+        )
     if step == 0:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)

@@ -33,6 +33,8 @@ class Progress:
     skipped_steps: int = 0
     """Steps whose loss or gradients were not finite."""
     skipped_in_a_row: int = 0
+    finite_step: int = 0
+    """Last step after which the validation loss was finite."""
     validated_step: int = 0
     """Last step after which the validation loss was measured."""
     evaluated_step: int = 0
