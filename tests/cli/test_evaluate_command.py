@@ -7,6 +7,7 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.evaluate.tasks import find_task, task_names
+from hornbook.storage.faults import inject
 from tiny_text import build_tiny
 
 WIKI = " = A title = \n \n the cat sat on the mat , the cat sat on the mat ; the cat sat on the mat . \n"
@@ -54,6 +55,18 @@ def test_several_tasks_with_their_data(home: Path, capsys: pytest.CaptureFixture
     rows = {row["metric"]: row["convention"] for row in result["tasks"][1]["rows"]}
     assert "windows of 8 tokens, overlap 3 (stride 5)" in rows["word_perplexity"]
     assert json.loads((home / "run" / "evaluation.json").read_text()) == result
+
+
+def test_numbers_are_shown_though_the_file_for_them_cannot_be_written(
+    home: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("--tasks", "wikitext2", "--data", "wiki.tokens", "--json")
+    with inject("write", 1, "enospc"):
+        assert evaluate(*words) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["tasks"][0]["rows"]
+    assert "word_perplexity" in captured.err
+    assert "the result is not kept beside the run: cannot write" in caplog.text
 
 
 def test_the_default_is_the_runs_own_data(capsys: pytest.CaptureFixture[str]) -> None:

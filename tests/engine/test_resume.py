@@ -14,6 +14,7 @@ from hornbook import checkpoint
 from hornbook.errors import CheckpointError, StoppedBySignal, StorageError, UserError
 from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
 from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
+from tiny_text import build_tiny
 
 VARIANTS = {
     "fp32": (),
@@ -209,6 +210,28 @@ def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path)
     assert len(list(checkpoints.iterdir())) == 2
     shutil.rmtree(checkpoints)
     assert tiny_runs.run_tiny(tmp_path)["step"] == 8
+
+
+def test_a_kill_after_a_signal_at_a_due_step_leaves_each_measurement_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal leaves the validation and the text of step 6 to the resume, which is killed before it saves again."""
+    build_tiny(tmp_path / "corpus")
+    data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=none")
+    overrides = (*data, "--tracking.sample-every-steps=3")
+    tiny_runs.run_tiny(tmp_path / "whole", *overrides)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 6)
+        with pytest.raises(StoppedBySignal):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.engine.loop.train_step", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    tiny_runs.run_tiny(tmp_path, *overrides)
+    assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(tmp_path / "whole")
+    samples = (folder / "run" / "samples.jsonl" for folder in (tmp_path, tmp_path / "whole"))
+    assert len({path.read_bytes() for path in samples}) == 1
 
 
 def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: Path) -> None:

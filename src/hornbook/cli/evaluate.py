@@ -5,6 +5,7 @@ hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an 
 """
 
 import argparse
+import logging
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
@@ -48,11 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the tasks, print a table, and keep the result beside the run."""
+    """Run the tasks, print a table, and keep the result beside the run; a disk that cannot take it is a warning."""
     from pathlib import Path
 
     from hornbook.checkpoint.restore import load_model
     from hornbook.engine.device import choose_device, prepare
+    from hornbook.errors import StorageError
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.parallel.world import World
@@ -78,11 +80,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         max_sequences=arguments.max_sequences,
     )
     result = run_tasks(tasks, given, data)
-    if (path / "run.json").exists():
-        replace_file(path / "evaluation.json", dump_json(result))
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}")
         _print_rows(task["rows"])
+    if (path / "run.json").exists():
+        try:
+            replace_file(path / "evaluation.json", dump_json(result))
+        except StorageError as error:
+            logging.getLogger("hornbook.cli").warning("the result is not kept beside the run: %s", error)
     return result
 
 

@@ -24,7 +24,7 @@ from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, complete, open_sources
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.tasks import check_before_training
-from hornbook.errors import CheckpointError
+from hornbook.errors import CheckpointError, HornbookError
 from hornbook.parallel.world import World
 from hornbook.storage.lock import lock_folder
 from hornbook.track.console import Console
@@ -80,7 +80,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
-        stack.enter_context(lock_folder(output) if first else nullcontext())
+        require_folder = stack.enter_context(lock_folder(output) if first else nullcontext(lambda: None))
         if first:
             folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
         steps = num_steps(recipe, samples)
@@ -101,9 +101,10 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             samples=samples,
             tokenizer=sources.tokenizer,
             console=console,
-            metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
-            samples_log=_open_log(stack, folder.samples, state.progress.step) if first else None,
+            require_folder=require_folder,
         )
+        if first:
+            _open_logs(run, stack)
         if not run.is_finished:
             check_before_training(run)
         console.start(recipe.name, facts(run))
@@ -185,11 +186,15 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     state.progress = Progress(**{key: value for key, value in contents.documents["state"].items() if key in known})
 
 
-def _open_log(stack: ExitStack, path: Path, step: int) -> MetricsLog:
-    """Open a log, without the rows of steps that will be made again."""
-    if path.exists():
-        cut_back(path, step)
-    return stack.enter_context(MetricsLog(path))
+def _open_logs(run: Run, stack: ExitStack) -> None:
+    """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
+    folder, progress = run.folder, run.state.progress
+    measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
+    for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
+        if path.exists():
+            cut_back(path, step, measured)
+    run.metrics = stack.enter_context(MetricsLog(folder.metrics, run.console.warn))
+    run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn))
 
 
 def _device(run: Run) -> str:
@@ -213,6 +218,10 @@ def _finish(run: Run) -> dict[str, Any]:
         "best_step": progress.best_step,
     }
     if run.world.is_first:
-        summary["report"] = str(write_report(run.folder.path))
-        run.console.finish({"report": summary["report"]})
+        try:
+            summary["report"] = str(write_report(run.folder.path))
+        except HornbookError as error:
+            run.console.warn(f"no report is written: {error}")
+        else:
+            run.console.finish({"report": summary["report"]})
     return summary

@@ -5,7 +5,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -45,8 +45,10 @@ class Run:
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
-    metrics: MetricsLog | None
-    samples_log: MetricsLog | None
+    metrics: MetricsLog | None = None
+    samples_log: MetricsLog | None = None
+    require_folder: Callable[[], None] = lambda: None
+    """Raises StorageError if the run's folder is not where it was."""
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
@@ -215,6 +217,7 @@ class Run:
     def _commit(self) -> StorageError | None:
         """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
         try:
+            self.require_folder()
             path = checkpoint.save(self.folder.checkpoints, self._contents())
         except StorageError as error:
             return error
