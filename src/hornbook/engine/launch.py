@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hornbook.engine.folder import RunFolder
 from hornbook.engine.initial import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.engine.labelled import find_tokenizer, open_labelled
 from hornbook.engine.loop import train_until_done
+from hornbook.engine.memory import refuse_oversize
 from hornbook.engine.notices import differing_ends, large_batch, large_vocabulary, long_warmup
 from hornbook.engine.run import Run
 from hornbook.engine.samples import build_samples, num_steps
@@ -77,6 +77,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe.objective, recipe, sources, on_cpu=world.device.type == "cpu")
+    refuse_oversize(recipe, samples, world)
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
@@ -89,7 +90,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
-            folder.note_session(state.progress.step, steps)
+            _note_session(folder, state.progress.step, steps, console)
         run = Run(
             recipe=recipe,
             num_steps=steps,
@@ -153,6 +154,14 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     return complete(recipe, sources), sources
 
 
+def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Console) -> None:
+    """Record this start; a run does without the record where the file is damaged or cannot be written."""
+    try:
+        folder.note_session(from_step, to_step)
+    except HornbookError as error:
+        console.warn(f"this start is not recorded: {error}")
+
+
 def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
     """Return what the run starts from or, if it is there already, started from."""
     if folder.has_begun:
@@ -179,11 +188,13 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)
         return
-    contents = checkpoint.load(checkpoint.folder_of(folder.checkpoints, step))
+    path = checkpoint.folder_of(folder.checkpoints, step)
+    contents = checkpoint.load(path)
     refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
-    known = {item.name for item in fields(Progress)}
-    state.progress = Progress(**{key: value for key, value in contents.documents["state"].items() if key in known})
+    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+    if state.progress.step != step:
+        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
 
 
 def _open_logs(run: Run, stack: ExitStack) -> None:
