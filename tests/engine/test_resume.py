@@ -11,9 +11,10 @@ import pytest
 import tiny_runs
 
 from hornbook import checkpoint
-from hornbook.errors import CheckpointError, DivergedError, StoppedBySignal, StorageError, UserError
+from hornbook.errors import CheckpointError, StoppedBySignal, StorageError, UserError
 from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
 from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
+from tiny_text import build_tiny
 
 VARIANTS = {
     "fp32": (),
@@ -197,26 +198,52 @@ def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
 
 
-def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(
+def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    checkpoints, metrics = tmp_path / "run" / "checkpoints", tmp_path / "run" / "metrics.jsonl"
+    for path in checkpoints.glob("*/model.safetensors"):
+        _damage(path, "flip")
+    before = metrics.read_bytes()
+    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and no sound one: .* to begin anew, remove"):
+        tiny_runs.run_tiny(tmp_path)
+    assert metrics.read_bytes() == before
+    assert len(list(checkpoints.iterdir())) == 2
+    shutil.rmtree(checkpoints)
+    assert tiny_runs.run_tiny(tmp_path)["step"] == 8
+
+
+def test_a_kill_after_a_signal_at_a_due_step_leaves_each_measurement_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hornbook.objective import CausalLM
+    """The signal leaves the validation and the text of step 6 to the resume, which is killed before it saves again."""
+    build_tiny(tmp_path / "corpus")
+    data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=none")
+    overrides = (*data, "--tracking.sample-every-steps=3")
+    tiny_runs.run_tiny(tmp_path / "whole", *overrides)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 6)
+        with pytest.raises(StoppedBySignal):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.engine.loop.train_step", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    tiny_runs.run_tiny(tmp_path, *overrides)
+    assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(tmp_path / "whole")
+    samples = (folder / "run" / "samples.jsonl" for folder in (tmp_path, tmp_path / "whole"))
+    assert len({path.read_bytes() for path in samples}) == 1
 
-    sums, calls = CausalLM.sums, []
 
-    def poisoned(self: CausalLM, *arguments: object) -> dict[str, object]:
-        calls.append(1)
-        values = sums(self, *arguments)  # type: ignore[arg-type]
-        return {name: value * (float("nan") if len(calls) > 10 else 1.0) for name, value in values.items()}
-
-    monkeypatch.setattr(CausalLM, "sums", poisoned)
-    with pytest.raises(DivergedError, match="not finite for 20 steps in a row up to step 25"):
-        tiny_runs.run_tiny(tmp_path, "--training.steps=40", "--checkpoint.every-steps=5")
-    assert DivergedError.exit_code == 3
-    newest = checkpoint.newest_sound(tmp_path / "run" / "checkpoints", pytest.fail)
-    assert newest is not None
-    skipped = checkpoint.load(newest).documents["state"]
-    assert skipped["num_updates"] == 5
+def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    with count_operations() as operations:
+        tiny_runs.run_tiny(tmp_path / "whole")
+    expected = sorted(path.name for path in (tmp_path / "whole/run/checkpoints").iterdir())
+    prune = [number for number, done in enumerate(operations, 1) if "step-00000003" in str(done.path)][-8:]
+    for number in prune:
+        folder = tmp_path / f"killed-{number}"
+        assert _child(folder, number, "crash-before") == CRASH_STATUS
+        tiny_runs.run_tiny(folder)
+        assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == expected
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_prune_that_fails_is_no_failed_save(
 ) -> None:
     """Of the last save, too, which has to succeed."""
     pruned = positions(tmp_path / "whole", operation, "checkpoints/step-", *KEEP_ONE)
-    assert kept(tmp_path / "whole") == [8]
+    assert kept(tmp_path / "whole") == [6, 8]
     capfd.readouterr()
     with inject(operation, pruned[-1], "eio") as came_to_it:  # type: ignore[arg-type]
         assert tiny_runs.run_tiny(tmp_path / "run-failing", *KEEP_ONE)["step"] == 8
@@ -90,6 +90,68 @@ def test_a_disk_that_stays_full_ends_the_run_and_the_best_is_what_is_there(
     with inject("write", writes[0], "enospc", lasting=True), pytest.raises(StorageError):
         tiny_runs.run_tiny(tmp_path / "full", *scored)
     assert kept(tmp_path / "full") == [3]
+
+
+def test_a_disk_that_takes_no_row_of_the_log_does_not_end_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = positions(tmp_path / "whole", "write", "metrics.jsonl")
+    capfd.readouterr()
+    with inject("write", rows[0], "enospc"), inject("write", rows[0] + 1, "enospc"):  # of steps 1 and 2
+        assert tiny_runs.run_tiny(tmp_path / "full")["step"] == 8
+    assert tiny_runs.metrics_without_time(tmp_path / "full") == tiny_runs.metrics_without_time(tmp_path / "whole")
+    assert capfd.readouterr().err.count("rows are kept in memory until they can be written") == 1
+
+
+def test_a_run_whose_folder_is_moved_writes_nothing_to_its_old_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny_runs.run_tiny(tmp_path / "whole")
+    record = tiny_runs.Run.record
+
+    def record_and_move(run: tiny_runs.Run, result: tiny_runs.StepResult) -> None:
+        record(run, result)
+        if run.state.progress.step == 4:
+            run.folder.path.rename(tmp_path / "moved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_runs.Run, "record", record_and_move)
+        with pytest.raises(StorageError, match=r"was moved or removed while this process used it; move it back"):
+            tiny_runs.run_tiny(tmp_path / "here")
+    assert "checkpoint not saved, training goes on" in capfd.readouterr().err, "after step 6"
+    assert not (tmp_path / "here" / "run").exists()
+    (tmp_path / "moved").rename(tmp_path / "here" / "run")
+    tiny_runs.run_tiny(tmp_path / "here")
+    assert tiny_runs.digest(tmp_path / "here", 8) == tiny_runs.digest(tmp_path / "whole", 8)
+
+
+@pytest.mark.parametrize(("failing", "ends"), [((1, 2), False), ((1, 2, 4, 5), False), ((3, 4, 5), True)])
+def test_three_failed_saves_in_a_row_end_the_run_and_no_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...], ends: bool
+) -> None:
+    save = checkpoint.save
+
+    def save_or_fail(folder: Path, contents: checkpoint.Contents) -> Path:
+        if contents.step in failing:
+            raise StorageError("cannot write")
+        return save(folder, contents)
+
+    monkeypatch.setattr(checkpoint, "save", save_or_fail)
+    options = ("--checkpoint.every-steps=1", "--checkpoint.keep-last=9")
+    if ends:
+        with pytest.raises(StorageError, match="cannot write"):
+            tiny_runs.run_tiny(tmp_path, *options)
+        assert kept(tmp_path) == [1, 2]
+    else:
+        tiny_runs.run_tiny(tmp_path, *options)
+        assert kept(tmp_path) == [step for step in range(1, 9) if step not in failing]
+
+
+def test_a_save_that_fails_at_the_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = positions(tmp_path / "whole", "write", "step-00000008")
+    with inject("write", writes[0], "enospc"), pytest.raises(StorageError, match="cannot write"):
+        tiny_runs.run_tiny(tmp_path / "full")
+    assert kept(tmp_path / "full") == [3, 6]
 
 
 def test_samples_have_the_tokens_of_the_tokenizer_alone(tmp_path: Path) -> None:

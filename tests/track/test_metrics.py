@@ -154,14 +154,55 @@ def test_cut_back_that_fails_leaves_the_old_log(tmp_path: Path, operation: str) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.jsonl"]
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    with MetricsLog(path) as log:
+@pytest.mark.parametrize("later", ["append", "sync", "close"])
+def test_rows_wait_while_the_disk_is_full_and_are_told_once(tmp_path: Path, later: str) -> None:
+    path, told = tmp_path / "m.jsonl", list[str]()
+    with MetricsLog(path, told.append) as log:
         log.append({"step": 1})
-        with faults.inject("write", 1, "enospc"), pytest.raises(StorageError):
+        with faults.inject("write", 1, "enospc", lasting=True):
             log.append({"step": 2})
-        log.append({"step": 3})
-    assert [row["step"] for row in read(path)] == [1, 3]
+            log.append({"step": 3})
+            assert [row["step"] for row in read(path)] == [1]
+        if later == "append":
+            log.append({"step": 4})
+        elif later == "sync":
+            log.sync()
+        if later != "close":
+            assert len(read(path)) == (4 if later == "append" else 3)
+    assert [row["step"] for row in read(path)] == [1, 2, 3, 4][: 4 if later == "append" else 3]
+    assert len(told) == 1
+    assert "kept in memory" in told[0]
+
+
+def test_rows_that_never_fit_are_told_lost(tmp_path: Path) -> None:
+    told = list[str]()
+    with faults.inject("write", 1, "enospc", lasting=True), MetricsLog(tmp_path / "m.jsonl", told.append) as log:
+        log.append({"step": 1})
+        log.append({"step": 2})
+    assert told[1].startswith("2 rows lost: cannot append to ")
+
+
+def test_a_disk_that_cannot_be_waited_for_is_a_warning(tmp_path: Path) -> None:
+    told = list[str]()
+    with MetricsLog(tmp_path / "m.jsonl", told.append) as log, faults.inject("fsync", 1, "eio"):
+        log.append({"step": 1})
+        log.sync()
+    assert told[0].startswith("a power cut would lose rows: cannot write ")
+
+
+def test_cut_back_by_kind_drops_what_will_be_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    kinds = ("train", "validation", "task")
+    with MetricsLog(path) as log:
+        for step in (1, 2, 3):
+            for kind in kinds:
+                log.append({"kind": kind, "step": step})
+    cut_back(path, 2, {"validation": 1, "task": 2})
+    assert [(row["kind"], row["step"]) for row in read(path)] == [
+        *((kind, 1) for kind in kinds),
+        ("train", 2),
+        ("task", 2),
+    ]
 
 
 def test_a_log_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@
 Importing this takes no torch; ``checkpoint.restore`` goes from a checkpoint back to a model.
 """
 
-from hornbook.checkpoint.commit import prune, require_space, save
+from hornbook.checkpoint.commit import prune, require_space, save, set_aside
 from hornbook.checkpoint.contents import Contents
-from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve
+from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
 from hornbook.checkpoint.load import load
 from hornbook.checkpoint.manifest import folder_of, step_of, verify
 
@@ -22,6 +22,8 @@ __all__ = [
     "require_space",
     "resolve",
     "save",
+    "set_aside",
     "step_of",
+    "steps_in",
     "verify",
 ]

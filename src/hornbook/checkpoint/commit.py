@@ -63,7 +63,7 @@ def save(folder: Path, contents: Contents) -> Path:
     temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     try:
         _write(temporary, contents.step, files)
-        aside = _set_aside(final) if os.path.lexists(final) else None
+        aside = _hide(final) if os.path.lexists(final) else None
         storage.commit_directory(temporary, final)
     except BaseException:
         with suppress(StorageError):
@@ -95,8 +95,26 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path
     sound = [(step, path) for step, path in committed(folder) if not path.is_symlink() and not verify(path)]
     spare = [path for step, path in sound[:-keep_last] if step not in keep]
     for path in spare:
-        storage.remove_tree(_set_aside(path))
+        storage.remove_tree(_hide(path))
     return spare
+
+
+def set_aside(folder: Path, step: int) -> Path | None:
+    """Rename the checkpoint of ``step`` to ``step-....diverged``, which no reader takes for a checkpoint.
+
+    Returns:
+        Its new path, where an earlier one is replaced; None if there is no such checkpoint.
+
+    Raises:
+        StorageError: it cannot be renamed.
+    """
+    path = folder_of(folder, step)
+    if not os.path.lexists(path):
+        return None
+    aside = path.with_name(f"{path.name}.diverged")
+    storage.remove_tree(aside)
+    storage.rename(path, aside)
+    return aside
 
 
 def _files(contents: Contents) -> dict[str, _File]:
@@ -126,7 +144,7 @@ def _write(temporary: Path, step: int, files: Mapping[str, _File]) -> None:
     storage.write_file(temporary / MANIFEST, Manifest(step=step, files=entries).to_bytes())
 
 
-def _set_aside(path: Path) -> Path:
+def _hide(path: Path) -> Path:
     """Give a folder a name that no reader takes for a checkpoint, so that removing it may be cut off anywhere."""
     aside = path.with_name(f"{path.name}.tmp-{os.getpid()}-old")
     storage.rename(path, aside)

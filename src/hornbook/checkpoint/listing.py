@@ -44,6 +44,15 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
     return sorted((step, path) for step, path in found if step is not None)
 
 
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not.
+
+    Raises:
+        StorageError: the folder cannot be read; one that does not exist is empty.
+    """
+    return [step for step, _ in committed(folder)]
+
+
 def list_checkpoints(folder: Path) -> list[Info]:
     """Check all checkpoints of a folder, every byte, and return them oldest first.
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from hornbook.checkpoint import huggingface
 from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.documents import recipe_of, refuse_oversize, tokenizer_of
 from hornbook.checkpoint.load import load, resolve
-from hornbook.config import Recipe, recipe_from_dict, refuse_unknown_parts
+from hornbook.config import Recipe, refuse_unknown_parts
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel, build_model
 from hornbook.optim.precision import compute_dtype
@@ -82,6 +83,8 @@ def read_source(
         return path, huggingface.read_folder(path, warn=warn)
     chosen = resolve(path, warn)
     contents = load(chosen, only=only)
+    if (only is None or "model" in only) and "model" not in contents.tensors:
+        raise CheckpointError(f"{chosen} holds no weights: it has no model.safetensors; take another checkpoint")
     refuse_unknown_parts(contents.documents.get("recipe"), str(source))
     return chosen, contents
 
@@ -98,7 +101,8 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
         CheckpointError: nothing sound is there, or its weights disagree with its recipe.
     """
     chosen, contents = read_source(path, only={"model"})
-    recipe = recipe_from_dict(contents.documents["recipe"])
+    recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
+    refuse_oversize(contents, recipe, chosen)
     model = build_model(recipe.model, compute_dtype(compute, device))
     weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
     refuse_mismatch({"model": weights}, contents.tensors, what=str(chosen))
@@ -108,8 +112,6 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
             tensor.copy_(contents.tensors["model"][name])
     model.to(device).eval()
     model.tie()
-    file = contents.files.get("tokenizer.json")
-    tokenizer = Tokenizer.from_json(file.decode()) if file else None
     is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
         model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported

@@ -8,13 +8,15 @@ The same command on an existing folder goes on with it. ``run.json`` holds the i
 what may change, the fingerprints of its data, and the weights that it started from, if it was given any.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from hornbook.config import Recipe, changed_keys, recipe_from_dict, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
+from hornbook.checkpoint.documents import stored_recipe
+from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
 from hornbook.engine.initial import Origin
-from hornbook.errors import UserError
+from hornbook.errors import DataError, UserError
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import record_session
@@ -71,7 +73,7 @@ class RunFolder:
     @property
     def origin(self) -> Origin | None:
         """The weights that the run here was started from; None if it began with its own, or there is no run."""
-        recorded = read_json(self.identity, "run identity").get("init_from") if self.identity.exists() else None
+        recorded = read_identity(self.identity)["init_from"] if self.identity.exists() else None
         return Origin(**recorded) if recorded else None
 
     def enter(self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None) -> None:
@@ -99,9 +101,10 @@ class RunFolder:
         record_session(self.path / "environment.json", from_step, to_step)
 
     def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
-        identity = read_json(self.identity, "run identity")
+        identity = read_identity(self.identity)
         refuse_unknown_parts(identity["recipe"], str(self.path))
-        changes = differences(identity, recipe, fingerprints)
+        old = stored_recipe(identity["recipe"], str(self.identity))
+        changes = differences(old, identity["data"], recipe, fingerprints)
         if changes:
             raise UserError(
                 f"{self.path} holds another run: {'; '.join(changes)}. Restore the old values to go on with it, "
@@ -109,19 +112,38 @@ class RunFolder:
             )
 
 
-def differences(identity: dict[str, Any], recipe: Recipe, fingerprints: dict[str, str | None]) -> list[str]:
-    """Return what of ``recipe`` and its data differs from the run of ``identity`` and may not."""
-    old = recipe_from_dict(identity["recipe"])
+def read_identity(path: Path) -> dict[str, Any]:
+    """Return what a ``run.json`` holds: ``recipe``, still a document, ``data`` and ``init_from``.
+
+    Raises:
+        DataError: it is malformed, or of another version.
+        StorageError: it cannot be read.
+    """
+    identity = read_json(path, "run identity")
+    if not isinstance(identity, dict) or identity.get("format") != _FORMAT:
+        raise DataError(f"{path}: expected the identity of a run, of format {_FORMAT}; restore the file")
+    data, origin = identity.get("data"), identity.setdefault("init_from", None)
+    if not isinstance(data, dict) or not all(isinstance(value, str | None) for value in data.values()):
+        raise DataError(f"{path}: expected fingerprints of the data under `data`; restore the file")
+    kinds = get_type_hints(Origin)
+    is_origin = isinstance(origin, dict) and {key: type(value) for key, value in origin.items()} == kinds
+    if origin is not None and not is_origin:
+        raise DataError(f"{path}: expected under `init_from` null, or {', '.join(kinds)}; restore the file")
+    return {"recipe": None, **identity}
+
+
+def differences(
+    old: Recipe, data: Mapping[str, str | None], recipe: Recipe, fingerprints: Mapping[str, str | None]
+) -> list[str]:
+    """Return what of ``recipe`` and the fingerprints of its data differs from those of the run, and may not."""
     changes = [
         f"{key} was {before!r} and is now {after!r}"
         for key, before, after in changed_keys(old, recipe)
         if not key.startswith(_MAY_CHANGE)
     ]
     for split, fingerprint in fingerprints.items():
-        if identity["data"].get(split) != fingerprint:
-            changes.append(
-                f"the {split} data were {_short(identity['data'].get(split))} and are now {_short(fingerprint)}"
-            )
+        if data.get(split) != fingerprint:
+            changes.append(f"the {split} data were {_short(data.get(split))} and are now {_short(fingerprint)}")
     return changes
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 import torch
 
 from hornbook.checkpoint import Contents
+from hornbook.checkpoint.documents import recipe_of, tokenizer_of
 from hornbook.checkpoint.restore import mismatches, read_source
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
 from hornbook.config.values import show
-from hornbook.engine.state import TrainState
+from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.model import build_model
 from hornbook.optim.updates import build_update
@@ -88,7 +89,7 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
             "--init-optimizer keep out"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
-    apart = _other_model(contents, recipe) + _other_tokenizer(contents, tokenizer)
+    apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
     if problems := _other_moments(contents, recipe) + apart:
         mend = "; change the recipe's [model] or --init-from" if apart else ""
         raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
@@ -134,8 +135,8 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
     state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
     if origin.keep_optimizer:
-        progress = contents.documents["state"]
-        state.progress.inherited_updates = progress["num_updates"] + progress.get("inherited_updates", 0)
+        progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+        state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
     if not new and not unused:
         return None
     return f"{path}: taken over but for {_modules(unused)}; drawn from the seed: {_modules(new)}"
@@ -146,6 +147,7 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
     path, contents = read_source(source, only=groups, warn=warn)
     if groups - contents.tensors.keys():
         raise CheckpointError(f"{path} holds no state of an optimizer: start with --init-optimizer fresh")
+    recipe_of(contents, path)  # all that follows may count on it
     return path, contents
 
 
@@ -214,9 +216,7 @@ def _modules(names: Collection[str]) -> str:
     return ", ".join(sorted(layers)) or "nothing"
 
 
-def _other_tokenizer(contents: Contents, tokenizer: Tokenizer | None) -> list[str]:
-    file = contents.files.get("tokenizer.json")
-    there = Tokenizer.from_json(file.decode()) if file else None
+def _other_tokenizer(there: Tokenizer | None, tokenizer: Tokenizer | None) -> list[str]:
     if there is None or tokenizer is None or there.digest == tokenizer.digest:
         return []
     return [f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})"]

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from hornbook import checkpoint
+from hornbook.checkpoint.documents import tokenizer_of
 from hornbook.checkpoint.restore import read_source
 from hornbook.config import ClassificationConfig, EncoderConfig, LabelledConfig, Recipe, SpanConfig
 from hornbook.data.arrays import Int64s
@@ -88,9 +89,10 @@ def find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None
             "--data.tokenizer FOLDER to start from nothing"
         )
     path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `_restore` warn
-    if "tokenizer.json" not in contents.files:
+    tokenizer = tokenizer_of(contents, path)
+    if tokenizer is None:
         raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
-    return Tokenizer.from_json(contents.files["tokenizer.json"].decode())
+    return tokenizer
 
 
 def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, LabelledSources]:

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from hornbook.engine.folder import RunFolder
 from hornbook.engine.initial import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.engine.labelled import find_tokenizer, open_labelled
 from hornbook.engine.loop import train_until_done
+from hornbook.engine.memory import refuse_oversize
 from hornbook.engine.notices import differing_ends, large_batch, large_vocabulary, long_warmup
 from hornbook.engine.run import Run
 from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, complete, open_sources
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.tasks import check_before_training
+from hornbook.errors import CheckpointError, HornbookError
 from hornbook.parallel.world import World
 from hornbook.storage.lock import lock_folder
 from hornbook.track.console import Console
@@ -59,6 +60,8 @@ def train(
                 run.console.note(
                     f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
                 )
+                if run.world.is_first:
+                    run.prune()  # a process that was killed in its last prune left that to us
             else:
                 train_until_done(run)
             return _finish(run)
@@ -74,10 +77,11 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe.objective, recipe, sources, on_cpu=world.device.type == "cpu")
+    refuse_oversize(recipe, samples, world)
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
-        stack.enter_context(lock_folder(output) if first else nullcontext())
+        require_folder = stack.enter_context(lock_folder(output) if first else nullcontext(lambda: None))
         if first:
             folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
         steps = num_steps(recipe, samples)
@@ -86,7 +90,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
-            folder.note_session(state.progress.step, steps)
+            _note_session(folder, state.progress.step, steps, console)
         run = Run(
             recipe=recipe,
             num_steps=steps,
@@ -98,9 +102,10 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             samples=samples,
             tokenizer=sources.tokenizer,
             console=console,
-            metrics=_open_log(stack, folder.metrics, state.progress.step) if first else None,
-            samples_log=_open_log(stack, folder.samples, state.progress.step) if first else None,
+            require_folder=require_folder,
         )
+        if first:
+            _open_logs(run, stack)
         if not run.is_finished:
             check_before_training(run)
         console.start(recipe.name, facts(run))
@@ -149,6 +154,14 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     return complete(recipe, sources), sources
 
 
+def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Console) -> None:
+    """Record this start; a run does without the record where the file is damaged or cannot be written."""
+    try:
+        folder.note_session(from_step, to_step)
+    except HornbookError as error:
+        console.warn(f"this start is not recorded: {error}")
+
+
 def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
     """Return what the run starts from or, if it is there already, started from."""
     if folder.has_begun:
@@ -157,26 +170,42 @@ def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: 
 
 
 def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all."""
+    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all.
+
+    Raises:
+        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
+    """
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
+    damaged = checkpoint.steps_in(folder.checkpoints) if world.is_first and chosen is None else []
     world.barrier()  # to read all of a checkpoint takes its time
-    step = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0])[0]
+    step, num_damaged = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0, len(damaged)])
+    if num_damaged:
+        raise CheckpointError(
+            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
+            "from it; to begin anew, remove that folder or choose another --output"
+        )
     if step == 0:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)
         return
-    contents = checkpoint.load(checkpoint.folder_of(folder.checkpoints, step))
+    path = checkpoint.folder_of(folder.checkpoints, step)
+    contents = checkpoint.load(path)
     refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
-    known = {item.name for item in fields(Progress)}
-    state.progress = Progress(**{key: value for key, value in contents.documents["state"].items() if key in known})
+    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+    if state.progress.step != step:
+        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
 
 
-def _open_log(stack: ExitStack, path: Path, step: int) -> MetricsLog:
-    """Open a log, without the rows of steps that will be made again."""
-    if path.exists():
-        cut_back(path, step)
-    return stack.enter_context(MetricsLog(path))
+def _open_logs(run: Run, stack: ExitStack) -> None:
+    """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
+    folder, progress = run.folder, run.state.progress
+    measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
+    for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
+        if path.exists():
+            cut_back(path, step, measured)
+    run.metrics = stack.enter_context(MetricsLog(folder.metrics, run.console.warn))
+    run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn))
 
 
 def _device(run: Run) -> str:
@@ -203,6 +232,10 @@ def _finish(run: Run) -> dict[str, Any]:
     if run.why_stopped:
         run.console.note(run.why_stopped)
     if run.world.is_first:
-        summary["report"] = str(write_report(run.folder.path))
-        run.console.finish({"report": summary["report"]})
+        try:
+            summary["report"] = str(write_report(run.folder.path))
+        except HornbookError as error:
+            run.console.warn(f"no report is written: {error}")
+        else:
+            run.console.finish({"report": summary["report"]})
     return summary

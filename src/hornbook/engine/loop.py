@@ -9,6 +9,7 @@ from hornbook.engine.signals import Received, listen
 from hornbook.engine.step import train_step
 from hornbook.engine.tasks import measure_tasks, owes_tasks
 from hornbook.errors import DivergedError, StoppedBySignal
+from hornbook.wording import counted
 
 MAX_SKIPPED_IN_A_ROW = 20
 
@@ -18,7 +19,7 @@ def train_until_done(run: Run) -> None:
 
     Raises:
         StoppedBySignal: a signal came; the state after the last whole step is saved.
-        DivergedError: too many steps in a row were not finite; the last good checkpoint is untouched.
+        DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
     with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
@@ -55,10 +56,13 @@ def _agree_to_stop(run: Run, signals: Received) -> bool:
 
 
 def _refuse_divergence(run: Run) -> None:
-    skipped = run.state.progress.skipped_in_a_row
+    progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
+    if skipped < MAX_SKIPPED_IN_A_ROW and not (skipped and run.is_finished):
+        return
     if skipped >= MAX_SKIPPED_IN_A_ROW:
-        raise DivergedError(
-            f"the loss or its gradients were not finite for {skipped} steps in a row up to step "
-            f"{run.state.progress.step}; checkpoints are intact in {run.folder.checkpoints}: "
-            "lower optimizer.learning_rate or lengthen schedule.warmup_steps, and start a new run"
-        )
+        run.set_aside(progress.step - skipped)
+    raise DivergedError(
+        f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
+        f"so none of them is saved; {run.what_is_saved()}: lower optimizer.learning_rate or lengthen "
+        "schedule.warmup_steps, and start a new run"
+    )

@@ -5,7 +5,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -46,8 +46,10 @@ class Run:
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
-    metrics: MetricsLog | None
-    samples_log: MetricsLog | None
+    metrics: MetricsLog | None = None
+    samples_log: MetricsLog | None = None
+    require_folder: Callable[[], None] = lambda: None
+    """Raises StorageError if the run's folder is not where it was."""
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
@@ -67,10 +69,24 @@ class Run:
         """Tell whether something that happens every so many steps, and at the end, happens after this one."""
         return every_steps is not None and (self.state.progress.step % every_steps == 0 or self.is_finished)
 
+    @property
+    def ends_with_checkpoint(self) -> bool:
+        """Whether the current step is due to be saved; a skipped one never is, since its weights may be ruined."""
+        return self.is_due(self.recipe.checkpoint.every_steps) and not self.state.progress.skipped_in_a_row
+
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        step = self.state.progress.step
-        return f"step {step} of {self.num_steps} is saved in {self.folder.path}; run the same command again to go on"
+        progress, again = self.state.progress, "run the same command again to go on"
+        if not progress.skipped_in_a_row:
+            return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
+        return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
+
+    def what_is_saved(self) -> str:
+        """Name the newest checkpoint on the disk, from which the same command would go on."""
+        steps = checkpoint.steps_in(self.folder.checkpoints)
+        if not steps:
+            return f"{self.folder.path} has no checkpoint"
+        return f"the newest checkpoint in {self.folder.path} is that of step {steps[-1]}"
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
@@ -119,6 +135,8 @@ class Run:
                 max_windows=self.recipe.evaluation.max_windows,
                 num_bytes=self.samples.held_out_bytes,
             )
+        if math.isfinite(result.loss):
+            progress.finite_step = progress.step
         self.note_best("validation", result.loss)
         row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
         del row["terms"]
@@ -140,7 +158,7 @@ class Run:
         if measure != by:
             return
         note_measurement(progress, self.recipe.evaluation, measure, value, higher=higher)
-        if not self.is_due(self.recipe.checkpoint.every_steps) or not math.isfinite(value):
+        if not self.ends_with_checkpoint or not math.isfinite(value):
             return
         best = progress.best_value if progress.best_by == by else None
         if best is None or (value > best if higher else value < best):
@@ -181,13 +199,16 @@ class Run:
     def save(self, *, must_succeed: bool) -> None:
         """Commit a checkpoint and prune old ones.
 
-        A save that fails leaves the older checkpoints as they are and the run alive, unless it must succeed or several
-        failed in a row. All ranks go on, or none does.
+        While steps are being skipped nothing is saved. A save that fails leaves the older checkpoints as they are and
+        the run alive, unless it must succeed or several failed in a row. All ranks go on, or none does.
 
         Raises:
             DivergedError: the weights are not finite; nothing is saved.
             StorageError: see above.
         """
+        if self.state.progress.skipped_in_a_row:
+            self.console.warn(f"checkpoint not saved: step {self.state.progress.step} was skipped")
+            return
         with self.clock.paused():
             self._refuse_bad_weights()
             error = self._commit() if self.world.is_first else None
@@ -205,6 +226,7 @@ class Run:
     def _commit(self) -> StorageError | None:
         """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
         try:
+            self.require_folder()
             path = checkpoint.save(self.folder.checkpoints, self._contents())
         except StorageError as error:
             return error
@@ -212,26 +234,45 @@ class Run:
             if log is not None:
                 log.sync()
         self.console.checkpoint(path)
-        try:
-            self._prune()
-        except StorageError as error:
-            self.console.warn(f"old checkpoints could not be removed: {error}")
+        self.prune()
         return None
 
-    def _prune(self) -> None:
-        keep, best = self.recipe.checkpoint, self.state.progress.best_step
-        checkpoint.prune(
-            self.folder.checkpoints,
-            keep_last=keep.keep_last,
-            keep=[best] if keep.keep_best and best is not None else [],
-        )
+    def prune(self) -> None:
+        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
+
+        The last update may have ruined the weights of the newest. Unless their validation loss was finite, the one
+        before it stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
+        """
+        keep, progress = self.recipe.checkpoint, self.state.progress
+        try:
+            checkpoint.prune(
+                self.folder.checkpoints,
+                keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
+                keep=[progress.best_step] if keep.keep_best and progress.best_step is not None else [],
+            )
+        except StorageError as error:
+            self.console.warn(f"old checkpoints could not be removed: {error}")
+
+    def set_aside(self, step: int) -> None:
+        """Rename the checkpoint of ``step``, if there is one, since training diverged from its weights."""
+        if self.world.is_first:
+            try:
+                path = checkpoint.set_aside(self.folder.checkpoints, step)
+            except StorageError as error:
+                self.console.warn(
+                    f"training diverged from the checkpoint of step {step}, which stays in place: {error}"
+                )
+            else:
+                if path is not None:
+                    self.console.warn(f"training diverged from the checkpoint of step {step}: it is now {path}")
+        self.world.barrier()
 
     def _refuse_bad_weights(self) -> None:
         finite = [torch.isfinite(parameter.detach()).all() for _, parameter in self.state.model.own_parameters()]
         if any(self.world.sum_integers([not bool(torch.stack(finite).all())])):
             raise DivergedError(
-                f"weights are not finite after step {self.state.progress.step}; nothing was saved and "
-                f"older checkpoints are in {self.folder.checkpoints}: lower optimizer.learning_rate and start a new run"
+                f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
+                f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
 
     def _contents(self) -> checkpoint.Contents:

@@ -6,14 +6,19 @@ samples, which is one integer here.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import get_type_hints
 
 import torch
 from torch import Tensor
 
+from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Slot, num_parts_of, role_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
+
+_MOST = 1 << 62
+"""Above all counts, and so that the samples of one more step can be numbered."""
 
 
 @dataclass(kw_only=True)
@@ -33,6 +38,8 @@ class Progress:
     skipped_steps: int = 0
     """Steps whose loss or gradients were not finite."""
     skipped_in_a_row: int = 0
+    finite_step: int = 0
+    """Last step after which the validation loss was finite."""
     validated_step: int = 0
     """Last step after which the validation loss was measured."""
     evaluated_step: int = 0
@@ -52,6 +59,29 @@ class Progress:
     """Measurements since then."""
     seconds: float = 0.0
     """Time spent in training, over all resumes."""
+
+    @classmethod
+    def from_json(cls, document: object, path: str) -> "Progress":
+        """Return the progress that a ``state.json`` holds; missing keys take their defaults, unknown ones are ignored.
+
+        Args:
+            document: parsed JSON.
+            path: the file, for the error.
+
+        Raises:
+            CheckpointError: it is no object, has no step, or a value is not of its type or out of range.
+        """
+        if not isinstance(document, dict) or "step" not in document:
+            raise CheckpointError(f"{path} is missing or has no `step`; take another checkpoint")
+        hints = get_type_hints(cls)
+        values = {name: value for name, value in document.items() if name in hints}
+        for name, value in values.items():
+            is_whole = type(value) is int
+            if not (isinstance(value, hints[name]) or (is_whole and isinstance(0.0, hints[name]))) or (
+                isinstance(value, bool) or (is_whole and not 0 <= value < _MOST)
+            ):
+                raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
+        return cls(**values)
 
 
 @dataclass(kw_only=True)

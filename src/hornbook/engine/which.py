@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hornbook.config import LabelledConfig, Recipe, recipe_from_dict, refuse_unknown_parts
+from hornbook.checkpoint.documents import stored_recipe
+from hornbook.config import LabelledConfig, Recipe, refuse_unknown_parts
 from hornbook.data.batches import WindowBatches
 from hornbook.data.encoder_batches import EncoderBatches
 from hornbook.data.examples import Piece
@@ -26,10 +27,10 @@ from hornbook.data.mixture import Provenance
 from hornbook.data.sequences import NO_PAIR, Sequence, StoredSequences
 from hornbook.data.static_instances import StaticInstances
 from hornbook.data.store import TokenStore
+from hornbook.engine.folder import read_identity
 from hornbook.engine.samples import build_samples, num_steps
 from hornbook.engine.sources import Sources, open_sources, open_windows
 from hornbook.errors import DataError, UserError
-from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import WordPieces
 
@@ -213,12 +214,9 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     path = run / "run.json"
     if not path.is_file():
         raise UserError(f"no run in {run}: expected a folder with a run.json, as `hornbook train` leaves")
-    identity: Any = read_json(path, "run identity")
-    data = identity.get("data") if isinstance(identity, dict) else None
-    if not isinstance(data, dict):
-        raise DataError(f"{path}: expected the recipe and the data of a run; restore the file")
-    refuse_unknown_parts(identity.get("recipe"), str(run))
-    return recipe_from_dict(identity.get("recipe"), str(path)), data.get("train")
+    identity = read_identity(path)
+    refuse_unknown_parts(identity["recipe"], str(run))
+    return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
 
 
 def _refuse_other_data(run: Path, before: str | None, now: str | None) -> None:

@@ -16,8 +16,9 @@ lock until it ends, too.
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +33,11 @@ _ATTEMPTS: Final = 20
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
+
+    Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
+    this process then writes to ``folder`` would go elsewhere, or to a folder that another process may hold.
 
     Raises:
         UserError: another process holds it.
@@ -42,7 +46,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     descriptor = _lock(folder)
     try:
         _sign(descriptor)
-        yield
+        yield partial(_require, folder, descriptor)
     finally:
         os.close(descriptor)
 
@@ -117,6 +121,11 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
             return os.path.samestat(os.fstat(descriptor), path.stat())
         except FileNotFoundError:
             return False
+
+
+def _require(folder: Path, descriptor: int) -> None:
+    if not _is_still_there(folder / _NAME, descriptor):
+        raise StorageError(f"{folder} or its lock file was moved or removed while this process used it; move it back")
 
 
 def _sign(descriptor: int) -> None:

@@ -8,40 +8,79 @@
 ``step`` counts finished steps. ``samples.jsonl`` is kept by the same functions. A line reaches the operating system at
 once, so that ``kill -9`` loses none, and the disk when ``sync`` is called, which the loop does at a checkpoint. The
 price: a power cut may lose the rows since the last checkpoint, which are the rows that the resumed run writes again.
+
+A full or failing disk stops no training: rows wait in memory until they can be written, at the price of that memory.
 """
 
 import json
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hornbook.errors import DataError
+from hornbook.errors import DataError, StorageError
 from hornbook.storage.files import Appender, replace_file
 from hornbook.storage.system import translated
+from hornbook.wording import counted
+
+_logger = logging.getLogger("hornbook.track")
 
 Row = dict[str, Any]
 
 
 class MetricsLog:
-    """Appends rows to ``path``, after the last whole line that is there; the rest of a torn one is cut off."""
+    """Appends rows to ``path``, after the last whole line that is there; the rest of a torn one is cut off.
 
-    def __init__(self, path: Path) -> None:
-        self._appender = Appender(path)
+    A row that cannot be written waits in memory, and so do the rows after it, until a later ``append``, ``sync`` or
+    ``close`` writes them in their order.
+
+    Args:
+        path: the log; created where missing.
+        warn: is told once when rows begin to wait, when the disk cannot be waited for, and when rows are lost.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None] = _logger.warning) -> None:
+        self._appender, self._warn = Appender(path), warn
+        self._waiting: deque[str] = deque()
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one row and hands it to the operating system; ``row`` holds a whole number ``step``."""
-        self._appender.append(encode(row))
+        self._waiting.append(encode(row))
+        if (error := self._write_waiting()) and len(self._waiting) == 1:
+            self._warn(f"{error}; rows are kept in memory until they can be written")
 
     def sync(self) -> None:
-        """Waits until all rows are on the disk."""
-        self._appender.sync()
+        """Waits until all rows are on the disk; a disk that fails is a warning."""
+        error = self._write_waiting()
+        try:
+            self._appender.sync()
+        except StorageError as failure:
+            error = failure
+        if error:
+            self._warn(f"a power cut would lose rows: {error}")
 
     def close(self) -> None:
-        """Closes the file; rows stay where they are."""
+        """Closes the file; rows that still cannot be written are lost, with a warning."""
+        if error := self._write_waiting():
+            self._warn(f"{counted(len(self._waiting), 'row')} lost: {error}")
+            self._waiting.clear()
         self._appender.close()
+
+    def _write_waiting(self) -> StorageError | None:
+        try:
+            while self._waiting:
+                self._appender.append(self._waiting[0])
+                self._waiting.popleft()
+        except StorageError as error:
+            return error
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -72,15 +111,21 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _lines(path, _content(path))]
 
 
-def cut_back(path: Path, step: int) -> None:
+def cut_back(path: Path, step: int, measured: Mapping[str, int] | None = None) -> None:
     """Rewrites the log, atomically, without the rows of steps after ``step``; other lines keep their bytes.
+
+    Args:
+        path: the log.
+        step: the step from which the run goes on.
+        measured: by kind of row, the last step of which the resumed run has it already; it writes later ones again.
 
     Raises:
         DataError: as ``read``.
         StorageError: the log cannot be read or written; the old one is then untouched.
     """
-    before = _content(path)
-    after = b"".join(line + b"\n" for line, row in _lines(path, before) if row["step"] <= step)
+    last, before = measured or {}, _content(path)
+    kept = (line for line, row in _lines(path, before) if row["step"] <= last.get(str(row.get("kind")), step))
+    after = b"".join(line + b"\n" for line in kept)
     if after != before:
         replace_file(path, after)
 

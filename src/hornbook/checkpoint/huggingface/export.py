@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.documents import recipe_of, tokenizer_of
 from hornbook.checkpoint.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.checkpoint.huggingface.families import Family, family_of
 from hornbook.checkpoint.huggingface.folder import UNTRAINED
@@ -32,7 +33,6 @@ from hornbook.config import (
     Recipe,
     RobertaConfig,
     TransformerConfig,
-    recipe_from_dict,
 )
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
@@ -62,8 +62,8 @@ def write_folder(
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another --output or remove it")
-    recipe = recipe_from_dict(contents.documents["recipe"])
-    model, tokenizer = recipe.model, _tokenizer(contents)
+    recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
+    model = recipe.model
     family = family_of(model)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
@@ -89,11 +89,6 @@ def write_folder(
             storage.remove_tree(temporary)
         raise
     return written
-
-
-def _tokenizer(contents: Contents) -> Tokenizer | None:
-    file = contents.files.get("tokenizer.json")
-    return Tokenizer.from_json(file.decode()) if file else None
 
 
 def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:

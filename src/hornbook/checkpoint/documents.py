@@ -1,0 +1,75 @@
+"""Recipes and tokenizers that lie beside weights: read as what a stranger may have written.
+
+::
+
+    contents.documents["recipe"]       -> recipe_of    -> a Recipe with a vocabulary
+    contents.files["tokenizer.json"]   -> tokenizer_of -> a Tokenizer, or None without the file
+"""
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.config import Recipe, recipe_from_dict
+from hornbook.errors import CheckpointError, DataError, RecipeError
+from hornbook.storage.system import format_bytes
+from hornbook.text.tokenizer import Tokenizer
+
+
+def stored_recipe(document: object, path: str) -> Recipe:
+    """Return the complete recipe that ``recipe_to_dict`` made ``document`` of.
+
+    Args:
+        document: parsed JSON.
+        path: the file, for the error.
+
+    Raises:
+        CheckpointError: it is no such recipe; one line that names the file and all mistakes.
+    """
+    try:
+        recipe = recipe_from_dict(document, path)
+    except RecipeError as error:
+        raise CheckpointError(f"{error}; restore {path}") from error
+    if recipe.model.vocab_size is None:
+        raise CheckpointError(f"{path}: model.vocab_size is missing; restore the file")
+    return recipe
+
+
+def recipe_of(contents: Contents, path: object) -> Recipe:
+    """Return the recipe of a checkpoint; ``path`` names the checkpoint in errors.
+
+    Raises:
+        CheckpointError: ``recipe.json`` is missing or malformed.
+    """
+    if "recipe" not in contents.documents:
+        raise CheckpointError(f"{path} has no recipe.json to tell what the weights are of; take another checkpoint")
+    return stored_recipe(contents.documents["recipe"], f"{path}/recipe.json")
+
+
+def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, None where it has none; ``path`` names the checkpoint in errors.
+
+    Raises:
+        CheckpointError: ``tokenizer.json`` is malformed.
+    """
+    file = contents.files.get("tokenizer.json")
+    if file is None:
+        return None
+    try:
+        return Tokenizer.from_json(file.decode())
+    except (DataError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}/tokenizer.json cannot be read: {error}; take another checkpoint") from error
+
+
+def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
+    """Refuse a recipe whose model is more than twice as large as the weights beside it, before it is built.
+
+    Below that a comparison of all tensors can tell more. A model of one's own that cannot count its parameters passes.
+
+    Raises:
+        CheckpointError: it is too large; the message has the bytes of both.
+    """
+    count = getattr(recipe.model, "num_parameters", None)
+    stored = sum(tensor.numel() for tensor in contents.tensors.get("model", {}).values())
+    if count is not None and count() > 2 * stored:
+        raise CheckpointError(
+            f"{path}/recipe.json describes a model of {format_bytes(4 * count())} in fp32, but the weights beside it "
+            f"take {format_bytes(4 * stored)}: restore the file or take another checkpoint"
+        )
