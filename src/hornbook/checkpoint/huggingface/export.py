@@ -71,9 +71,9 @@ def write_folder(
     small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
     for note in export_notes(model) if isinstance(model, EncoderConfig) else ():
         warn(note)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = storage.temporary_beside(path)
     try:
-        storage.make_directory(temporary)
+        storage.make_directory(temporary, exist_ok=False)
         encoded = encode(weights, metadata={"format": "pt"})
         written = {"model.safetensors": storage.write_file(temporary / "model.safetensors", encoded.chunks)}
         written |= {name: storage.write_file(temporary / name, data) for name, data in small.items()}
