@@ -10,8 +10,8 @@ is free. A failed fsync is never tried again: the kernel may have dropped the pa
 et al., "Can Applications Recover from fsync Failures?", 2020). The one cure is to write again from scratch, which is up
 to the caller. The price of it all is an fsync a file; bytes are hashed on their way, which costs no second reading.
 
-A folder may come from a stranger, so no file in it leads a write elsewhere: a new file is created exclusively, and a log
-that continues must be a regular file with one name. Only a file that the user names is written through a link.
+A folder may come from a stranger, so no file in it leads a write elsewhere: a new file is created exclusively, and a
+log that continues must be a regular file with one name. Only a file that the user names is written through a link.
 """
 
 import hashlib
