@@ -12,8 +12,7 @@ from typing import Any, Protocol, Self
 
 from hornbook.generate import Timing
 from hornbook.storage import Appender
-from hornbook.track.console import visible
-from hornbook.wording import counted
+from hornbook.wording import counted, visible
 
 
 class Screen:

@@ -81,7 +81,9 @@ class Watch:
         while not self._ended.wait(_BEAT_SECONDS):
             self._count(self._rank, 1)
             count, now = self._count(other, 0), time.monotonic()
-            if count != seen or count >= _HAS_LEFT or now - last > _WINDOW_SECONDS:  # or this process was stopped itself
+            if (
+                count != seen or count >= _HAS_LEFT or now - last > _WINDOW_SECONDS
+            ):  # or this process was stopped itself
                 seen, at = count, now
             last = now
             if now - at > _SILENCE_SECONDS:
