@@ -5,8 +5,8 @@ Each rank counts up a number in the store that all ranks share, and looks at tha
     rank 0 --looks at--> rank 1 --looks at--> ... --looks at--> rank 0
 
 A rank that computes, saves or validates goes on counting, in a thread of its own, however long that takes. One that is
-stopped or whose machine is gone does not; sums would wait for it until their time-out. The rank that looks at it says so
-and ends its process, on which ``torchrun`` ends or restarts all. A rank that dies also tears its connections, so that
+stopped or whose machine is gone does not; sums would wait for it until their time-out. The rank that looks at it says
+so and ends its process, on which ``torchrun`` ends or restarts all. A rank that dies also tears its connections, so that
 a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. The price: two small
 requests to the store a second and rank.
 """
