@@ -6,8 +6,8 @@ Each rank counts up a number in the store that all ranks share, and looks at tha
 
 A rank that computes, saves or validates goes on counting, in a thread of its own, however long that takes. One that is
 stopped or whose machine is gone does not; sums would wait for it until their time-out. The rank that looks at it says
-so and ends its process, on which ``torchrun`` ends or restarts all. A rank that dies also tears its connections, so that
-a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. The price: two small
+so and ends its process, on which ``torchrun`` ends or restarts all. A rank that dies also tears its connections, so
+that a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. The price: two small
 requests to the store a second and rank.
 """
 
@@ -16,6 +16,7 @@ import threading
 import time
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from hornbook.errors import HornbookError
 
@@ -34,8 +35,8 @@ class Watch:
         rank, size: which of them this is, and of how many.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
-        self._store = dist.PrefixStore("watch", store.clone())  # a connection of its own: nobody else's wait blocks it
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = PrefixStore("watch", store.clone())  # a connection of its own: nobody else's wait blocks it
         self._rank, self._size = rank, size
         self._ended = threading.Event()
         self._count(rank, 1)
@@ -81,9 +82,8 @@ class Watch:
         while not self._ended.wait(_BEAT_SECONDS):
             self._count(self._rank, 1)
             count, now = self._count(other, 0), time.monotonic()
-            if (
-                count != seen or count >= _HAS_LEFT or now - last > _WINDOW_SECONDS
-            ):  # or this process was stopped itself
+            was_stopped_itself = now - last > _WINDOW_SECONDS
+            if count != seen or count >= _HAS_LEFT or was_stopped_itself:
                 seen, at = count, now
             last = now
             if now - at > _SILENCE_SECONDS:

@@ -19,6 +19,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from hornbook.parallel.watch import Watch
 
@@ -60,9 +62,9 @@ class World:
         """Join the ranks that ``torchrun`` started, or return a world of one process."""
         if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
             return cls(device=device)
-        store, rank, size = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+        store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
         # torchrun may keep the store over a restart, and what the dead ranks left in it would be taken for the living
-        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         ranks = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
