@@ -36,7 +36,7 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = PrefixStore("watch", store.clone())  # a connection of its own: nobody else's wait blocks it
+        self._store = PrefixStore("watch", store.clone())  # type: ignore[attr-defined]  # its own connection: no wait of others blocks it
         self._rank, self._size = rank, size
         self._ended = threading.Event()
         self._count(rank, 1)
