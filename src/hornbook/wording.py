@@ -1,5 +1,6 @@
-"""Words that go with a number, and lists that would be too long."""
+"""Words that go with a number, short lists, and text from outside made fit to be shown."""
 
+import re
 from typing import Final
 
 _SINGULARS: Final = {
@@ -12,6 +13,11 @@ _SINGULARS: Final = {
     "redirects": "redirect",
 }
 """Kinds that reports name in the plural."""
+
+
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 _MOST_NAMED: Final = 4
@@ -31,3 +37,13 @@ def counted(count: int, noun: str) -> str:
 def counted_kind(count: int, kind: str) -> str:
     """Say how many there are of a kind, as reports name it: "1 redirect", "2 redirects", "1 too short"."""
     return f"{count:,} {_SINGULARS.get(kind, kind) if count == 1 else kind}"
+
+
+def visible(text: str) -> str:
+    r"""``text`` with all that could move a cursor, hide or reorder letters written as an escape such as ``\x1b``."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """``visible``, with line ends and tabs written as escapes too."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -135,6 +135,20 @@ def test_errors_of_ours_are_one_line_and_their_code(command, error, code, capsys
     assert json.loads(capsys.readouterr().out) == {"error": str(error), "exit_code": code}
 
 
+def test_an_error_line_shows_escape_sequences_and_obeys_none(command, capsys):
+    command(fail_with(PathError("no such file: \x1b[2J\x9b31m\u202ename\x07")))
+    assert main(["fake"]) == 2
+    assert capsys.readouterr().err == "hornbook: error: no such file: \\x1b[2J\\x9b31m\\u202ename\\x07\n"
+
+
+def test_a_long_error_line_keeps_its_start_and_its_end(command, capsys):
+    command(fail_with(CheckpointError("tensors " + "name, " * 2000 + "are missing: export it again")))
+    assert main(["fake"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("hornbook: error: tensors name, ") and line.endswith("missing: export it again\n")
+    assert len(line) < 1100
+
+
 def test_a_recipe_error_is_a_line_for_each_problem(command, capsys):
     command(fail_with(RecipeError(["first", "sec\nond"])))
     assert main(["fake", "--json"]) == 2

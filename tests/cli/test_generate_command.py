@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -164,6 +165,16 @@ def test_texts_are_saved_too(texts_of, tmp_path, capsys, run):
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == records
     assert main(["generate", str(run), "--prompt", "a", "--output", str(tmp_path / "no" / "x.jsonl"), *ALWAYS]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_pipe_gets_the_texts_and_stays(texts_of, tmp_path):
+    """As a device does; root may replace `/dev/null`."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    records = texts_of("--prompt", "the cat", "--output", str(tmp_path / "pipe"))
+    assert [json.loads(line) for line in os.read(reader, 1 << 16).splitlines()] == records
+    assert (tmp_path / "pipe").is_fifo()
+    os.close(reader)
 
 
 def test_an_error_leaves_the_saved_texts_alone(run, tmp_path, capsys):

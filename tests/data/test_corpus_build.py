@@ -215,7 +215,9 @@ def test_a_document_that_cannot_be_cut_is_unreadable(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "x" * 5_000_000)))
     with pytest.raises(DataError) as caught:
         build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0)
-    assert one_line(caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 4.8 MiB without a blank")
+    assert one_line(
+        caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 5,000,000 bytes without a blank"
+    )
     skip = {"reading": ReadOptions(on_error="skip"), "tolerance": Tolerance(max_dropped=1.0)}
     report = build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0, **skip)
     assert (report.faults, report.splits["train"].documents) == (1, 1)

@@ -5,9 +5,10 @@ import signal
 
 import pytest
 
-from hornbook.engine.signals import listen
+from hornbook.engine.signals import leave_cleanly, listen
+from hornbook.errors import StoppedBySignal
 
-NAMES = ["SIGINT", "SIGTERM", "SIGUSR1"]
+NAMES = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,3 +36,22 @@ def test_handlers_are_put_back_also_after_an_error():
         assert signal.getsignal(signal.SIGTERM) is not before["SIGTERM"]
         raise RuntimeError
     assert {name: signal.getsignal(getattr(signal, name)) for name in NAMES} == before
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_signal_before_the_loop_listens_is_one_line_and_its_code(name):
+    before = signal.getsignal(getattr(signal, name))
+    with pytest.raises(StoppedBySignal, match=f"stopped by {name} while no step") as caught, leave_cleanly():
+        os.kill(os.getpid(), getattr(signal, name))
+    assert caught.value.exit_code == 75 and signal.getsignal(getattr(signal, name)) == before
+
+
+@pytest.mark.parametrize("block", [listen, leave_cleanly])
+def test_nohup_stays_in_force(block):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with block():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

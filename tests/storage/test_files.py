@@ -1,4 +1,6 @@
 import hashlib
+import os
+import re
 import resource
 import signal
 from pathlib import Path
@@ -75,18 +77,36 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
 
 
 def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(tmp_path):
-    (tmp_path / "x").symlink_to("/dev/full")
-    with pytest.raises(StorageError) as caught:
-        write_file(tmp_path / "x", bytes(3 << 20))
+    with Appender(Path("/dev/full"), anew=True) as log, pytest.raises(StorageError) as caught:
+        log.append("x" * (3 << 20))
     assert "No space left on device (3.0 MiB more needed, " in one_line(caught)
     assert " free)" in str(caught.value)
 
 
-def test_a_device_is_not_removed_when_writing_to_it_fails(tmp_path):
-    (tmp_path / "x").symlink_to("/dev/full")
-    with pytest.raises(StorageError):
-        write_file(tmp_path / "x", b"a")
-    assert (tmp_path / "x").is_symlink()
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_no_link_leads_a_new_file_elsewhere(tmp_path, link):
+    (tmp_path / "mine").write_bytes(b"mine")
+    for number, write in enumerate((write_file, replace_file)):
+        link(tmp_path / f"{number}", tmp_path / "mine")
+        write(tmp_path / f"{number}", b"theirs")
+        assert (tmp_path / f"{number}").read_bytes() == b"theirs"
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+def test_what_is_no_file_is_not_removed_for_a_new_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PathError, match="pipe: File exists"):
+        write_file(tmp_path / "pipe", b"a")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_nobody_can_guess_the_name_of_a_temporary_file(tmp_path):
+    seen = set()
+    for _ in range(2):
+        with count_operations() as operations:
+            replace_file(tmp_path / "x", b"a")
+        seen |= {path.name for name, path in operations if name == "open"}
+    assert len(seen) == 2 and all(re.fullmatch(rf"\.x\.tmp-{os.getpid()}-[0-9a-f]{{8}}", name) for name in seen)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 999, 1000, 4095, 4096, 4097, 7999])
@@ -152,7 +172,7 @@ def test_replace_file_that_fails_leaves_the_old_content(tmp_path, kind, lasting)
 
 
 def test_replace_file_removes_the_litter_of_dead_processes_alone(tmp_path):
-    for name in (f".x.tmp-{DEAD_PID}", ".x.tmp-1", ".x.tmp-abc", f".y.tmp-{DEAD_PID}"):
+    for name in (f".x.tmp-{DEAD_PID}", f".x.tmp-{DEAD_PID}-0123abcd", ".x.tmp-1", ".x.tmp-abc", f".y.tmp-{DEAD_PID}"):
         (tmp_path / name).touch()
     replace_file(tmp_path / "x", b"new")
     assert names(tmp_path) == [".x.tmp-1", ".x.tmp-abc", f".y.tmp-{DEAD_PID}", "x"]
@@ -187,6 +207,48 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path):
         assert "append to" in one_line(caught)
         appender.append("two")
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def make_link(path, target):
+    path.symlink_to(target)
+
+
+def make_another_name(path, target):
+    path.hardlink_to(target)
+
+
+def make_pipe(path, target):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [make_link, make_another_name, make_pipe])
+def test_a_log_that_leads_elsewhere_is_refused(tmp_path, make):
+    """As in a folder of a stranger, whose `metrics.jsonl` is a link to a file of the user's."""
+    (tmp_path / "mine").write_bytes(b"mine, without a line end")
+    make(tmp_path / "log", tmp_path / "mine")
+    with pytest.raises(PathError, match="log: expected a regular file with one name") as caught:
+        Appender(tmp_path / "log")
+    one_line(caught)
+    assert (tmp_path / "mine").read_bytes() == b"mine, without a line end"
+
+
+def test_a_log_that_is_begun_anew_is_written_to_what_its_path_leads_to(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("file")
+    with Appender(tmp_path / "link", anew=True) as log:
+        log.append("new")
+        log.sync()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new\n"
+
+
+def test_a_pipe_takes_a_log_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with Appender(tmp_path / "pipe", anew=True) as log:
+        log.append("a line")
+        log.sync()
+    assert os.read(reader, 99) == b"a line\n" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
 
 
 def test_a_closed_log_may_be_closed_again(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.errors import StorageError, UserError
+from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
 from hornbook.storage import lock as module
 from hornbook.storage.lock import lock_folder, remove_locked_folder
@@ -175,3 +175,13 @@ def test_of_a_link_to_a_folder_the_link_is_removed(tmp_path):
     with lock_folder(tmp_path / "work"):
         remove_locked_folder(tmp_path / "work")
     assert (tmp_path / "elsewhere" / "file").exists() and not (tmp_path / "work").is_symlink()
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_leads_to_another_file_is_refused_and_leaves_it(tmp_path, link):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    link(tmp_path / "run" / "lock", tmp_path / "mine")
+    with pytest.raises(PathError, match="lock: expected a regular file with one name"), lock_folder(tmp_path / "run"):
+        raise AssertionError("locked")
+    assert (tmp_path / "mine").read_text() == "mine"

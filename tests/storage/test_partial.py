@@ -54,3 +54,12 @@ def test_short_writes_are_completed(tmp_path):
         partial.write(b"0123456789")
         partial.commit()
     assert (tmp_path / "a.bin").read_bytes() == b"0123456789"
+
+
+def test_content_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".a.bin.partial").mkdir()
+    (tmp_path / ".a.bin.partial" / "content").symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError, match="content: expected a regular file"), open_partial(tmp_path / "a.bin"):
+        raise AssertionError("opened")
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_run import train_row
-from hornbook.track.console import Console, one_line, seconds_left, visible
+from hornbook.track.console import Console, seconds_left
+from hornbook.wording import one_line, visible
 
 ODD = "\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u2066 \r\x08\x9b31m \ud800 \u2028 :smile: é"
 SCRIPT = """

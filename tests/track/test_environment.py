@@ -49,6 +49,46 @@ def test_git_state_tells_commit_and_changes(tmp_path: Path) -> None:
     assert environment.git_state(tmp_path) == {**clean, "dirty": True}
 
 
+def _git(repository: Path, *words: str) -> None:
+    who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+    subprocess.run(["git", *who, "-C", str(repository), *words], check=True, capture_output=True)
+
+
+def test_a_stranger_s_repository_runs_nothing(tmp_path: Path) -> None:
+    """Neither `core.fsmonitor`, nor a filter that attributes name, nor a hook, nor those of a submodule."""
+    repository, inner = tmp_path / "outer", tmp_path / "outer" / "inner"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 $* >> {tmp_path}/ran\ncat\n")
+    program.chmod(0o755)
+    for folder in (repository, inner):
+        folder.mkdir()
+        _git(folder, "init")
+        (folder / "a").write_text("a")
+        _git(folder, "add", "a")
+        _git(folder, "commit", "-m", "first")
+    _git(repository, "add", "inner")
+    _git(repository, "commit", "-m", "second")
+    for folder, metadata in ((repository, repository / ".git"), (inner, inner / ".git")):
+        _git(folder, "config", "core.fsmonitor", str(program))
+        _git(folder, "config", "filter.f.clean", str(program))
+        (metadata / "info" / "attributes").write_text("* filter=f\n")
+        (metadata / "hooks" / "post-index-change").symlink_to(program)
+        (folder / "a").write_text("b")
+    _git(repository, "status")
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
+    assert environment.git_state(repository) == {"commit": _head(repository), "dirty": True}
+    assert environment.git_state(inner) == {"commit": _head(inner), "dirty": True}
+    assert not (tmp_path / "ran").exists()
+    (repository / "a").write_text("a")
+    assert environment.git_state(repository) == {"commit": _head(repository), "dirty": False}
+
+
+def _head(repository: Path) -> str:
+    words = ["git", "-C", str(repository), "rev-parse", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def test_git_state_without_git_or_commit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
     assert environment.git_state(tmp_path) is None

@@ -38,7 +38,7 @@ def column_lines(
     """Yield the lines of a table that is ``width`` wide, if it has to be; other arguments as `print_columns`."""
     from rich.cells import cell_len
 
-    from hornbook.track.console import one_line
+    from hornbook.wording import one_line
 
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from hornbook.cli.conversation import answer_lines
 from hornbook.cli.texts import Output, Screen
 from hornbook.generate.fill import Filled, GapFiller, Gapped
-from hornbook.track.console import one_line
+from hornbook.wording import one_line
 
 
 def fill_all(filler: GapFiller, requests: Sequence[Gapped], output: Output, *, batch_size: int) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from hornbook import __version__
 from hornbook.cli.parser import CommandParser
 from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
+from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model as a recipe says, or go on with a run that stopped",
@@ -44,6 +45,7 @@ COMMANDS = {
 
 INTERRUPTED = 130
 READER_GONE = 141
+_LONGEST_LINE = 1000
 _OF_A_LOOK = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """What `Path.exists` and its like raise, below a folder that is closed to us and of a name that is too long.
 
@@ -57,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after ``hornbook``; those of the process by default.
     """
+    _open_closed_streams()
     _take_every_text()
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
@@ -65,6 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return READER_GONE
+    except KeyboardInterrupt:  # a second one, while the first was being answered
+        return INTERRUPTED
+
+
+def _open_closed_streams() -> None:
+    """Point standard streams that are closed nowhere, before the first file that is opened gets their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                while os.open(os.devnull, os.O_RDWR) < number:
+                    pass
+            setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _take_every_text() -> None:
@@ -140,12 +155,19 @@ def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
 
 def _fail(lines: list[str], exit_code: int, as_json: bool) -> int:
     """Say what went wrong, a line each, and return the exit code."""
-    lines = [" ".join(line.split()) for line in lines]
-    for line in lines:
-        print(f"hornbook: error: {line}", file=sys.stderr)
+    lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or full; the code still says it
+        for line in lines:
+            print(f"hornbook: error: {line}", file=sys.stderr)
     with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
         _write_out(f"{json.dumps({'error': '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
     return exit_code
+
+
+def _shortened(line: str) -> str:
+    """Cut the middle out of a line that is too long; what is wrong is at its start, the remedy at its end."""
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 def _plain(value: object) -> object:

@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hornbook.generate import Timing
-from hornbook.storage import Appender, replace_file
-from hornbook.track.console import visible
-from hornbook.wording import counted
+from hornbook.storage import Appender
+from hornbook.wording import counted, visible
 
 
 class Screen:
@@ -87,8 +86,7 @@ class Output:
 
     def __enter__(self) -> Self:
         if self._file is not None:
-            replace_file(self._file, b"")
-            self._appender = Appender(self._file)
+            self._appender = Appender(self._file, anew=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -40,14 +40,17 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
         return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
-    from hornbook.engine.initial import InitFrom
-    from hornbook.engine.launch import train
+    from hornbook.engine.signals import leave_cleanly
 
-    source, keep = arguments.init_from, arguments.init_optimizer == "keep"
-    return train(
-        resolved,
-        output=arguments.output,
-        device=arguments.device,
-        threads=arguments.threads,
-        init_from=InitFrom(source=source, keep_optimizer=keep) if source else None,
-    )
+    with leave_cleanly():
+        from hornbook.engine.initial import InitFrom
+        from hornbook.engine.launch import train
+
+        source, keep = arguments.init_from, arguments.init_optimizer == "keep"
+        return train(
+            resolved,
+            output=arguments.output,
+            device=arguments.device,
+            threads=arguments.threads,
+            init_from=InitFrom(source=source, keep_optimizer=keep) if source else None,
+        )

@@ -46,7 +46,7 @@ def which_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _lines(sample: "TracedSample", full: bool) -> Iterator[str]:
     from hornbook.engine.which import TracedSequence
-    from hornbook.track.console import one_line
+    from hornbook.wording import one_line
 
     sequence = sample if isinstance(sample, TracedSequence) else None
     record = f", record {sequence.record:,}" if sequence and sequence.record is not None else ""
@@ -70,7 +70,7 @@ def _text(text: str | None, ids: Iterable[object], full: bool) -> list[str]:
 
 
 def _shown(text: str, full: bool) -> list[str]:
-    from hornbook.track.console import one_line, visible
+    from hornbook.wording import one_line, visible
 
     if full:
         return visible(text).splitlines()

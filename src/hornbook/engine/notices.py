@@ -24,7 +24,7 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
         return None
     reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
     return (
-        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {num_steps} steps: the rate reaches "
+        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {counted(num_steps, 'step')}: the rate reaches "
         f"{reached:.2g} of {peak:g}; lower it, or use --schedule.warmup-fraction"
     )
 

@@ -3,11 +3,13 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+from hornbook.errors import StoppedBySignal
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 
 
 @dataclass
@@ -19,7 +21,7 @@ class Received:
 
 @contextmanager
 def listen(*, is_first: bool = True) -> Iterator[Received]:
-    """Note SIGINT, SIGTERM and SIGUSR1 while the block runs; a second one raises KeyboardInterrupt where it hits.
+    """Note SIGINT, SIGTERM, SIGUSR1 and SIGHUP while the block runs; a second raises KeyboardInterrupt where it hits.
 
     A step of a large batch takes its time, so the first rank says at once, on standard error, that it heard.
 
@@ -33,11 +35,35 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
         received.name = signal.Signals(number).name
         if is_first:
             told = f"\nhornbook: {received.name}: saves after this step and stops; once more ends at once\n"
-            os.write(2, told.encode())  # a handler may not use what it may have interrupted
+            with suppress(OSError):  # the terminal may be gone
+                os.write(2, told.encode())  # a handler may not use what it may have interrupted
 
-    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if not _is_ignored_hangup(number)]
+    previous = {number: signal.signal(number, handle) for number in heard}
     try:
         yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def leave_cleanly() -> Iterator[None]:
+    """Let SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal inside the block, where the loop does not listen."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise StoppedBySignal(f"stopped by {name} while no step was being made; run the same command again to go on")
+
+    heard = [number for number in _SIGNALS if number != signal.SIGINT and not _is_ignored_hangup(number)]
+    previous = {number: signal.signal(number, handle) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    """Whether the signal is SIGHUP and `nohup` has switched it off."""
+    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN

@@ -33,6 +33,7 @@ from hornbook.engine.sources import Sources, open_sources, open_windows
 from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import WordPieces
+from hornbook.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
     _refuse_other_data(run, fingerprint, sources.fingerprints["train"])
     samples = build_samples(recipe.objective, recipe, sources, on_cpu=True)
     if step > (last := num_steps(recipe, samples)):
-        raise UserError(f"{run} has {last} steps: expected a step from 1 to {last}, not {step}")
+        raise UserError(f"{run} has {counted(last, 'step')}: expected a step from 1 to {last}, not {step}")
     size = recipe.training.global_batch_size
     numbers = range((step - 1) * size, step * size)
     if sample is not None and sample not in numbers:

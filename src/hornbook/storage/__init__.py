@@ -17,6 +17,7 @@ from hornbook.storage.files import (
     rename,
     replace_file,
     sha256_file,
+    temporary_beside,
     write_file,
 )
 from hornbook.storage.lock import lock_folder, remove_locked_folder
@@ -38,5 +39,6 @@ __all__ = [
     "rename",
     "replace_file",
     "sha256_file",
+    "temporary_beside",
     "write_file",
 ]

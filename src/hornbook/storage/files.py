@@ -1,7 +1,7 @@
 """Durable files: everything that hornbook keeps on a disk is written here.
 
     write_file(path, chunks)      create -> write ... write -> fsync           inside a folder that is not yet committed
-    replace_file(path, data)      .name.tmp-123 -> fsync -> rename -> fsync parent      one file, atomically
+    replace_file(path, data)      .name.tmp-123-9f3a61c2 -> fsync -> rename -> fsync parent    one file, atomically
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
 
@@ -9,11 +9,16 @@ An ``OSError`` becomes a ``StorageError`` of one line that names the path and, o
 is free. A failed fsync is never tried again: the kernel may have dropped the pages and would then answer yes (Rebello
 et al., "Can Applications Recover from fsync Failures?", 2020). The one cure is to write again from scratch, which is up
 to the caller. The price of it all is an fsync a file; bytes are hashed on their way, which costs no second reading.
+
+A folder may come from a stranger, so no file in it leads a write elsewhere: a new file is created exclusively, and a
+log that continues must be a regular file with one name. Only a file that the user names is written through a link.
 """
 
 import hashlib
 import os
 import re
+import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +29,7 @@ from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, process_is_alive, translated
+from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, translated
 
 __all__ = [
     "Appender",
@@ -39,13 +44,15 @@ __all__ = [
     "rename",
     "replace_file",
     "sha256_file",
+    "temporary_beside",
     "write_file",
 ]
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
 
-_CREATE: Final = os.O_CREAT | os.O_CLOEXEC
+_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+_ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,7 @@ class FileWriter:
             writer.write(b"...")
         writer.written  # Written(size=3, sha256="...")
 
-    There is no buffer: hand over large pieces. A file that is there already is overwritten in place, so this is for
+    There is no buffer: hand over large pieces. A file or a link that is there already is removed first, so this is for
     folders that are not yet committed; elsewhere see ``replace_file``.
     """
 
@@ -71,9 +78,8 @@ class FileWriter:
         self.path = path
         self._hash = hashlib.sha256()
         self._size = 0
-        flags = _CREATE | os.O_WRONLY | os.O_TRUNC
         with translated("create", path):
-            self._descriptor = faults.perform("open", path, lambda: os.open(path, flags, 0o666))
+            self._descriptor = faults.perform("open", path, lambda: _create(path))
 
     @property
     def written(self) -> Written:
@@ -113,8 +119,7 @@ class FileWriter:
                 os.close(self._descriptor)
             self._descriptor = -1
         with suppress(StorageError):
-            if self.path.is_file():  # a device such as /dev/stdout stays
-                remove_file(self.path)
+            remove_file(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -135,14 +140,24 @@ class Appender:
 
     A last line that a power cut tore is cut off when the file is opened, and a line that did not fit on the disk is
     taken back, so that a reader meets whole lines.
+
+    Args:
+        path: the log. It is created where missing.
+        anew: empty the file first. ``path`` may then be a link, a device or a pipe as well: it is written to and stays.
+
+    Raises:
+        PathError: without ``anew``, ``path`` is a link, a device or a pipe, or the file has another name.
+        StorageError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, anew: bool = False) -> None:
         self.path = path
-        flags = _CREATE | os.O_RDWR | os.O_APPEND
         with translated("open", path):
-            self._descriptor = faults.perform("open", path, lambda: os.open(path, flags, 0o666))
-            os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
+            if anew:
+                self._descriptor = faults.perform("open", path, lambda: os.open(path, _ANY, 0o666))
+            else:
+                self._descriptor = faults.perform("open", path, lambda: open_own(path, os.O_APPEND))
+                os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
         """Add one line, given without its newline, and hand it to the operating system (not yet to the disk).
@@ -157,17 +172,19 @@ class Appender:
             try:
                 _write_all(self.path, self._descriptor, memoryview(data))
             except OSError:
-                os.ftruncate(self._descriptor, before)
+                with suppress(OSError):  # what a device or a pipe has taken, it keeps
+                    os.ftruncate(self._descriptor, before)
                 raise
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk.
+        """Wait until all lines are on the disk; a device or a pipe has none.
 
         Raises:
             StorageError: the disk failed.
         """
         with translated("write", self.path):
-            _sync(self.path, self._descriptor)
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                _sync(self.path, self._descriptor)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -183,7 +200,7 @@ class Appender:
 
 
 def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
-    """Create or overwrite a file, wait until its content is on the disk, and return its size and hash.
+    """Create a file, or replace what is there, wait until its content is on the disk, and return its size and hash.
 
     The folder's entry is made durable by whoever commits the folder. On an error the file is removed.
 
@@ -202,7 +219,7 @@ def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
     Raises:
         StorageError: the disk is full, read-only or failing; the old content is then untouched.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = temporary_beside(path)
     written = write_file(temporary, data)
     try:
         rename(temporary, path)
@@ -212,6 +229,11 @@ def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
         raise
     _remove_litter(path)
     return written
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a new path in the folder of ``path`` that nobody can guess; it names this process."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
@@ -309,6 +331,17 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _create(path: Path) -> int:
+    """Open a new file, in place of a file or a link that has its name."""
+    try:
+        return os.open(path, _NEW, 0o666)
+    except FileExistsError:
+        if not (path.is_symlink() or path.is_file()):
+            raise
+    path.unlink()
+    return os.open(path, _NEW, 0o666)
+
+
 def _write_all(path: Path, descriptor: int, view: memoryview) -> None:
     while view:
         view = view[faults.write(path, descriptor, view) :]
@@ -332,7 +365,7 @@ def _end_of_last_line(descriptor: int) -> int:
 
 def _remove_litter(path: Path) -> None:
     """Remove what killed processes left beside ``path`` when they were about to replace it."""
-    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})")
+    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})(-[0-9a-f]{8})?")
     with suppress(OSError, StorageError):
         for entry in path.parent.iterdir():
             if (match := pattern.fullmatch(entry.name)) and not process_is_alive(int(match[1])):

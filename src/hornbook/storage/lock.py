@@ -25,7 +25,7 @@ from typing import Final
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
 from hornbook.storage.files import make_directory, remove_file, remove_tree
-from hornbook.storage.system import translated
+from hornbook.storage.system import open_own, translated
 
 _NAME: Final = "lock"
 _ATTEMPTS: Final = 20
@@ -97,7 +97,7 @@ def _lock(folder: Path) -> int:
 def _open(folder: Path) -> int:
     make_directory(folder)
     with translated("open", folder / _NAME):
-        return os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_own(folder / _NAME)
 
 
 def _acquire(folder: Path, descriptor: int) -> None:

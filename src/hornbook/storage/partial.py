@@ -12,14 +12,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from hornbook.storage import faults
 from hornbook.storage.files import rename
 from hornbook.storage.lock import lock_folder, remove_locked_folder
-from hornbook.storage.system import flush_to_disk, translated
-
-_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_RDWR | os.O_APPEND
+from hornbook.storage.system import flush_to_disk, open_own, translated
 
 
 class PartialFile:
@@ -28,7 +25,7 @@ class PartialFile:
     def __init__(self, final: Path, folder: Path) -> None:
         self.final, self.path, self._folder = final, folder / "content", folder
         with translated("open", self.path):
-            self._descriptor = faults.perform("open", self.path, lambda: os.open(self.path, _FLAGS, 0o666))
+            self._descriptor = faults.perform("open", self.path, lambda: open_own(self.path, os.O_APPEND))
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,29 @@ def _explain(verb: str, path: Path, error: OSError, needed: int | None) -> str:
     with suppress(OSError, StorageError):
         reason += f" ({format_bytes(needed) + ' more needed, ' if needed else ''}{format_bytes(free_bytes(path))} free)"
     return f"cannot {verb} {path}: {reason}; free some space or choose another folder"
+
+
+def open_own(path: Path, flags: int = 0) -> int:
+    """Open a file of a run for reading and writing, created where missing, and return its descriptor.
+
+    Whoever made the folder may have put something else there, so that this process would write where the other may not.
+
+    Raises:
+        PathError: it is a link, a device or a pipe, or the file has another name.
+        OSError: it cannot be opened.
+    """
+    wrong = PathError(f"cannot open {path}: expected a regular file with one name, not a link or a device; remove it")
+    try:
+        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise wrong from error
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0 if it has just been removed
+        return descriptor
+    os.close(descriptor)
+    raise wrong
 
 
 def free_bytes(path: Path) -> int:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from hornbook.storage.system import format_bytes
-
 CUT_CHARACTERS: Final = 16_384
 MAX_STRETCH_BYTES: Final = 2 << 20
 """Of a document, in UTF-8, without a place to cut: if each byte is a token, that is half a gibibyte in the library."""
@@ -55,7 +53,7 @@ def find_endless(text: str, stretches: Callable[[str], Iterator[str]]) -> str | 
     if size <= MAX_STRETCH_BYTES:
         return None
     return (
-        f"has {format_bytes(size)} without a blank, a line end or another place to cut it for the tokenizer; "
-        f"expected at most {format_bytes(MAX_STRETCH_BYTES)}: break it into lines, or leave the document out "
+        f"has {size:,} bytes without a blank, a line end or another place to cut it for the tokenizer; "
+        f"expected at most {MAX_STRETCH_BYTES:,} bytes: break it into lines, or leave the document out "
         "(--on-error skip)"
     )

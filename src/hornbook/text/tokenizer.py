@@ -10,7 +10,6 @@ as punctuation, for it as for tiktoken, until both are updated.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,7 +21,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from hornbook.errors import StorageError, UserError
-from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, write_file
+from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.cuts import find_endless, utf8_bound
 from hornbook.text.special_tokens import ROLE_NAMES, MaskingTokens, Role
@@ -239,9 +238,9 @@ class Tokenizer:
         if folder.exists():
             replace_file(folder / _FILE, data)
             return folder / _FILE
-        new = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+        new = temporary_beside(folder)
         try:
-            make_directory(new)
+            make_directory(new, exist_ok=False)
             write_file(new / _FILE, data)
             commit_directory(new, folder)
         except StorageError:

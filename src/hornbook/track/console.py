@@ -19,7 +19,6 @@ markup is read. A terminal that goes away makes the console silent; it does not 
 
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping
 from types import TracebackType
@@ -31,20 +30,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from hornbook.track import units
-
-_UNSAFE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
-)
-
-
-def visible(text: str) -> str:
-    r"""``text`` with all that could move a cursor, hide or reorder letters written as an escape such as ``\x1b``."""
-    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
-
-
-def one_line(text: str) -> str:
-    """``visible``, with line ends and tabs written as escapes too."""
-    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+from hornbook.wording import one_line, visible
 
 
 def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:

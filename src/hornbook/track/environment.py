@@ -18,6 +18,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,11 +106,29 @@ def memory_bytes() -> int | None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around ``folder`` and whether a tracked file differs from it; ``None`` without one."""
-    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
-    if not commit:
+    """Commit of the repository around ``folder`` and whether a tracked file differs from it; ``None`` without one.
+
+    The repository may be a stranger's, and `git status` runs what its configuration names: ``core.fsmonitor``, filters,
+    the programs that fetch missing objects, and all of these in each submodule. So the files are compared in a
+    temporary repository with no configuration of its own, which borrows index and objects.
+    """
+    asked = ("HEAD", "--show-toplevel", "--git-path", "index", "--git-path", "objects")
+    found = _git("rev-parse", *asked, folder=folder).splitlines()
+    if len(found) != 4:
         return None
-    changed = _output("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    commit, top, index, objects = found
+    with tempfile.TemporaryDirectory() as empty:
+        for name in ("objects", "refs"):
+            (Path(empty) / name).mkdir()
+        (Path(empty) / "HEAD").write_text(f"{commit}\n", encoding="ascii")
+        borrowed = {
+            "GIT_DIR": empty,
+            "GIT_WORK_TREE": top,
+            "GIT_INDEX_FILE": str(folder / index),
+            "GIT_OBJECT_DIRECTORY": str(folder / objects),
+        }
+        options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+        changed = _git("status", *options, folder=Path(top), variables=borrowed)
     return {"commit": commit, "dirty": bool(changed)}
 
 
@@ -148,10 +168,21 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _output(*command: str) -> str:
+def _git(*words: str, folder: Path, variables: Mapping[str, str] | None = None) -> str:
+    """What git prints in ``folder``; it starts no other program and writes nothing."""
+    switched_off = ("core.fsmonitor=false", "core.hooksPath=/dev/null")
+    options = [option for setting in switched_off for option in ("-c", setting)]
+    without_transport = {"GIT_ALLOW_PROTOCOL": "none"}
+    environment = {**os.environ, **without_transport, **(variables or {})}
+    return _output("git", "--no-optional-locks", *options, "-C", str(folder), *words, environment=environment)
+
+
+def _output(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """What a program prints, or nothing where it is missing, fails or takes longer than 5 s."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=5, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

@@ -77,9 +77,9 @@ def write_folder(
     weights = _cast(theirs, dtype)
     small = {name: dump_json(value) for name, value in documents.items()}
     small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = storage.temporary_beside(path)
     try:
-        storage.make_directory(temporary)
+        storage.make_directory(temporary, exist_ok=False)
         encoded = encode(weights, metadata={"format": "pt"})
         written = {"model.safetensors": storage.write_file(temporary / "model.safetensors", encoded.chunks)}
         written |= {name: storage.write_file(temporary / name, data) for name, data in small.items()}
