@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.data.arrays import Bools, Hashes, Int64s, Integers
+from hornbook.data.record import splits_of_share
 from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.text.documents import Document, Position, Tally
 from hornbook.text.quality.filter import Filter
@@ -171,11 +172,6 @@ class TokenPlan:
     validation: float = 0.0
     end_of_text_id: int | None = None
     split_text: Callable[[str], list[str]] | None = None
-
-
-def splits_of_share(validation: float) -> tuple[str, ...]:
-    """The splits that there will be with such a share of validation."""
-    return ("train", "validation") if validation else ("train",)
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:

@@ -137,8 +137,9 @@ def list_sources(
         )
     if options.field != DEFAULT_FIELD and not any(format_of(name, options) in _WITH_FIELDS for name in once):
         raise UserError(
-            f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as {format_of(once[0], options)}, "
-            f"which has no fields; leave it out, or say by --from what it is ({', '.join(_WITH_FIELDS)})"
+            f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as "
+            f"{format_of(once[0], options)}, which has no fields; leave it out, or say by --from what it is "
+            f"({', '.join(_WITH_FIELDS)})"
         )
     if repeated := len(sources) - len(once):
         on_notice(f"{counted(repeated, 'file')} named more than once, to be read once")
