@@ -30,6 +30,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "bert.txt").write_text(SENTENCES)
     (tmp_path / "wiki.tokens").write_text(WIKI)
     (tmp_path / "nested.jsonl").write_text('{"meta": {"body": "inside"}}\n')
+    (tmp_path / "rows.csv").write_text('id,body\n1,one\n2,"two, three"\n')
     table = pyarrow.table({"text": ["one", None, "two"], "n": [1, 2, 3]})
     parquet.write_table(table, tmp_path / "rows.parquet")
     for split in ("train", "test"):
@@ -72,6 +73,7 @@ def documents(output="out"):
         ),
         (["wiki.tokens", "--from", "wikitext"], [(WIKI[2:51], 2, "wiki.tokens"), (WIKI[51:], 51, "wiki.tokens")]),
         (["nested.jsonl", "--field", "meta.body"], [("inside", 0, "nested.jsonl")]),
+        (["rows.csv", "--field", "body"], [("one", 8, "rows.csv"), ("two, three", 14, "rows.csv")]),
         (["rows.parquet"], [("one", 0, "rows.parquet"), ("two", 2, "rows.parquet")]),
         (["set", "--from", "arrow", "--split", "test"], [("one", 0, "x.arrow"), ("two", 2, "x.arrow")]),
         (["set/train"], [("one", 0, "x.arrow"), ("two", 2, "x.arrow")]),
@@ -123,8 +125,11 @@ def test_tokenizers_learn_from_them_all(folder, capsys):
         (["rows.parquet", "--field", "x"], "rows.parquet: no column 'x' (columns: 'text', 'n')"),
         (
             ["bert.txt", "--from", "lines", "--field", "x"],
-            "--field does not apply to --from lines, which has no records",
+            "--field 'x' does not apply: bert.txt is read as lines, which has no fields; leave it out, or say",
         ),
+        (["bert.txt", "--field", "x"], "--field 'x' does not apply: bert.txt is read as text, which has no fields"),
+        (["bert.txt", "--exclude", "b*"], "no input is left by --exclude b*"),
+        (["rows.csv"], "rows.csv: no column 'text' (columns: 'id', 'body'); name the one with the text by --field"),
         (["bert.txt", "--from", "parquet"], "bert.txt: is no Parquet file, or a truncated one"),
         (["bert.txt", "--from", "arrow"], "bert.txt: at byte 0 is no message of an Arrow stream"),
         (["set", "--from", "arrow"], "set has the splits train, test; choose one with --split"),

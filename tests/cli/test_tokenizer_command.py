@@ -113,11 +113,15 @@ def test_decode_undoes_encode(pipe, text):
     assert pipe("decode", ids) == (0, text.encode(), "")
 
 
-def test_json_counts_lines_and_tokens(pipe):
-    code, output, errors = pipe("encode", b"the cat\nsat\n", "--json")
-    assert code == 0 and len(errors.splitlines()) == 2
-    count = len(tiny_tokenizer().encode("the cat")) + len(tiny_tokenizer().encode("sat"))
-    assert json.loads(output) == {"lines": 2, "tokens": count}
+def test_json_has_the_ids_and_the_texts(pipe):
+    ids = [tiny_tokenizer().encode(text) for text in ("the cat", "", "sat")]
+    code, output, errors = pipe("encode", b"the cat\n\nsat\n", "--json")
+    count = sum(map(len, ids))
+    assert (code, errors, json.loads(output)) == (0, "", {"lines": 3, "tokens": count, "ids": ids})
+    lines = "".join(" ".join(map(str, line)) + "\n" for line in ids).encode()
+    code, output, errors = pipe("decode", lines, "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(output) == {"lines": 3, "tokens": count, "texts": ["the cat", "", "sat"]}
 
 
 @pytest.mark.parametrize(

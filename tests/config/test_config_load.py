@@ -356,6 +356,8 @@ def test_stores_and_their_weights(tmp_path, monkeypatch):
     (problem,) = problems(path, "--data.train=c")
     assert problem.endswith("sub/bad.toml:9): give one weight for each store, or none")
     assert load_recipe(path, ["--data.train=c", "--data.weights=none"]).recipe.data.weights == ()
+    with pytest.raises(RecipeError, match="one store has all samples: leave weights out"):
+        load_recipe(path, ["--data.train=c", "--data.weights", "3"])
 
 
 @pytest.mark.parametrize(("written", "read"), [("/corpus", ("/corpus",)), (None, ()), (["/a", "/b"], ("/a", "/b"))])

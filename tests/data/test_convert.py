@@ -92,7 +92,7 @@ def test_a_split_stream_has_ends_whatever_the_store_said(tmp_path, pickled):
     convert(pickled, tmp_path / "s", options("store", end_of_text="stored"))
     manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
     (tmp_path / "s" / "manifest.json").write_text(
-        json.dumps(manifest | {"end_of_text": "absent", "end_of_text_id": None})
+        json.dumps(manifest | {"checksum": None, "end_of_text": "absent", "end_of_text_id": None})
     )
     given = options("store", tokenizer=None, end_of_text=None, split_at_end_of_text=True)
     with pytest.raises(UserError, match="give --end-of-text stored or inserted"):

@@ -131,6 +131,18 @@ def test_a_place_that_is_taken(tmp_path):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), Path(tmp_path.root))
 
 
+def test_a_text_file_that_cannot_be_read_is_skipped_and_counted(tmp_path):
+    write_texts(tmp_path / "texts")
+    (tmp_path / "texts" / "bad.txt").write_bytes(b"caf\xe9")
+    options = BuildOptions(reading=ReadOptions(on_error="skip"))
+    report = build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "corpus", options)
+    assert report.splits["train"].documents == len(TEXTS)
+    assert report.faults == 1 and "bad.txt" in report.messages[0]
+    (tmp_path / "texts" / "empty.txt").write_bytes(b"")
+    with pytest.raises(DataError, match=r"empty\.txt gave no document"):
+        build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "other", options)
+
+
 @pytest.mark.parametrize("record", [b"{", b"[]", b'{"format": "hornbook corpus", "format_version": 1}'])
 def test_a_damaged_record_of_a_build(tmp_path, record):
     build_tiny(tmp_path / "corpus")

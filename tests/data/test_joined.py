@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from hornbook.data.examples import NOT_SCORED, EvaluationWindows
 from hornbook.data.joined import JoinedStores, join, open_held_out, refuse_other_tokenizers
 from hornbook.data.store import open_store
-from hornbook.errors import UserError
+from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
@@ -100,3 +101,14 @@ def test_other_tokenizers_are_refused(corpora, tmp_path, monkeypatch):
         open_held_out([*corpora, str(tmp_path / "other")])
     assert one_line(caught.value, "stored/validation", "other/validation", other.digest[:12], "with one tokenizer")
     refuse_other_tokenizers([open_store(path) for path in corpora])
+
+
+@pytest.mark.parametrize("part", ["", "manifest.json"])
+def test_a_held_out_split_that_has_vanished_is_refused(corpora, tmp_path, part):
+    corpus = shutil.copytree(corpora[0], tmp_path / "corpus")
+    gone = corpus / "validation" / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.raises(DataError) as caught:
+        open_held_out([corpora[1], str(corpus)])
+    assert one_line(caught.value, str(corpus / "validation"), "was built with a validation split")
+    assert open_held_out([str(corpus / "train")]) == []

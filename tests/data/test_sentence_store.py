@@ -43,7 +43,7 @@ def test_the_files_of_others_are_sentence_stores_by_their_index(folder, tmp_path
 
 
 def test_a_manifest_that_denies_the_sentences_is_refused(folder):
-    values = json.loads((folder / MANIFEST).read_text()) | {"sequences": "documents"}
+    values = json.loads((folder / MANIFEST).read_text()) | {"checksum": None, "sequences": "documents"}
     (folder / MANIFEST).write_text(json.dumps(values))
     with pytest.raises(DataError, match="6 sequences for 4 documents") as caught:
         open_store(folder)

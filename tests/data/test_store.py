@@ -183,6 +183,7 @@ def test_a_manifest_that_does_not_fit(corpus, old, new, part):
     path = corpus / "train" / "manifest.json"
     data = path.read_bytes()
     assert old in data
+    data = data.replace(b'"checksum": ', b'"none": ')  # one that agrees with the rest says nothing of the sense
     data = data.replace(b'"options": {', b'"was": {') if b"options" in new else data
     path.write_bytes(data.replace(old, new))
     with pytest.raises(DataError) as caught:

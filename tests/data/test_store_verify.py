@@ -78,7 +78,7 @@ def test_a_document_without_its_end(built, tmp_path):
 
 def test_ends_that_readers_are_to_put_in_although_they_are_there(built, tmp_path):
     path = shutil.copytree(built, tmp_path / "corpus") / "train" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"end_of_text": "inserted"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": None, "end_of_text": "inserted"}))
     with pytest.raises(DataError) as caught:
         verify_store(tmp_path / "corpus")
     assert one_line(caught.value, "tokens.bin", "all documents end with end-of-text (299)", "build the store again")
@@ -108,3 +108,34 @@ def test_a_damaged_record_of_the_build(built, tmp_path, content):
         verify_record(corpus)
     assert one_line(caught.value, "build.json", "the record of", "restore the file")
     assert main(["corpus", "verify", str(corpus)]) == 2
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("part", ["", "manifest.json"])
+def test_a_split_that_has_vanished(built, tmp_path, capsys, split, part):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    gone = corpus / split / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert main(["corpus", "verify", str(corpus)]) == 2
+    assert f"{corpus / split / 'manifest.json'} is missing, and the corpus was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("train/manifest.json", "/texts/0.txt", "/texts/8.txt"),
+        ("train/manifest.json", '"validation": 0.25', '"validation": 0.26'),
+        ("build.json", '"validation": 0.25', '"validation": 0.0'),
+    ],
+)
+def test_provenance_and_options_have_a_checksum(built, tmp_path, capsys, name, old, new):
+    path = shutil.copytree(built, tmp_path / "corpus") / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert main(["corpus", "verify", str(tmp_path / "corpus")]) == 2
+    assert str(path) in capsys.readouterr().err
+    values = json.loads(text)
+    del values["checksum"]  # as an earlier version wrote it
+    path.write_text(json.dumps(values))
+    assert main(["corpus", "verify", str(tmp_path / "corpus")]) == 0

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from hornbook.errors import UserError
-from hornbook.text.documents import ReadOptions, list_sources
+from hornbook.errors import StorageError, UserError
+from hornbook.text.documents import ReadOptions, list_sources, read_documents
 from hornbook.text.sources import content_suffix, find_sources
 from tiny_text import one_line
 
@@ -53,7 +53,17 @@ def test_suffixes_and_exclude(folder):
         "in/c/x.py.gz",
     ]
     assert find_sources(["in/*"], suffixes=[".gz"]) == ["in/c/x.py.gz"]
-    assert find_sources(["in/b.txt"], suffixes=[".py"], exclude=["*"]) == ["in/b.txt"], "named outright"
+    assert find_sources(["in/b.txt"], suffixes=[".py"]) == ["in/b.txt"], "named outright"
+
+
+def test_names_that_a_shell_expanded_are_excluded_as_those_of_a_glob(folder):
+    named = ["in/a", "in/a.txt", "in/b.txt", "in/c"]
+    assert find_sources(named, exclude=["b.*", "c"]) == find_sources(["in/*"], exclude=["b.*", "c"])
+    assert find_sources(["in/b.txt", "-"], exclude=["in"]) == ["in/b.txt", "-"], "the folder above was named"
+    assert find_sources(["in/b.txt"], exclude=["b*"]) == []
+    with pytest.raises(UserError) as caught:
+        list_sources(["in/b.txt", "in/c"], ReadOptions(exclude=("b*", "c")))
+    assert one_line(caught.value, "no input is left by --exclude b* --exclude c")
 
 
 def test_what_was_named_before_a_wildcard_is_not_excluded(folder):
@@ -92,6 +102,27 @@ def test_links(folder):
     found = find_sources(["in"])
     assert "in/zz/x.txt" in found
     assert len(found) == len(set(map(os.path.realpath, found))) == 7
+
+
+def test_a_link_to_itself_is_a_file_that_cannot_be_opened(folder):
+    (folder / "in" / "loop.txt").symlink_to("loop.txt")
+    (folder / "in" / "here").symlink_to(".")
+    assert "in/loop.txt" in find_sources(["in"])
+    assert "in/loop.txt" not in find_sources(["in"], suffixes=[".py"])
+    with pytest.raises((UserError, StorageError), match=r"in/loop\.txt: Too many levels of symbolic links"):
+        list(read_documents(["in"], ReadOptions(exclude=("c",))))
+
+
+def test_a_lattice_of_links_is_walked_once(folder):
+    (folder / "lattice").mkdir()
+    for number in range(30):  # 2**30 paths lead to the last folder
+        (folder / "lattice" / f"{number:02}").mkdir()
+        for name in "ab":
+            (folder / "lattice" / f"{number:02}" / name).symlink_to(f"../{number + 1:02}")
+    (folder / "lattice" / "30").mkdir()
+    (folder / "lattice" / "30" / "x.txt").write_text("text")
+    [found] = find_sources(["lattice"])
+    assert os.path.realpath(found) == str(folder / "lattice" / "30" / "x.txt")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """What of an article is kept or dropped, and the formats that can tell it apart."""
 
-_HAVE_FIELDS = ("auto", "jsonl", "parquet", "arrow")
-
 _FORMATS = {
-    "auto": "by the ending: jsonl for .jsonl, .ndjson and .json, parquet, arrow, else text (default)",
+    "auto": "by the ending: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
     "text": "a document a file",
     "lines": "a line",
     "blank-lines": "from a blank line to the next",
     "wikitext": "WikiText's articles",
     "jsonl": "a line",
+    "csv": "a row; quoted as usual",
+    "tsv": "a row; never quoted",
     "parquet": "a row",
     "arrow": "a row; also folders that save_to_disk made",
     "wikipedia": "the articles of a dump (.xml, .xml.bz2)",
@@ -92,10 +92,11 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     """The options that ``add_input_arguments`` declared."""
     from hornbook.storage.system import usable_cores
     from hornbook.text.documents import ReadOptions
+    from hornbook.text.reading import DEFAULT_FIELD
 
     return ReadOptions(
         format=arguments.format,
-        field=_field(arguments),
+        field=arguments.field or DEFAULT_FIELD,
         suffixes=tuple(arguments.suffix),
         exclude=tuple(arguments.exclude),
         split=arguments.split,
@@ -104,17 +105,6 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         cleaning=_cleaning(arguments),
         processes=getattr(arguments, "threads", None) or usable_cores(),
     )
-
-
-def _field(arguments: argparse.Namespace) -> str:
-    """Where records have their text.
-
-    Raises:
-        UserError: it was given for a format without records.
-    """
-    if arguments.field and arguments.format not in _HAVE_FIELDS:
-        raise UserError(f"--field does not apply to --from {arguments.format}, which has no records; leave it out")
-    return arguments.field or "text"
 
 
 def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hornbook.cli.arguments import fraction, positive_integer
 from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
@@ -20,6 +20,7 @@ from hornbook.wording import counted
 if TYPE_CHECKING:
     from hornbook.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _KINDS = ("byte-bpe", "roberta", "wordpiece")
 _MAX_LINE_BYTES = 64 << 20
 
@@ -121,23 +122,23 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def encode_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write the ids of each line of text."""
+    """Write the ids of each line of text, or return them for ``--json``."""
 
-    def encode(tokenizer: "Tokenizer", line: bytes) -> tuple[bytes, int]:
+    def encode(tokenizer: "Tokenizer", line: bytes) -> tuple[list[int], int]:
         ids = tokenizer.encode(line.decode())
-        return " ".join(map(str, ids)).encode(), len(ids)
+        return ids, len(ids)
 
-    return _each_line(arguments.tokenizer, encode)
+    return _each_line(arguments, "ids", encode, lambda ids: " ".join(map(str, ids)))
 
 
 def decode_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write the text of each line of ids."""
+    """Write the text of each line of ids, or return it for ``--json``."""
 
-    def decode(tokenizer: "Tokenizer", line: bytes) -> tuple[bytes, int]:
+    def decode(tokenizer: "Tokenizer", line: bytes) -> tuple[str, int]:
         words = line.decode().split()
-        return tokenizer.decode([_read_id(word, tokenizer) for word in words]).encode(), len(words)
+        return tokenizer.decode([_read_id(word, tokenizer) for word in words]), len(words)
 
-    return _each_line(arguments.tokenizer, decode)
+    return _each_line(arguments, "texts", decode, str)
 
 
 def _read_id(word: str, tokenizer: "Tokenizer") -> int:
@@ -149,8 +150,19 @@ def _read_id(word: str, tokenizer: "Tokenizer") -> int:
     return number
 
 
-def _each_line(path: str, work: Callable[["Tokenizer", bytes], tuple[bytes, int]]) -> dict[str, object]:
+def _each_line(
+    arguments: argparse.Namespace,
+    name: str,
+    work: Callable[["Tokenizer", bytes], tuple[T, int]],
+    shown: Callable[[T], str],
+) -> dict[str, object]:
     """Answer each line of standard input at once, so that a program may talk with us; a last newline is kept or not.
+
+    Args:
+        arguments: with the tokenizer; for ``--json`` nothing is written, and the answers are returned together.
+        name: what the result calls the answers.
+        work: makes the answer to a line, and its number of tokens.
+        shown: an answer as a line.
 
     Raises:
         DataError: a line is too long, not UTF-8, or not what is expected; the message has its number.
@@ -158,7 +170,8 @@ def _each_line(path: str, work: Callable[["Tokenizer", bytes], tuple[bytes, int]
     from hornbook.errors import DataError
     from hornbook.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    answers: list[T] = []
     num_lines = num_tokens = 0
     for line in _lines():
         num_lines += 1
@@ -168,10 +181,13 @@ def _each_line(path: str, work: Callable[["Tokenizer", bytes], tuple[bytes, int]
             raise DataError(f"standard input, line {num_lines}: not UTF-8 at byte {error.start}; convert it") from error
         except DataError as error:
             raise DataError(f"standard input, line {num_lines}: {error}") from error
-        sys.stdout.buffer.write(answer + b"\n" * line.endswith(b"\n"))
-        sys.stdout.buffer.flush()
         num_tokens += tokens
-    return {"lines": num_lines, "tokens": num_tokens}
+        if arguments.json:
+            answers.append(answer)
+            continue
+        sys.stdout.buffer.write(shown(answer).encode() + b"\n" * line.endswith(b"\n"))
+        sys.stdout.buffer.flush()
+    return {"lines": num_lines, "tokens": num_tokens} | ({name: answers} if arguments.json else {})
 
 
 def _lines() -> Iterator[bytes]:

@@ -59,6 +59,8 @@ class DataConfig:
             problems.append(Problem(("train", "synthetic"), "give one of them, not both"))
         if self.weights and len(self.weights) != len(self.train):
             problems.append(Problem(("train", "weights"), "give one weight for each store, or none"))
+        elif self.weights and len(self.train) == 1:
+            problems.append(Problem(("train", "weights"), "one store has all samples: leave weights out"))
         return problems
 
 

@@ -1,29 +1,21 @@
-"""What a finished corpus says of itself: a manifest for each store, and ``build.json`` for the whole.
+"""What a build writes last into a corpus, a manifest for each store and ``build.json`` for the whole, and its report.
 
-    {"format": "hornbook corpus", "format_version": 1,
-     "request": {"inputs": "<hash>", "tokenizer": "<digest>", "options": {...}},         what was asked for
-     "read": {"sources": 40, "empty": 1, "dropped": {"exact duplicates": 12}, ...}}      what was left out
-
-By the request a build knows whether the corpus that is there already is the one that it would make.
+By the request in ``build.json`` a build knows whether the corpus that is there already is the one that it would make.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hornbook.data.manifest import MANIFEST, Manifest
 from hornbook.data.megatron import smallest_dtype
 from hornbook.data.parts import SplitCounts
 from hornbook.data.pipeline import Reading
+from hornbook.data.record import BUILD, RECORD_FORMAT, read_record
 from hornbook.data.request import BuildJob, printable
 from hornbook.data.store import open_store
-from hornbook.errors import DataError, UserError
+from hornbook.errors import UserError
 from hornbook.storage import Written, write_file
-from hornbook.storage.json_files import read_json
-
-BUILD: Final = "build.json"
-_READ: Final = {"sources", "empty", "faults", "messages", "skipped", "dropped"}
-_FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,26 +85,7 @@ def write_record(job: BuildJob, corpus: Path, facts: dict[str, Any]) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    write_file(corpus / BUILD, job.record(_FORMAT | {"read": facts}))
-
-
-def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``build.json`` says that was asked for, and what was read.
-
-    Raises:
-        DataError: it is damaged, or not there.
-        StorageError: it cannot be read.
-    """
-    path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
-    record = read_json(path, "the record of the build")
-    if not isinstance(record, dict) or {name: record.get(name) for name in _FORMAT} != _FORMAT:
-        raise DataError(f"{path}: expected the record of a build, version 1; {remedy}")
-    request, read = record.get("request"), record.get("read")
-    if isinstance(read, dict):
-        read = {"dropped": {}} | read  # of a version that knew no filters
-    if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ:
-        raise DataError(f"{path}: the record of the build is damaged; {remedy}")
-    return request, read
+    write_file(corpus / BUILD, job.record(RECORD_FORMAT | {"read": facts}))
 
 
 def recognize(job: BuildJob) -> BuildReport:

@@ -61,10 +61,16 @@ def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
     Raises:
         UserError, DataError: a store is malformed, or they were made with different tokenizers.
     """
-    with_split = [path for path in corpora if "train" in splits_of(path) and (Path(path) / "validation").is_dir()]
+    splits = {path: splits_of(path) for path in corpora}
+    with_split = [path for path in corpora if splits[path] and _has_held_out(path, splits[path])]
     stores = [open_store(path, split="validation") for path in with_split]
     refuse_other_tokenizers(stores)
     return stores
+
+
+def _has_held_out(corpus: str, splits: Sequence[str]) -> bool:
+    """Whether a corpus has a validation split, by its record, or at least a folder for one."""
+    return "validation" in splits or (Path(corpus) / "validation").is_dir()
 
 
 def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:

@@ -16,9 +16,10 @@ import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -31,13 +32,10 @@ from hornbook.errors import DataError, UserError
 from hornbook.storage.json_files import load_strictly, read_bytes
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.readers.records import read_objects, utf8_of
+from hornbook.text.readers.tables import TABLES, next_of_any_size
 from hornbook.text.tokenizer import Tokenizer
 
 LARGEST_FILE: Final = 1 << 30
-_TABLES: Final[Mapping[str, dict[str, Any]]] = {
-    ".csv": {"delimiter": ","},
-    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
 _INTEGER: Final = re.compile("-?[0-9]+")
 _OBJECTS: Final = (".jsonl", ".ndjson", ".json")
 
@@ -72,7 +70,7 @@ def read_examples(path: str, columns: ClassificationConfig) -> list[Example]:
         StorageError: it cannot be read.
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (*_OBJECTS, *_TABLES):
+    if suffix not in (*_OBJECTS, *TABLES):
         raise DataError(f"{path}: expected labelled texts, a file called .jsonl, .csv or .tsv")
     data = read_bytes(Path(path), "the file of labelled texts", limit=LARGEST_FILE).removeprefix(b"\xef\xbb\xbf")
     rows = _rows_of_objects(data, path, columns) if suffix in _OBJECTS else _rows_of_table(data, path, columns)
@@ -204,9 +202,13 @@ def _rows_of_objects(data: bytes, path: str, columns: ClassificationConfig) -> I
 
 def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Iterator[tuple[dict[str, object], str]]:
     """Yield each row by the names of its columns: those of the header, or numbers where the columns are numbers."""
-    lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), strict=True, **_TABLES[Path(path).suffix.lower()])
+    lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), **TABLES[Path(path).suffix.lower()])
     try:
-        rows = ((row, f"{path}, line {lines.line_num}") for row in _of_any_size(lines) if row)
+        rows = (
+            (row, f"{path}, line {lines.line_num}")
+            for row in iter(partial(next_of_any_size, lines, LARGEST_FILE), None)
+            if row
+        )
         header, place = next(rows, ([], path))
         if all(map(str.isdecimal, _fields(columns))):
             rows_of_all, header = chain([(header, place)], rows), [str(number) for number in range(len(header))]
@@ -222,19 +224,6 @@ def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Ite
             yield dict(zip(header, row, strict=True)), place
     except csv.Error as error:
         raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); mend the line") from error
-
-
-def _of_any_size(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the rows of a table whose fields may be longer than 128 KiB, which is all that `csv` allows by itself."""
-    while True:
-        allowed = csv.field_size_limit(LARGEST_FILE)
-        try:
-            row = next(rows, None)
-        finally:
-            csv.field_size_limit(allowed)
-        if row is None:
-            return
-        yield row
 
 
 def _require_fields(

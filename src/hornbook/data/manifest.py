@@ -5,8 +5,9 @@
      "sources": ["/texts/a.jsonl.gz"], "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
 
 It is what makes Megatron's two files a store that can be checked: a file that was cut, changed or swapped no longer has
-the size and hash that stand here. Paths of sources are absolute; they say where the text came from, and training never
-opens them. The price: with a million sources the manifest has some 60 MB.
+the size and hash that stand here, and ``checksum``, the SHA-256 of all else in the manifest, guards options and sources.
+Paths of sources are absolute; they say where the text came from, and training never opens them. The price: with a
+million sources the manifest has some 60 MB.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 from hornbook.errors import DataError
 from hornbook.storage import Written
-from hornbook.storage.json_files import dump_json, parse_json, read_bytes
+from hornbook.storage.json_files import dump_sealed, is_intact, parse_json, read_bytes
 
 MANIFEST: Final = "manifest.json"
 STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
@@ -70,7 +71,7 @@ class Manifest:
         """The content of ``manifest.json``."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
-        return dump_json(FORMAT | own | {"files": files})
+        return dump_sealed(FORMAT | own | {"files": files})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -82,6 +83,7 @@ class Manifest:
         """
         path = folder / MANIFEST
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
+        intact = isinstance(values, dict) and is_intact(values)
         if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
             raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
         for name, kind in _KINDS.items():
@@ -92,6 +94,8 @@ class Manifest:
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
         files = _read_files(values["files"], path)
+        if not intact:
+            raise DataError(f"{path}: the manifest is damaged, its checksum is another; restore the file")
         return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
 
 

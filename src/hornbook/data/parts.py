@@ -211,9 +211,10 @@ class Parts:
                 for number, amount in some.items():
                     total[number] += amount
         columns = (kept + lost).tolist(), kept.tolist(), (num_bytes + lost_bytes).tolist()
+        faulty = readings[-1].tally.faulty if readings else set()
         return [
-            SourceCounts(source=name, documents=documents, kept=stayed, num_bytes=size)
-            for name, documents, stayed, size in zip(sources, *columns, strict=True)
+            SourceCounts(source=name, documents=read, kept=stayed, num_bytes=size, has_faults=number in faulty)
+            for number, (name, read, stayed, size) in enumerate(zip(sources, *columns, strict=True))
         ]
 
     def _prefix(self, number: int, split: str) -> Path:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.data.arrays import Bools, Hashes, Int64s, Integers
+from hornbook.data.record import splits_of_share
 from hornbook.data.rows import DOCUMENT_ROW
 from hornbook.text.documents import Document, Position, Tally
 from hornbook.text.quality.filter import Filter
@@ -54,7 +55,12 @@ class Reading:
 
     def copy(self) -> Self:
         """It as it is now; a reader goes on changing its own."""
-        tally = replace(self.tally, messages=list(self.tally.messages), skipped=Counter(self.tally.skipped))
+        tally = replace(
+            self.tally,
+            messages=list(self.tally.messages),
+            skipped=Counter(self.tally.skipped),
+            faulty=set(self.tally.faulty),
+        )
         counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
         return replace(self, tally=tally, **counters)
 
@@ -68,7 +74,12 @@ class Reading:
         """It as JSON has it; bytes of a file's name that are no UTF-8 are written with a backslash."""
         tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
         messages = [message.encode(errors="backslashreplace").decode() for message in self.tally.messages]
-        special = {"messages": messages, "skipped": dict(self.tally.skipped), "position": asdict(self.tally.position)}
+        special = {
+            "messages": messages,
+            "faulty": sorted(self.tally.faulty),
+            "skipped": dict(self.tally.skipped),
+            "position": asdict(self.tally.position),
+        }
         counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost", "lost_bytes")}
         return {"tally": tally | special} | counters
 
@@ -80,7 +91,11 @@ class Reading:
             KeyError, TypeError, ValueError: it was something else.
         """
         tally = dict(values["tally"])
-        tally |= {"skipped": Counter(tally["skipped"]), "position": Position(**tally["position"])}
+        tally |= {
+            "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version
+            "skipped": Counter(tally["skipped"]),
+            "position": Position(**tally["position"]),
+        }
         counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost", "lost_bytes")}
         return cls(tally=Tally(**tally), **counters)
 
@@ -157,11 +172,6 @@ class TokenPlan:
     validation: float = 0.0
     end_of_text_id: int | None = None
     split_text: Callable[[str], list[str]] | None = None
-
-
-def splits_of_share(validation: float) -> tuple[str, ...]:
-    """The splits that there will be with such a share of validation."""
-    return ("train", "validation") if validation else ("train",)
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from hornbook.data.pipeline import splits_of_share
+from hornbook.data.record import splits_of_share
 from hornbook.errors import DataError, StorageError, UserError
-from hornbook.storage.json_files import dump_json, parse_json, read_json
+from hornbook.storage.json_files import dump_json, dump_sealed, parse_json, read_json
 from hornbook.text.documents import ReadOptions, list_sources
 from hornbook.text.hub import is_file_name
 from hornbook.text.quality.options import QualityOptions
@@ -145,7 +145,7 @@ class BuildJob:
 
     def record(self, facts: dict[str, Any]) -> bytes:
         """The record of this job, with other ``facts``."""
-        return dump_json(facts | {"request": self.request})
+        return dump_sealed(facts | {"request": self.request})
 
 
 def printable(source: str) -> str:

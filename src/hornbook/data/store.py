@@ -26,6 +26,7 @@ from hornbook.data.arrays import Int64s, Integers
 from hornbook.data.formats.streams import how_to_convert
 from hornbook.data.manifest import MANIFEST, Manifest
 from hornbook.data.megatron import IndexedFile, index_paths
+from hornbook.data.record import recorded_splits
 from hornbook.data.rows import read_rows
 from hornbook.errors import DataError
 from hornbook.storage.system import translated
@@ -178,9 +179,16 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
 
 
 def splits_of(path: str | Path) -> tuple[str, ...]:
-    """The splits that a corpus has; none if ``path`` is no corpus, but perhaps a store."""
-    is_store = (Path(path) / MANIFEST).exists()
-    return () if is_store else tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
+    """The splits that a corpus was built with, or else that are there; none if ``path`` is perhaps a store.
+
+    Raises:
+        DataError: the record of the build is damaged.
+        StorageError: it cannot be read.
+    """
+    if (Path(path) / MANIFEST).exists():
+        return ()
+    there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
+    return recorded_splits(Path(path)) or there
 
 
 def locate_store(path: Path, split: str) -> Path:
@@ -199,6 +207,11 @@ def locate_store(path: Path, split: str) -> Path:
     if splits := splits_of(path):
         if split not in splits:
             raise DataError(f"{path}: the corpus has no {split} split; build it with --validation 0.02, say")
+        if not (path / split / MANIFEST).exists():
+            raise DataError(
+                f"{path / split / MANIFEST} is missing, and the corpus was built with a {split} split; restore that, "
+                "or build the corpus again"
+            )
         return path / split
     pairs = sorted(path.glob("*.idx"))
     if (path / "documents.npy").exists():

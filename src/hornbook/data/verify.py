@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from hornbook.data.built import BUILD, read_record
 from hornbook.data.manifest import MANIFEST, Manifest
+from hornbook.data.record import BUILD, read_record
 from hornbook.data.store import TokenStore, locate_store, open_store
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file

@@ -4,6 +4,7 @@ dump_json({"step": 5})                  b'{\n  "step": 5\n}\n', the same bytes f
 read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
 """
 
+import hashlib
 import json
 import stat
 from pathlib import Path
@@ -68,6 +69,22 @@ def load_strictly(text: str) -> Any:
         RecursionError: it is nested too deep.
     """
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
+def dump_sealed(values: dict[str, Any]) -> bytes:
+    """Return an object as JSON with a ``checksum``, the SHA-256 of the rest; for ``is_intact``."""
+    return dump_json(values | {"checksum": _checksum(values)})
+
+
+def is_intact(values: dict[str, Any]) -> bool:
+    """Tell whether an object that was read has its checksum; files from before there was one have none, and pass."""
+    content = dict(values)
+    found = content.pop("checksum", None)
+    return found is None or found == _checksum(content)
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(dump_json(values)).hexdigest()
 
 
 def dump_json(value: Any) -> bytes:

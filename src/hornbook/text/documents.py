@@ -24,9 +24,20 @@ from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.streams import streamed
+from hornbook.text.readers.tables import read_table
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
-from hornbook.text.reading import Document, Outcome, Position, Reader, ReadOptions, Skipped, Source, Tally
+from hornbook.text.reading import (
+    DEFAULT_FIELD,
+    Document,
+    Outcome,
+    Position,
+    Reader,
+    ReadOptions,
+    Skipped,
+    Source,
+    Tally,
+)
 from hornbook.text.sources import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
 from hornbook.wording import counted
 
@@ -49,12 +60,17 @@ READERS: Final[dict[str, Reader]] = {
     "blank-lines": streamed(read_between_blank_lines),
     "wikitext": streamed(read_wikitext),
     "jsonl": streamed(read_jsonl),
+    "csv": streamed(read_table(".csv")),
+    "tsv": streamed(read_table(".tsv")),
     "parquet": read_parquet,
     "arrow": read_arrow,
     "wikipedia": read_wikipedia,
     "wikiextractor": streamed(read_wikiextractor),
 }
-_BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {".parquet": "parquet", ".arrow": "arrow"}
+_BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
+    f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")
+}
+_WITH_FIELDS: Final = ("jsonl", "csv", "tsv", "parquet", "arrow")
 _SUFFIXES: Final = {"parquet": (".parquet",), "arrow": (".arrow",)}
 """Of formats whose documents are rows, which nothing but such a file can have: all others in a folder are left out."""
 
@@ -93,7 +109,7 @@ def list_sources(
 
     Raises:
         UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
-            pattern of names to leave out has a slash.
+            pattern of names to leave out has a slash, or leaves nothing; a field is named, and no source has fields.
         DataError: a data set is damaged.
         HornbookError: the Hugging Face hub failed.
     """
@@ -115,6 +131,16 @@ def list_sources(
             where = "a data set of the Hugging Face hub" + ", or a folder that save_to_disk made" * (name == "split")
             raise UserError(f"--{name} applies to {where}; no input is one")
     once = each_once(sources)
+    if not once:
+        raise UserError(
+            f"no input is left by --exclude {' --exclude '.join(options.exclude)}; name others, or loosen it"
+        )
+    if options.field != DEFAULT_FIELD and not any(format_of(name, options) in _WITH_FIELDS for name in once):
+        raise UserError(
+            f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as "
+            f"{format_of(once[0], options)}, which has no fields; leave it out, or say by --from what it is "
+            f"({', '.join(_WITH_FIELDS)})"
+        )
     if repeated := len(sources) - len(once):
         on_notice(f"{counted(repeated, 'file')} named more than once, to be read once")
     return once
@@ -152,7 +178,7 @@ def read_sources(
             if isinstance(outcome, DataError):
                 if options.on_error == "stop":
                     raise outcome
-                tally.add_fault(outcome)
+                tally.add_fault(number, outcome)
             elif outcome.text:
                 tally.documents += 1
                 tally.num_bytes += outcome.num_bytes
@@ -181,10 +207,16 @@ def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
         yield error
 
 
+def _shown(source: str) -> str:
+    """What messages call a source."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
 def _place_of(document: Document, options: ReadOptions) -> str:
     """What messages call a document."""
-    source = "standard input" if document.source == STANDARD_INPUT else document.source
-    return f"{source}, the document at {offset_unit(document.source, options.format)} {document.offset}"
+    return (
+        f"{_shown(document.source)}, the document at {offset_unit(document.source, options.format)} {document.offset}"
+    )
 
 
 def _located(name: str) -> Source:

@@ -18,9 +18,21 @@ from hornbook.errors import DataError
 from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
-    "auto", "text", "lines", "blank-lines", "wikitext", "jsonl", "parquet", "arrow", "wikipedia", "wikiextractor"
+    "auto",
+    "text",
+    "lines",
+    "blank-lines",
+    "wikitext",
+    "jsonl",
+    "csv",
+    "tsv",
+    "parquet",
+    "arrow",
+    "wikipedia",
+    "wikiextractor",
 ]
 T = TypeVar("T")
+DEFAULT_FIELD: Final = "text"
 _MESSAGES_KEPT: Final = 10
 
 
@@ -32,8 +44,8 @@ class Document:
         text: the whole document.
         source: the file as the user named it or as it was found in a folder, ``"-"`` for standard input,
             ``"hf:owner/name@commit/file"`` for a file of the Hugging Face hub.
-        offset: bytes before the text in the uncompressed file; for JSONL, before its line; for Wikipedia, before its
-            page; for Parquet and Arrow, rows before its row.
+        offset: bytes before the text in the uncompressed file; for JSONL, before its line; for CSV and TSV, before its
+            row; for Wikipedia, before its page; for Parquet and Arrow, rows before its row.
         num_bytes: length of the text in UTF-8.
     """
 
@@ -59,11 +71,12 @@ class ReadOptions:
 
     Attributes:
         format: ``"text"``, one document a file; ``"lines"``, one a line; ``"blank-lines"``, one from a blank line to
-            the next; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one a line; ``"parquet"`` and ``"arrow"``, one a
-            row; ``"wikipedia"``, the articles of MediaWiki's XML dumps; ``"wikiextractor"``, the ``<doc>`` blocks that
-            WikiExtractor writes; ``"auto"``, by the ending, also before a compression's: JSONL for ``.jsonl``,
-            ``.ndjson`` and ``.json``, Parquet for ``.parquet``, Arrow for ``.arrow``, and text for all others.
-        field: where a JSONL line or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
+            the next; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one a line; ``"csv"``, ``"tsv"``, ``"parquet"``
+            and ``"arrow"``, one a row; ``"wikipedia"``, the articles of MediaWiki's XML dumps; ``"wikiextractor"``, the
+            ``<doc>`` blocks that WikiExtractor writes; ``"auto"``, by the ending, also before a compression's: JSONL
+            for ``.jsonl``, ``.ndjson`` and ``.json``, the format of that name for ``.csv``, ``.tsv``, ``.parquet`` and
+            ``.arrow``, and text for all others.
+        field: where a line of JSONL or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
             where no field is called just so.
         suffixes, exclude: which files to take out of folders, see `hornbook.text.sources.find_sources`.
         split, config: which part of a data set, where there are several.
@@ -75,7 +88,7 @@ class ReadOptions:
     """
 
     format: Format = "auto"
-    field: str = "text"
+    field: str = DEFAULT_FIELD
     suffixes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     split: str | None = None
@@ -131,6 +144,7 @@ class Tally:
         empty: documents without a character, left out.
         faults: documents left out because they could not be read; a damaged compressed file counts once.
         messages: what was wrong with the first ten of them.
+        faulty: numbers of the sources with such documents.
         skipped: what is no document, counted by kind, as in ``{"redirects": 100}``.
         position: after the document that was handed out last.
     """
@@ -140,12 +154,14 @@ class Tally:
     empty: int = 0
     faults: int = 0
     messages: list[str] = field(default_factory=list)
+    faulty: set[int] = field(default_factory=set)
     skipped: Counter[str] = field(default_factory=Counter)
     position: Position = Position()
 
-    def add_fault(self, error: DataError) -> None:
-        """Count a document that could not be read."""
+    def add_fault(self, source: int, error: DataError) -> None:
+        """Count a document of a source that could not be read."""
         self.faults += 1
+        self.faulty.add(source)
         if len(self.messages) < _MESSAGES_KEPT:
             self.messages.append(str(error))
 

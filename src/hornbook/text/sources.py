@@ -24,28 +24,31 @@ STANDARD_INPUT: Final = "-"
 def find_sources(
     inputs: Sequence[str | Path], *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[str]:
-    """List the files to read, each once, by the first of its names.
+    """List the files to read, each once, by the first of its names; none where all inputs are left out by name.
 
     Args:
         inputs: files, folders, globs (``**`` goes through folders), ``"-"`` for standard input.
         suffixes: take only files of such an ending, as in ``".py"``, out of folders and globs; a compressed
             ``a.py.gz`` counts as ``.py``, too. A file named outright is always taken.
-        exclude: patterns as in ``"test*"``; a file below an input is left out if its name, or that of a folder that
-            it is in, fits one. What was named, up to a glob's first wildcard, is not looked at.
+        exclude: patterns as in ``"test*"``; what has a name that fits one is left out, whether an input names it
+            (as a shell does that expands a glob) or it is found below; the folders above an input, and above a glob's
+            first wildcard, are not looked at.
 
     Raises:
-        UserError: an input names nothing, or nothing is left of it.
+        UserError: there is no input, one names nothing, or nothing is left below it.
     """
+    if not inputs:
+        raise UserError("no input was named: expected files, folders, globs, or - for standard input")
     sources: list[str] = []
     for name in (os.fspath(item) for item in inputs):
+        if Path(name).exists() and is_excluded(PurePath(name).name, exclude):
+            continue
         found = [path for path in _expand(name, exclude) if path == name or has_suffix(path, suffixes)]
         if not found:
             conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
             asked = f" ({', '.join(conditions)})" if conditions else ""
             raise UserError(f"{name}: there is no file to read{asked}; hidden files do not count")
         sources += found
-    if not sources:
-        raise UserError("no input was named: expected files, folders, globs, or - for standard input")
     return each_once(sources)
 
 
@@ -95,7 +98,7 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     if name == STANDARD_INPUT:
         return [name]
     if path.is_dir():
-        return list(_walk(name, exclude, ()))
+        return list(_walk(name, exclude, set()))
     if path.exists():
         return [name]
     if not glob.has_magic(name):
@@ -103,21 +106,30 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
     named = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
     matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[named:]), exclude)]
-    return [path for match in matches for path in (_walk(match, exclude, ()) if Path(match).is_dir() else (match,))]
+    entered: set[tuple[int, int]] = set()
+    return [
+        path for match in matches for path in (_walk(match, exclude, entered) if Path(match).is_dir() else (match,))
+    ]
 
 
-def _walk(folder: str, exclude: Sequence[str], above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """The files below a folder in the order of names; a link back to a folder above is not followed for ever."""
+def _walk(folder: str, exclude: Sequence[str], entered: set[tuple[int, int]]) -> Iterator[str]:
+    """The files below a folder in the order of names; a folder is entered once, by however many links it is reached.
+
+    ``entered`` has device and inode of those folders, and is added to.
+    """
     try:
         status = Path(folder).stat()
+        if (identity := (status.st_dev, status.st_ino)) in entered:
+            return
+        entered.add(identity)
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
-    identity = (status.st_dev, status.st_ino)
     for entry in entries:
-        if entry.name.startswith(".") or is_excluded(entry.name, exclude) or identity in above:
+        if entry.name.startswith(".") or is_excluded(entry.name, exclude):
             continue
-        if entry.is_dir():
-            yield from _walk(entry.path, exclude, (*above, identity))
-        elif entry.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
+        place = Path(entry.path) if entry.is_symlink() else entry  # of a link to itself, an entry raises OSError
+        if place.is_dir():
+            yield from _walk(entry.path, exclude, entered)
+        elif place.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
             yield entry.path

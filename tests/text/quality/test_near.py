@@ -70,6 +70,19 @@ def test_bands_find_what_is_at_the_threshold(threshold):
         assert 1 - (1 - threshold ** (rows + 1)) ** (128 // (rows + 1)) < 0.99
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9, 1.0])
+def test_the_estimate_at_the_threshold_is_enough_and_one_byte_less_is_not(threshold):
+    signature = np.arange(128, dtype=np.uint8)
+    for equal in range(129):
+        other = signature.copy()
+        other[equal:] += 128
+        index = SimilarityIndex(threshold)
+        index.extend(other[None])
+        estimate = (256 * equal - 128) / (255 * 128)  # (256 e - 1) / 255 of the share e of equal bytes
+        assert index.has_similar(signature) == (estimate >= threshold), equal
+    assert num_equal(1.0) == 128
+
+
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
 def test_the_index_decides_as_comparing_all_with_all(threshold, monkeypatch):
     monkeypatch.setattr(near, "_SMALLEST_TABLE", 16)

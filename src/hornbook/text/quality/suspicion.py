@@ -35,12 +35,14 @@ class SourceCounts:
         documents: read from it, with text in them.
         kept: of those, in the corpus.
         num_bytes: of text in the documents that were read.
+        has_faults: whether there were documents that could not be read, which are counted as such.
     """
 
     source: str
     documents: int
     kept: int
     num_bytes: int
+    has_faults: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ def refuse(suspicions: Sequence[Suspicion], tolerance: Tolerance) -> None:
 
 
 def _empty_files(sources: Sequence[SourceCounts]) -> str:
-    empty = [counts.source for counts in sources if not counts.documents]
+    empty = [counts.source for counts in sources if not counts.documents and not counts.has_faults]
     return f"{_files(empty)} gave no document; leave out what is empty, or check --from and --field" if empty else ""
 
 
