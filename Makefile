@@ -3,6 +3,7 @@
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs
+# make lock       update requirements.lock, the exact versions that the tests run with
 # make clean      remove .venv and everything else that was made here
 #
 # PYTHON is the interpreter that .venv is made with, any from 3.11 on: make demo PYTHON=python3.12
@@ -18,15 +19,15 @@ ifeq ($(filter cpu cuda,$(TORCH)),)
 $(error TORCH is "$(TORCH)"; expected cpu or cuda)
 endif
 ifneq ($(TORCH),$(INSTALLED))
-.PHONY: .venv/ready
+.PHONY: .venv/base
 endif
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
-REACHABLE := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=5)
 
-.PHONY: help demo test test-slow test-gpu check lint format venv clean
+.PHONY: help demo test test-slow test-gpu check lint format venv lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -56,24 +57,53 @@ format: .venv/ready-dev
 
 venv: .venv/ready
 
-# On Linux, PyPI's torch brings gigabytes of CUDA libraries. PyTorch's own index has a build without them; its version is
-# $(TORCH_VERSION)+cpu, which pip prefers to the plain one. Where that index cannot be reached, PyPI's has to do.
-.venv/ready: pyproject.toml
+# On Linux, PyPI's torch brings gigabytes of CUDA libraries. PyTorch's own index has a build without them. pip itself
+# is asked whether it reaches that index, since it may know a proxy or a certificate that nothing else here knows.
+.venv/base:
 	@command -v "$(PYTHON)" >/dev/null || $(call FAIL,there is no $(PYTHON): install Python 3.11 or newer; or name one: make PYTHON=...)
 	@"$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" || $(call FAIL,$(PYTHON) is older than 3.11: name a newer one: make PYTHON=...)
 	@"$(PYTHON)" -c "import ensurepip; import venv" 2>/dev/null || $(call FAIL,$(PYTHON) has no venv module: apt install python3-venv)
-	@rm -f .venv/ready .venv/ready-dev
+	@rm -f .venv/base .venv/ready .venv/ready-dev
 	"$(PYTHON)" -m venv $(if $(filter $(TORCH),$(INSTALLED)),,--clear) .venv
 	@echo $(TORCH) > .venv/torch
 	@echo "installing PyTorch $(TORCH_VERSION) for $(TORCH); this can take some minutes"
-	@$(PIP) torch==$(TORCH_VERSION) $(if $(filter cpu,$(TORCH)), \
-	  $$($(BIN)/python -c '$(REACHABLE)' $(TORCH_CPU_INDEX) 2>/dev/null && echo --extra-index-url $(TORCH_CPU_INDEX)))
-	$(PIP) --editable .
+ifeq ($(TORCH),cpu)
+	@if answer=$$($(PIP) index versions torch --index-url $(TORCH_CPU_INDEX) --retries 1 --timeout 5 2>&1); then \
+	  $(INSTALL) --no-deps --index-url $(TORCH_CPU_INDEX) --retries 1 torch==$(TORCH_VERSION); \
+	else \
+	  echo "$$answer" >&2; \
+	  echo "hornbook: pip found no torch at $(TORCH_CPU_INDEX), for the reason above; PyPI's build follows, on Linux with gigabytes of CUDA libraries" >&2; \
+	  $(INSTALL) torch==$(TORCH_VERSION); \
+	fi
+else
+	@$(INSTALL) torch==$(TORCH_VERSION)
+endif
 	@touch $@
 
-.venv/ready-dev: .venv/ready
-	$(PIP) --editable ".[dev]"
+.venv/ready: .venv/base pyproject.toml
+	$(INSTALL) --editable .
 	@touch $@
+
+# Warnings are errors in the tests, so they run with the versions of requirements.lock, not with the newest. PyTorch is
+# not in it: its builds for CPUs and for GPUs are different files with different hashes.
+.venv/ready-dev: .venv/base pyproject.toml requirements.lock
+	$(INSTALL) --require-hashes --requirement requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch .venv/ready $@
+
+# What PyTorch's CPU build requires is read from the installed one; the override keeps PyPI's build out.
+TORCH_REQUIRES := import importlib.metadata as m; names = [r for r in m.requires("torch") if "extra ==" not in r]; \
+  any("nvidia" in n for n in names) and exit("hornbook: make lock needs the CPU build of PyTorch for Linux in .venv, but this one requires CUDA"); \
+  print(*names, sep="\n")
+
+lock: .venv/base
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	"$(PYTHON)" -m venv "$$scratch" && "$$scratch/bin/python" -m pip --disable-pip-version-check install --quiet uv && \
+	$(BIN)/python -c '$(TORCH_REQUIRES)' > "$$scratch/torch.txt" && \
+	echo 'torch; sys_platform == "never"' > "$$scratch/override.txt" && \
+	"$$scratch/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --extra dev --override "$$scratch/override.txt" --no-emit-package torch --custom-compile-command "make lock" \
+	  --output-file requirements.lock pyproject.toml "$$scratch/torch.txt"
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
