@@ -19,14 +19,17 @@ SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
     0: ("errors", "extras", "storage", "wording", "__init__"),
-    1: ("config",),
+    1: ("config", "formats"),
     2: ("text",),
-    3: ("data", "model", "optim"),
-    4: ("objective", "parallel"),
-    5: ("checkpoint", "track", "evaluate", "generate"),
-    6: ("engine",),
-    7: ("measure",),
-    8: ("cli", "extend", "__main__"),
+    3: ("corpus", "optim", "parallel"),
+    4: ("samples",),
+    5: ("ops", "checkpoint", "track"),
+    6: ("model", "objective"),
+    7: ("exchange", "generate"),
+    8: ("engine", "evaluate"),
+    9: ("run",),
+    10: ("measure",),
+    11: ("cli", "extend", "__main__"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
@@ -34,17 +37,9 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 MAY_PRINT = ("cli/", "track/console.py")
 MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-MAY_UNPICKLE = "checkpoint/huggingface/pickled.py"
+MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = (
-    "errors",
-    "extras",
-    "storage",
-    "wording",
-    "config",
-    "text",
-    *(f"data.{part}" for part in ("store", "megatron", "build", "order", "convert", "formats")),
-)
+WITHOUT_TORCH = ("errors", "extras", "storage", "wording", "config", "formats", "text", "corpus")
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -55,12 +50,12 @@ def source_files() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``src/hornbook/engine/loop.py`` -> ``hornbook.engine.loop``; a package's name is that of its folder."""
+    """``src/hornbook/run/loop.py`` -> ``hornbook.run.loop``; a package's name is that of its folder."""
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def room_of(module: str) -> str:
-    """``hornbook.engine.loop`` -> ``engine``."""
+    """``hornbook.run.loop`` -> ``engine``."""
     return [*module.split("."), "__init__"][1]
 
 

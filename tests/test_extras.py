@@ -3,10 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import UserError
 from hornbook.extras import require
-from tiny_text import one_line
 
 
 def test_a_library_that_is_there_and_one_that_is_not():

@@ -65,7 +65,7 @@ class Trace:
 
 
 def name_of(code: CodeType) -> str:
-    """Return ``hornbook.engine.loop:train_until_done``."""
+    """Return ``hornbook.run.loop:train_until_done``."""
     module = code.co_filename.removeprefix(PACKAGE).removesuffix(".py").replace("/", ".")
     return f"hornbook.{module}:{code.co_qualname}"
 

@@ -18,24 +18,23 @@ that registers them, never by the bare ``hornbook``.
 
 from hornbook.__main__ import main
 from hornbook.config import Problem, option, register
-from hornbook.data.batches import Batch, HeldOutWindows
-from hornbook.data.examples import NOT_SCORED, EvaluationWindows
-from hornbook.data.loader import evaluation_batches
-from hornbook.data.store import TokenStore, open_store
+from hornbook.corpus.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.attention import CausalSelfAttention, Context
-from hornbook.model.dropout import Dropout
 from hornbook.model.embedding import TokenAndPositionEmbedding
 from hornbook.model.feed_forward import FeedForward
 from hornbook.model.head import TiedHead
 from hornbook.model.incremental import IncrementalBlock, incremental_block
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm, Linear
+from hornbook.model.layers import Dropout, LayerNorm, Linear
 from hornbook.objective import Objective, build_objective
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot
 from hornbook.optim.updates import Update, build_update
+from hornbook.samples.batches import Batch, HeldOutWindows
+from hornbook.samples.loader import evaluation_batches
+from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 
 __all__ = [
     "NOT_SCORED",

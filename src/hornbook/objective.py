@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
-from hornbook.data.batches import Batch
-from hornbook.data.examples import NOT_SCORED
+from hornbook.samples.batches import Batch
+from hornbook.samples.windows import NOT_SCORED
 
 
 class Objective(Protocol):

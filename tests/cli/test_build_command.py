@@ -7,18 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_sentences import sentence_starts
+from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import _lines
 from hornbook.cli.progress import Point, progress_line, token_progress
-from hornbook.data import parts, pipeline
-from hornbook.data.built import BuildReport
-from hornbook.data.examples import Stream
-from hornbook.data.parts import SplitCounts
-from hornbook.data.store import open_store
+from hornbook.corpus.build import parts
+from hornbook.corpus.build import token_pipeline as pipeline
+from hornbook.corpus.build.finished import BuildReport
+from hornbook.corpus.build.parts import SplitCounts
+from hornbook.corpus.store import open_store
+from hornbook.samples.windows import Stream
 from hornbook.text.tokenizer import Tokenizer
-from tiny_sentences import sentence_starts
-from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
 
 BERT_SAMPLE = SHARED / "text" / "bert_sample_text.txt"
 SENTENCES = "The cat sat. It was a mat.\n\nThe dog ran."

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_huggingface import tiny_folder
 
 from hornbook.checkpoint import Contents, save
-from hornbook.cli.checkpoint import list_command, verify_command
+from hornbook.cli.checkpoint_commands import list_command, verify_command
 from hornbook.cli.main import main
 from hornbook.errors import CheckpointError
-from tiny_huggingface import tiny_folder
 
 
 @pytest.fixture

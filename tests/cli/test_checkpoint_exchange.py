@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from hornbook.__main__ import main
-from hornbook.checkpoint import Contents, load, save
-from hornbook.checkpoint.huggingface import write_folder
 from tiny_encoder_runs import encoder_contents
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 from tiny_huggingface import (
@@ -25,6 +21,10 @@ from tiny_huggingface import (
     write_index,
 )
 from tiny_text import SHARED
+
+from hornbook.__main__ import main
+from hornbook.checkpoint import Contents, load, save
+from hornbook.exchange.huggingface import write_folder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
-from hornbook.engine.initial import InitFrom
+from hornbook.run.initial_weights import InitFrom
 
 RECIPE = """[model]
 num_layers = 1
@@ -34,9 +34,9 @@ def recipe(tmp_path, monkeypatch):
 def trained(monkeypatch):
     """Stand in for the engine; what it was called with is collected."""
     calls = []
-    launch = types.ModuleType("hornbook.engine.launch")
+    launch = types.ModuleType("hornbook.run.launch")
     launch.train = lambda resolved, **options: calls.append((resolved, options)) or {"step": 2}
-    monkeypatch.setitem(sys.modules, "hornbook.engine.launch", launch)
+    monkeypatch.setitem(sys.modules, "hornbook.run.launch", launch)
     return calls
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hornbook.cli.columns import column_lines, print_columns, wrap_line
+from hornbook.cli.table import column_lines, print_columns, wrap_line
 
 ROWS = [
     ("name", "loss", ""),

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_text import build_tiny, tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.data.store import open_store
-from tiny_text import build_tiny, tiny_tokenizer
+from hornbook.corpus.store import open_store
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_text import TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
-from hornbook.data.megatron import IndexedWriter
-from hornbook.data.store import open_store
-from tiny_text import TEXTS, tiny_tokenizer, write_texts
+from hornbook.corpus.megatron import IndexedWriter
+from hornbook.corpus.store import open_store
 
 
 @pytest.fixture

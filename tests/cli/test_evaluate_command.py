@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_text import build_tiny
 
 from hornbook.__main__ import main
-from hornbook.evaluate import wikitext
+from hornbook.evaluate import wikitext_perplexity as wikitext
 from hornbook.evaluate.tasks import find_task, task_names
 from hornbook.storage import faults
-from tiny_text import build_tiny
 
 WIKI = " = A title = \n \n the cat sat on the mat , the cat sat on the mat ; the cat sat on the mat . \n"
 

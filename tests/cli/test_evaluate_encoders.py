@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_encoder_runs import build_sentences, encoder, encoder_contents, on_corpus
 from written_runs import save_run
 
 from hornbook.__main__ import main
 from hornbook.checkpoint import save
-from hornbook.checkpoint.huggingface import write_folder
-from tiny_encoder_runs import build_sentences, encoder, encoder_contents, on_corpus
+from hornbook.exchange.huggingface import write_folder
 
 SIZES = ["--model.num-layers=1", "--model.hidden-size=32", "--data.sequence-length=32", "--training.steps=1"]
 

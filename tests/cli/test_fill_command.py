@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_encoder_runs import encoder_contents, encoder_tokenizer
+from tiny_text import TEXTS, tiny_tokenizer
 from written_runs import save_run
 
 from hornbook.__main__ import main
 from hornbook.checkpoint import Contents, save
-from hornbook.checkpoint.huggingface import write_folder
-from hornbook.checkpoint.restore import load_model
 from hornbook.cli.fill import _lines
-from hornbook.generate.fill import Filled, Guess
+from hornbook.exchange.huggingface import write_folder
+from hornbook.exchange.restore import load_model
+from hornbook.generate.fill_mask import Filled, Guess
 from hornbook.text.tokenizer import Tokenizer
-from tiny_encoder_runs import encoder_contents, encoder_tokenizer
-from tiny_text import TEXTS, tiny_tokenizer
 
 ALWAYS = ("--threads", "1", "--compute", "fp32")
 

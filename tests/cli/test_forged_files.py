@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tiny_text import build_tiny
 
 from hornbook.checkpoint.manifest import MANIFEST, Entry, read_manifest
 from hornbook.cli.main import main
 from hornbook.storage.files import sha256_file
-from tiny_text import build_tiny
 
 STEP = "checkpoints/step-00000002"
 IN_CHECKPOINT = tuple(f"{STEP}/{name}" for name in ("state.json", "recipe.json", "tokenizer.json"))

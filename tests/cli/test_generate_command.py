@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_text import tiny_tokenizer
 from written_runs import MAX_POSITIONS, save_run
 
 from hornbook.__main__ import main
-from hornbook.checkpoint.restore import load_model
 from hornbook.cli.texts import Screen
+from hornbook.exchange.restore import load_model
 from hornbook.generate import Sampling, TextOptions, TextWriter
-from tiny_text import tiny_tokenizer
 
 ALWAYS = ("--threads", "1", "--compute", "fp32")
 

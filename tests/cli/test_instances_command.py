@@ -1,10 +1,10 @@
 import json
 
 import pytest
+from tiny_sentences import sentence_store
 
 from hornbook.cli.main import main
 from hornbook.text.tokenizer import Tokenizer
-from tiny_sentences import sentence_store
 
 
 @pytest.fixture(scope="module")

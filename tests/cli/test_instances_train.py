@@ -4,13 +4,13 @@ import json
 import shutil
 
 import pytest
-
-from hornbook.cli.main import main
-from hornbook.data.formats.bert_arrow import read_arrow, write_arrow
-from hornbook.data.formats.instances import Instances
-from hornbook.track.metrics import read
 from tiny_encoder_runs import encoder_tokenizer
 from tiny_lines import build_lines, line_tokenizer
+
+from hornbook.cli.main import main
+from hornbook.corpus.convert.bert_arrow import read_arrow, write_arrow
+from hornbook.corpus.convert.bert_instances import Instances
+from hornbook.track.metrics import read
 
 FORMATS = {"plain": "bert-tfrecord", "remasked": "bert-tfrecord-remasked", "arrow": "bert-arrow"}
 BERT = "--model.num-layers=1 --model.hidden-size=16 --model.num-heads=2 --model.max-positions=40"

@@ -1,11 +1,11 @@
 import pytest
+from tiny_text import one_line
 
 from hornbook.cli.parser import CommandParser
 from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
 from hornbook.text.quality.options import QualityOptions
 from hornbook.text.quality.suspicion import Tolerance
-from tiny_text import one_line
 
 
 def parse(*words):

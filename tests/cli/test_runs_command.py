@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from fake_run import RECIPE, make_run
+
 from hornbook.__main__ import main
 
 

@@ -5,10 +5,10 @@ import io
 import sys
 
 import pytest
+from tiny_text import tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.data.store import open_store
-from tiny_text import tiny_tokenizer
+from hornbook.corpus.store import open_store
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-
-from hornbook.__main__ import main
-from hornbook.checkpoint.huggingface.encoder_words import BERT
 from tiny_bundle import google_variables, with_slots, write_bundle, write_json
 from tiny_encoders import tiny_encoder, tiny_encoder_config
+
+from hornbook.__main__ import main
+from hornbook.exchange.huggingface.encoder_words import BERT
 
 
 @pytest.fixture

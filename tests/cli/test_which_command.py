@@ -2,11 +2,11 @@ import json
 import re
 
 import pytest
-
-from hornbook.__main__ import main
-from hornbook.data.store import open_store
 from tiny_lines import build_lines
 from tiny_text import build_tiny
+
+from hornbook.__main__ import main
+from hornbook.corpus.store import open_store
 
 
 @pytest.fixture(scope="module")

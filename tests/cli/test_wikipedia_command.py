@@ -2,12 +2,12 @@ import bz2
 import json
 
 import pytest
-
-from hornbook.__main__ import main
-from hornbook.data.store import open_store
 from tiny_mirror import serve
 from tiny_text import tiny_tokenizer
 from tiny_wiki import TINY_TEXTS, tiny_dump
+
+from hornbook.__main__ import main
+from hornbook.corpus.store import open_store
 
 EXTRACTED = b'<doc id="1" url="" title="Seine">\nSeine\n\nA river.\n</doc>\n'
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hornbook.config import (
-    bundled_recipes,
-    choices,
-    load_recipe,
-    recipe_from_dict,
-    recipe_to_dict,
-    recipe_to_toml,
-)
+from hornbook.config import bundled_recipes, choices, load_recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
 from hornbook.config.build import SECTIONS
 from hornbook.config.options import describe
 from hornbook.config.recipe import Recipe

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, Shell, blocks_of, commands_of, write_texts
-
 from tiny_labelled import QUESTIONS, labelled_rows, write_jsonl, write_squad
 
 PAGE = ROOT / "docs" / "fine-tuning.md"

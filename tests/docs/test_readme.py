@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, Shell, commands_of, write_texts
-
 from tiny_mirror import serve
 from tiny_wiki import tiny_dump
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_trainer
 
 from hornbook.config import MomentumConfig, PrecisionConfig
 from hornbook.engine.loss_scale import Scaled, build_loss_scale
@@ -9,7 +10,6 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
 from hornbook.optim.updates import build_update
-from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_trainer
 
 
 def run(precision: PrecisionConfig, num_steps: int = 4, **changes):

@@ -3,11 +3,11 @@
 import json
 
 import torch
+from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_trainer
 
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
 from hornbook.optim.updates import Update
-from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_trainer
 
 
 def trained(num_steps: int, state: TrainState | None = None) -> TrainState:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tiny import distance, progress_of, random_batch, snapshot, split, tiny_model, tiny_state, tiny_trainer
 
-from hornbook.data.examples import NOT_SCORED
-from hornbook.engine.executor import resident
+from hornbook.engine.executors import resident
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, train_step
 from hornbook.objective import CausalLM, weighted_loss
-from tiny import distance, progress_of, random_batch, snapshot, split, tiny_model, tiny_state, tiny_trainer
+from hornbook.samples.windows import NOT_SCORED
 
 DROPOUTS = {"embedding_dropout": 0.1, "residual_dropout": 0.1, "attention_dropout": 0.1}
 

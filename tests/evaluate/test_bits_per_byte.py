@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from tiny_tasks import log_probabilities, tiny_input, values
+from tiny_text import build_tiny
 
 from hornbook.evaluate import bits_per_byte
 from hornbook.evaluate.bits_per_byte import read
 from hornbook.evaluate.tasks import run_task
-from tiny_tasks import log_probabilities, tiny_input, values
-from tiny_text import build_tiny
 
 
 def test_every_token_of_text_is_scored_and_no_end_of_text(tmp_path):

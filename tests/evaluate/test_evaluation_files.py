@@ -1,10 +1,10 @@
 import gzip
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError, UserError
-from hornbook.evaluate.files import read_passages, read_text
-from tiny_text import one_line
+from hornbook.evaluate.task_files import read_passages, read_text
 
 
 def test_text_is_taken_as_it_is(tmp_path):

@@ -3,12 +3,12 @@ import math
 from functools import partial
 
 import pytest
+from tiny_tasks import tiny_input
+from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import CheckpointError, UserError
 from hornbook.evaluate import Row, register_task, run_tasks, task_names, tasks
 from hornbook.evaluate.tasks import assign_data, check_tasks, find_task, higher_is_better, run_task
-from tiny_tasks import tiny_input
-from tiny_text import one_line, tiny_tokenizer
 
 
 @pytest.fixture
@@ -82,7 +82,10 @@ def test_a_name_that_is_taken_is_refused(own_task):
     assert find_task("lambada").check is not None
     with pytest.raises(UserError) as caught:
         register_task("wikitext2")(partial(find_task, "own"))
-    assert one_line(caught.value, "there is a task 'wikitext2' already, of hornbook.evaluate.wikitext; choose another")
+    assert one_line(
+        caught.value,
+        "there is a task 'wikitext2' already, of hornbook.evaluate.wikitext_perplexity; choose another",
+    )
 
 
 def test_a_task_that_is_defined_again_takes_its_own_place(own_task):

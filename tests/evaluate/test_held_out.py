@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from tiny_tasks import tiny_input
+from tiny_text import build_tiny, one_line
 
 from hornbook.errors import UserError
 from hornbook.evaluate.held_out import held_out_stores
-from tiny_tasks import tiny_input
-from tiny_text import build_tiny, one_line
 
 
 @pytest.fixture(scope="module")

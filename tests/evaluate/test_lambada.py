@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
+from tiny_tasks import GPT2, LAMBADA, log_probabilities, tiny_input, values
+from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate import lambada
@@ -14,8 +16,6 @@ from hornbook.evaluate.spans import batches
 from hornbook.evaluate.stop_words import STOP_WORDS, stop_word_tokens
 from hornbook.evaluate.tasks import find_task, run_task
 from hornbook.text.tokenizer import Tokenizer
-from tiny_tasks import GPT2, LAMBADA, log_probabilities, tiny_input, values
-from tiny_text import one_line, tiny_tokenizer
 
 PASSAGES = [
     "the cat sat on the mat",

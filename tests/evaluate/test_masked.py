@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
-
-from hornbook.checkpoint.restore import LoadedModel
-from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
-from hornbook.data.build import BuildOptions, build_corpus
-from hornbook.data.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
-from hornbook.data.instances import InstanceOptions, build_instances
-from hornbook.data.layout import lay_out
-from hornbook.data.sequences import framed
-from hornbook.data.static_instances import StaticInstances
-from hornbook.data.store import open_store
-from hornbook.errors import CheckpointError, DataError, UserError
-from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task, run_tasks
-from hornbook.parallel.world import World
-from hornbook.wording import counted
 from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer, stories
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 from tiny_tasks import tiny_input, values
 from tiny_text import build_tiny, one_line
+from torch.nn import functional
+
+from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
+from hornbook.corpus.build.builder import BuildOptions, build_corpus
+from hornbook.corpus.store import open_store
+from hornbook.errors import CheckpointError, DataError, UserError
+from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task, run_tasks
+from hornbook.exchange.restore import LoadedModel
+from hornbook.parallel.world import World
+from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
+from hornbook.samples.instance_builder import InstanceOptions, build_instances
+from hornbook.samples.layout import lay_out
+from hornbook.samples.sequences import framed
+from hornbook.samples.static_instances import StaticInstances
+from hornbook.wording import counted
 
 LENGTH = 24
 NAMES = {"loss", "accuracy", "perplexity"}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-
-from hornbook.data.examples import NOT_SCORED
-from hornbook.evaluate.spans import Span, batches, score
-from hornbook.parallel.world import World
 from tiny import randomize, tiny_model
 from tiny_tasks import log_probabilities
+
+from hornbook.evaluate.spans import Span, batches, score
+from hornbook.parallel.world import World
+from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [2, 9, 25, 3, 9, 14, 24, 5, 2, 17]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hornbook.data.squad import Window
-from hornbook.evaluate.squad import Found, _choose, best_span, exact_match, f1, normalized
+from hornbook.evaluate.squad_scores import Found, _choose, best_span, exact_match, f1, normalized
+from hornbook.samples.squad import Window
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,17 @@ import math
 
 import pytest
 import torch
+from tiny import randomize, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.data.batches import HeldOutWindows
-from hornbook.data.examples import NOT_SCORED, EvaluationWindows
-from hornbook.data.loader import evaluation_batches
-from hornbook.data.synthetic import SyntheticTokens
 from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
-from tiny import randomize, tiny_model
+from hornbook.samples.batches import HeldOutWindows
+from hornbook.samples.loader import evaluation_batches
+from hornbook.samples.synthetic import SyntheticTokens
+from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 
 SOURCE = SyntheticTokens(vocab_size=70, seed=1, num_documents=7, document_length=9)
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-
-from hornbook.errors import UserError
-from hornbook.generate.fill import GapFiller
-from hornbook.model.head import OutputHead
 from tiny_encoder_runs import encoder_tokenizer
 from tiny_encoders import tiny_encoder
 from tiny_text import one_line
+
+from hornbook.errors import UserError
+from hornbook.generate.fill_mask import GapFiller
+from hornbook.model.head import OutputHead
 
 
 def filler(kind="wordpiece", likeliest=None, *, top_k=3, **changes) -> GapFiller:

@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 from plain_generation import lively_model
+from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import UserError
 from hornbook.generate import Sampling, Text, TextOptions, TextWriter, generate
-from tiny_text import one_line, tiny_tokenizer
 
 FREE = Sampling(temperature=1.0, top_k=None)
 OPTIONS = TextOptions(output_length=40, sampling=FREE, seed=3)

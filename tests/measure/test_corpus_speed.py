@@ -1,10 +1,10 @@
 import json
 
 import pytest
+from tiny_text import TEXTS, tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.measure.corpus import CorpusJob, build_with_tokenizers, map_with_datasets, measure_corpus
-from tiny_text import TEXTS, tiny_tokenizer
+from hornbook.measure.corpus_speed import CorpusJob, build_with_tokenizers, map_with_datasets, measure_corpus
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ NUM_TOKENS = sum(len(tiny_tokenizer().encode(text)) for text in TEXTS)
 
 def test_the_best_round_counts(job, monkeypatch):
     times = iter(((3.0, 70), (5.0, 70), (2.0, 70), (4.0, 70)))
-    monkeypatch.setattr("hornbook.measure.corpus._in_a_process", lambda contender, job: next(times))
+    monkeypatch.setattr("hornbook.measure.corpus_speed._in_a_process", lambda contender, job: next(times))
     speeds = measure_corpus({"a": build_with_tokenizers, "b": build_with_tokenizers}, job, 2)
     assert {name: speed.seconds for name, speed in speeds.items()} == {"a": 2.0, "b": 4.0}
     assert speeds["a"].tokens_per_second == 35.0

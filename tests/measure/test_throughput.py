@@ -7,11 +7,11 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
-from hornbook.data.batches import size_of
 from hornbook.measure import peers, throughput
 from hornbook.measure.peers import transformers_step
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
 from hornbook.parallel.world import World
+from hornbook.samples.batches import size_of
 
 _SIZES = (
     "--model.num-layers=1 --model.hidden-size=32 --model.num-heads=2 --model.max-positions=96 --model.vocab-size=70 "

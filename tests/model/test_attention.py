@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from tiny import random_batch, randomize, tiny_model
 from torch.nn import functional
 
 from hornbook.model import attention
 from hornbook.model.attention import CausalSelfAttention, causal_mask, document_mask
-from hornbook.model.dropout import Dropout, keep_mask
 from hornbook.model.initialize import Draw
-from tiny import random_batch, randomize, tiny_model
+from hornbook.model.layers import Dropout
+from hornbook.ops.dropout import keep_mask
 
 
 def make_attention(probability: float = 0.0, num_heads: int = 2, head_size: int = 6) -> CausalSelfAttention:

@@ -2,11 +2,6 @@
 
 import pytest
 import torch
-
-from hornbook.config import recipe_from_dict
-from hornbook.data.examples import NOT_SCORED
-from hornbook.errors import RecipeError
-from hornbook.model import build_model, encoder_attention, initialize, sequence_groups
 from tiny_encoders import (
     FAMILIES,
     LAYOUTS,
@@ -18,6 +13,12 @@ from tiny_encoders import (
     tiny_encoder,
     tiny_encoder_config,
 )
+
+from hornbook.config import recipe_from_dict
+from hornbook.errors import RecipeError
+from hornbook.model import build_model, encoder_attention, initialize
+from hornbook.ops import sequence_groups
+from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [24, 3, 17, 9, 1, 24, 12, 6]
 DROPOUTS = {"embedding_dropout": 0.2, "residual_dropout": 0.3, "attention_dropout": 0.4}

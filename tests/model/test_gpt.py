@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from tiny import random_batch, randomize, tiny_config, tiny_model
 from torch.nn import functional
 
-from hornbook.data.examples import NOT_SCORED
 from hornbook.model import LanguageModel, build_model
-from tiny import random_batch, randomize, tiny_config, tiny_model
+from hornbook.samples.windows import NOT_SCORED
 
 
 def table_gradients(model: LanguageModel, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import randomize, tiny_config, tiny_model
 from torch import nn
 
 from hornbook.generate import Sampling, generate, make_decoder
@@ -11,7 +12,6 @@ from hornbook.model.block import PreNormBlock
 from hornbook.model.embedding import TokenAndPositionEmbedding
 from hornbook.model.head import TiedHead
 from hornbook.model.incremental import attend, incremental, incremental_block
-from tiny import randomize, tiny_config, tiny_model
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from tiny import tiny_config, tiny_model
 
 from hornbook.model import build_model, initialize
 from hornbook.model.initialize import Draw, generator
-from tiny import tiny_config, tiny_model
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

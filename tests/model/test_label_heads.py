@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tiny_encoders import FAMILIES, LAYOUTS, lay_out, make_samples, tiny_encoder, tiny_encoder_config
 
 from hornbook.config import ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
-from hornbook.data.batches import placed
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
-from tiny_encoders import FAMILIES, LAYOUTS, lay_out, make_samples, tiny_encoder, tiny_encoder_config
+from hornbook.samples.batches import placed
 
 HEADS = {
     "classification": ({"head": "classification", "num_labels": 3}, ClassificationConfig(), torch.tensor([2, -100, 0])),

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from hornbook.cli.main import main
-from hornbook.engine.run import Run
 from hornbook.engine.step import StepResult
 from hornbook.errors import DataError
 from hornbook.parallel import watch
+from hornbook.run.training_run import Run
 
 watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS = 0.2, 1.0, 2.0
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 import uneven_ranks
 from safetensors.torch import load_file
+from tiny import distance
 
 from hornbook.parallel.world import World
 from hornbook.track.metrics import read
-from tiny import distance
 
-TESTS = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +24,9 @@ def folder(tmp_path_factory):
     """What two processes wrote."""
     folder = tmp_path_factory.mktemp("uneven")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(TESTS / "parallel" / "uneven_ranks.py"), str(folder)]
+    command += [str(HERE / "uneven_ranks.py"), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     (folder / "stderr").write_text(done.stderr, encoding="utf-8")

@@ -8,7 +8,8 @@ import pytest
 
 from hornbook.track.metrics import read
 
-TESTS = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
 RECIPE = """
 [model]
 num_layers = 1
@@ -33,7 +34,7 @@ def run_losing(folder, how, *, restarts):
     """Train on 2 ranks, one of which is lost after step 5 of the first start."""
     (folder / "tiny.toml").write_text(RECIPE)
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, str(TESTS / "parallel" / "lost_rank.py")]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, str(HERE / "lost_rank.py")]
     return subprocess.run([*command, str(folder), how], capture_output=True, text=True, timeout=200, check=False)
 
 

@@ -11,22 +11,23 @@ import pytest
 import torch
 import train_ranks
 from safetensors.torch import load_file
+from tiny import distance
+from tiny_encoder_runs import assert_same_rows, build_sentences
 
 from hornbook.parallel import world as module
 from hornbook.parallel.world import World
 from hornbook.track.metrics import read
-from tiny import distance
-from tiny_encoder_runs import assert_same_rows, build_sentences
 
-TESTS = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
 
 
 def run_ranks(number, script, *arguments):
     """Run a script of this folder in so many processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(TESTS / "parallel" / script), *map(str, arguments)]
+    command += [str(HERE / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_trainer
+from tiny_encoder_runs import encoder, on_corpus
 
 from hornbook.config import load_recipe
-from hornbook.data.examples import NOT_SCORED
-from hornbook.engine.launch import open_run
-from hornbook.engine.loop import train_until_done
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
-from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_trainer
-from tiny_encoder_runs import encoder, on_corpus
+from hornbook.run.launch import open_run
+from hornbook.run.loop import train_until_done
+from hornbook.samples.windows import NOT_SCORED
 
 NUM_STEPS, GLOBAL_BATCH_SIZE, BAD_STEP = 6, 8, 2
 ENCODERS = {"bert": "padded", "groupbert": "unpadded"}

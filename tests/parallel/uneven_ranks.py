@@ -15,20 +15,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from tiny import random_batch, snapshot, tiny_state, tiny_trainer
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hornbook import checkpoint
 from hornbook.config import load_recipe
-from hornbook.data.examples import NOT_SCORED
-from hornbook.engine.launch import open_run
-from hornbook.engine.loop import train_until_done
-from hornbook.engine.run import Run
 from hornbook.engine.step import StepResult, train_step
 from hornbook.errors import HornbookError, StorageError
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
-from tiny import random_batch, snapshot, tiny_state, tiny_trainer
+from hornbook.run.launch import open_run
+from hornbook.run.loop import train_until_done
+from hornbook.run.training_run import Run
+from hornbook.samples.windows import NOT_SCORED
 
 SHARE = 4
 PATIENCE = timedelta(seconds=1)

@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
+from tiny_encoders import LAYOUTS, Sample, distance, gradients_of, lay_out, make_samples, tiny_encoder
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, RobertaConfig, RobertaForMaskedLM
 
-from hornbook.data.examples import NOT_SCORED
 from hornbook.model import EncoderModel
-from tiny_encoders import LAYOUTS, Sample, distance, gradients_of, lay_out, make_samples, tiny_encoder
+from hornbook.samples.windows import NOT_SCORED
 
 TABLES = {"tokens": "word_embeddings", "positions": "position_embeddings", "segments": "token_type_embeddings"}
 BLOCK = {

@@ -4,10 +4,10 @@ import random
 from functools import cache
 
 import pytest
+from tiny_text import SHARED, TEXTS
 from transformers import BertTokenizer
 
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import SHARED, TEXTS
 
 LOWERCASE = {"bert-base-uncased": True, "bert-base-cased": False}
 needs_vocabularies = pytest.mark.skipif(

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_bundle import google_variables, with_slots, write_bundle, write_json
+from tiny_encoders import lay_out, make_samples, tiny_encoder, tiny_encoder_config
+from tiny_huggingface import edit_config, edit_weights, refusal, same
+from tiny_text import SHARED
 from torch import Tensor
 from transformers import (
     AutoModelForMaskedLM,
@@ -24,15 +28,11 @@ from transformers import (
 from transformers.utils import logging
 
 from hornbook.checkpoint import Contents, load, save
-from hornbook.checkpoint.huggingface import read_folder, write_folder
-from hornbook.checkpoint.huggingface.encoder_words import BERT, ROBERTA
-from hornbook.checkpoint.restore import load_model
 from hornbook.config import EncoderConfig, Recipe, TrainingConfig, recipe_from_dict, recipe_to_dict
 from hornbook.config.objectives import MaskedLMConfig, PretrainingConfig
-from tiny_bundle import google_variables, with_slots, write_bundle, write_json
-from tiny_encoders import lay_out, make_samples, tiny_encoder, tiny_encoder_config
-from tiny_huggingface import edit_config, edit_weights, refusal, same
-from tiny_text import SHARED
+from hornbook.exchange.huggingface import read_folder, write_folder
+from hornbook.exchange.huggingface.encoder_words import BERT, ROBERTA
+from hornbook.exchange.restore import load_model
 
 logging.disable_progress_bar()
 

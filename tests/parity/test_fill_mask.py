@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from tiny_encoder_runs import encoder_contents, stories
+from tiny_tasks import values
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 from transformers.utils import logging
 
-from hornbook.checkpoint.huggingface import write_folder
-from hornbook.checkpoint.restore import load_model
 from hornbook.evaluate.tasks import TaskInput, run_task
-from hornbook.generate.fill import GapFiller
-from tiny_encoder_runs import encoder_contents, stories
-from tiny_tasks import values
+from hornbook.exchange.huggingface import write_folder
+from hornbook.exchange.restore import load_model
+from hornbook.generate.fill_mask import GapFiller
 
 logging.disable_progress_bar()
 

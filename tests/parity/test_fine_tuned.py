@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from tiny_encoders import lay_out, make_samples
+from tiny_huggingface import edit_config
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -15,12 +17,10 @@ from transformers import (
 from transformers.utils import logging
 
 from hornbook.checkpoint import save
-from hornbook.checkpoint.huggingface import read_folder, write_folder
-from hornbook.checkpoint.restore import load_model
 from hornbook.errors import CheckpointError
+from hornbook.exchange.huggingface import read_folder, write_folder
+from hornbook.exchange.restore import load_model
 from hornbook.objective import build_objective
-from tiny_encoders import lay_out, make_samples
-from tiny_huggingface import edit_config
 
 logging.disable_progress_bar()
 

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from test_gpt2 import hf_model
+from tiny import randomize, tiny_config
+from tiny_huggingface import tiny_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hornbook.__main__ import main
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
 from hornbook.model import build_model, initialize
-from tiny import randomize, tiny_config
-from tiny_huggingface import tiny_folder
 
 SHAPES = {
     "two layers": {},

@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
+from tiny import random_batch, randomize, tiny_config
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hornbook.data.batches import Batch
 from hornbook.model import LanguageModel, build_model, initialize
-from tiny import random_batch, randomize, tiny_config
+from hornbook.samples.batches import Batch
 
 HF_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu", "relu_squared": "relu2"}
 HF_MODULES = {

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tiny_encoders import LAYOUTS, Sample, gradients_of, lay_out, make_samples, tiny_encoder
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model import EncoderModel
-from tiny_encoders import LAYOUTS, Sample, gradients_of, lay_out, make_samples, tiny_encoder
 
 SIZES = {
     "plain": {},
@@ -120,8 +120,9 @@ def test_logits_equal_the_formulas():
 
 
 def test_groupbert_base_has_161_million_parameters():
-    from hornbook.model import build_model
     from tiny_encoders import tiny_encoder_config
+
+    from hornbook.model import build_model
 
     sizes = {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": 30522, "max_positions": 512}
     config = tiny_encoder_config("groupbert", **sizes)

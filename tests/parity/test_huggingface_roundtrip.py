@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
-from transformers.utils import logging
-
-from hornbook.checkpoint import save
-from hornbook.checkpoint.huggingface import read_folder, write_folder
-from hornbook.checkpoint.restore import load_model
-from hornbook.text.tokenizer import Tokenizer
 from tiny import random_batch
 from tiny_bundle import openai_variables, write_bundle, write_json
 from tiny_huggingface import tiny_contents
 from tiny_text import SHARED, TEXTS, tiny_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers.utils import logging
+
+from hornbook.checkpoint import save
+from hornbook.exchange.huggingface import read_folder, write_folder
+from hornbook.exchange.restore import load_model
+from hornbook.text.tokenizer import Tokenizer
 
 logging.disable_progress_bar()
 

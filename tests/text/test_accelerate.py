@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import SHARED, TEXTS, tiny_tokenizer
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.text import accelerate
 from hornbook.text.accelerate import accelerated
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import SHARED, TEXTS, tiny_tokenizer
 
 pytest.importorskip("tiktoken")
 

@@ -2,14 +2,14 @@ import json
 
 import pytest
 import tokenizers
+from mutations import mutated, survive
+from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 from hornbook.errors import DataError
 from hornbook.text.byte_pairs import PATTERNS, byte_symbols
 from hornbook.text.special_tokens import ROBERTA_TOKENS
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_kinds import parse_rules, read_rules
-from mutations import mutated, survive
-from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 GPT2 = SHARED / "tokenizers" / "gpt2"
 needs_files = pytest.mark.skipif(not GPT2.exists(), reason="../shared/data/tokenizers is not there")

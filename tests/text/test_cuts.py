@@ -4,11 +4,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import SHARED, TEXTS
 
 from hornbook.text import byte_pairs, word_pieces
 from hornbook.text.cuts import MAX_STRETCH_BYTES, cuts
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import SHARED, TEXTS
 
 ODD = "\0\t\n\v\f\r\x1c\x1f\x7f\x85\xa0\xad\u0301\u0345\u1680\u180e\u2000\u200b\u200d\u2028\u202f\u3000\ufeff\ufffd"
 FRAGMENTS = [

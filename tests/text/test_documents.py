@@ -9,10 +9,10 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import SHARED, one_line
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.documents import Document, ReadOptions, Tally, read_documents
-from tiny_text import SHARED, one_line
 
 SKIP = ReadOptions(on_error="skip")
 

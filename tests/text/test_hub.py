@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from tiny_hub import CONVERTED, commit_of, serve_hub
+from tiny_text import one_line
 
 from hornbook.errors import UserError
 from hornbook.text.documents import ReadOptions
-from hornbook.text.hub import is_dataset_name, is_file_name, list_files
-from tiny_hub import CONVERTED, commit_of, serve_hub
-from tiny_text import one_line
+from hornbook.text.hub_datasets import is_dataset_name, is_file_name, list_files
 
 COMMIT = commit_of("some/words", "main")
 READ = """

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 from huggingface_hub import errors
+from tiny_text import one_line
 
 from hornbook.errors import HornbookError, StorageError, UserError
 from hornbook.text.hub_client import OfflineError, OutOfReachError, import_client, translated
-from tiny_text import one_line
 
 
 def told(error, monkeypatch, tmp_path, *, is_offline=False):

@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_text import one_line
 
 from hornbook.errors import UserError
 from hornbook.text.hub_layout import Listing, choose, default_config, of_one_kind, splits_of
-from tiny_text import one_line
 
 
 def splits(*files, configs=(), converted=False):

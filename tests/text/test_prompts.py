@@ -5,11 +5,11 @@ import io
 from pathlib import Path
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError, UserError
 from hornbook.text import prompts
 from hornbook.text.prompts import Prompt, read_prompts
-from tiny_text import one_line
 
 
 def test_text_is_a_prompt_a_line(tmp_path: Path) -> None:

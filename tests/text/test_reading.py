@@ -5,11 +5,11 @@ import json
 from copy import deepcopy
 
 import pytest
+from tiny_wiki import dump, many_pages, page
 
 from hornbook.errors import DataError
 from hornbook.text.documents import Position, ReadOptions, Tally, list_sources, read_sources
 from hornbook.text.reading import Skipped, after
-from tiny_wiki import dump, many_pages, page
 
 LINES = ["one", "", "two", "\xff", "three", "four"]
 SHAPES = b"one\n\n" + b"x" * 200 + b"\n\n\xff\n\ntwo\ntwo\n\n = Title = \n\nthree\n\n"

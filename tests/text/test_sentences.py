@@ -4,10 +4,10 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_text import SHARED
 
 from hornbook.errors import UserError
 from hornbook.text.sentences import sentence_splitter, split_lines
-from tiny_text import SHARED
 
 PIECES = st.sampled_from(
     [*'aB."”“(! \n\r\t\u2028\u00a0\u0085。é😀', "Mr.", "\r\n\r\n", "1. ", "* ", "[1]", "e.g. ", "B.\u2028", "... "]

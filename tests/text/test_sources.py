@@ -1,11 +1,11 @@
 import os
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import StorageError, UserError
 from hornbook.text.documents import ReadOptions, list_sources, read_documents
-from hornbook.text.sources import content_suffix, find_sources
-from tiny_text import one_line
+from hornbook.text.input_files import content_suffix, find_sources
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import SHARED, TEXTS, tiny_tokenizer
 
 from hornbook.text.streaming import TextStream, token_bytes
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import SHARED, TEXTS, tiny_tokenizer
 
 
 @cache

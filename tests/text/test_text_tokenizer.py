@@ -7,13 +7,13 @@ import tiktoken
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage.faults import count_operations, inject
 from hornbook.text.byte_pairs import PATTERNS, byte_symbols
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 GPT2 = SHARED / "tokenizers" / "gpt2"
 needs_gpt2 = pytest.mark.skipif(not GPT2.exists(), reason="../shared/data/tokenizers/gpt2 is not there")

@@ -1,11 +1,11 @@
 import json
 
 import pytest
+from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import DataError
 from hornbook.text.special_tokens import BERT_TOKENS
 from hornbook.text.tokenizer_kinds import parse_rules, read_rules
-from tiny_text import one_line, tiny_tokenizer
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mutations import mutated, survive
+from tiny_text import SHARED, TEXTS, one_line
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.special_tokens import BERT_TOKENS
@@ -10,8 +12,6 @@ from hornbook.text.streaming import token_bytes
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_kinds import parse_rules, read_rules
 from hornbook.text.word_pieces import WordPieces
-from mutations import mutated, survive
-from tiny_text import SHARED, TEXTS, one_line
 
 BERT = SHARED / "tokenizers" / "bert-base-uncased"
 needs_bert = pytest.mark.skipif(not BERT.exists(), reason="../shared/data/tokenizers/bert-base-uncased is not there")

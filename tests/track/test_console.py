@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_run import train_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_run import train_row
 from hornbook.track.console import Console, seconds_left
 from hornbook.wording import one_line, visible
 
@@ -47,7 +47,7 @@ def on_terminal(**variables: str) -> str:
     ours, theirs = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1] / "helpers")]
     process = subprocess.Popen(
         command, stderr=theirs, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, env=environment
     )

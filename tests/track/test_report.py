@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from fake_run import RECIPE, default_rows, make_run, train_row
+
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import faults
 from hornbook.track.charts import MAX_POINTS

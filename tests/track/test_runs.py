@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from fake_run import RECIPE, make_run, train_row
+
 from hornbook.errors import DataError, UserError
 from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
 

@@ -59,9 +59,9 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
         StorageError: a file cannot be read or written.
     """
     from hornbook.checkpoint import save
-    from hornbook.checkpoint.huggingface import read_folder
-    from hornbook.checkpoint.huggingface.tokenizer_files import has_tokenizer
     from hornbook.config import recipe_from_dict
+    from hornbook.exchange.huggingface import read_folder
+    from hornbook.exchange.huggingface.tokenizer_files import has_tokenizer
     from hornbook.storage.lock import lock_folder
 
     output: Path = arguments.output
@@ -95,8 +95,8 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
         CheckpointError: there is no sound checkpoint, or transformers has no such model.
         StorageError: a file cannot be read or written.
     """
-    from hornbook.checkpoint.huggingface import write_folder
-    from hornbook.checkpoint.restore import read_source
+    from hornbook.exchange.huggingface import write_folder
+    from hornbook.exchange.restore import read_source
 
     path, contents = read_source(arguments.checkpoint, only={"model"})
     warnings: list[str] = []
@@ -132,9 +132,9 @@ def _kind(model: "TransformerConfig") -> str:
 
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the folder or the prefix that is meant, fetched from the hub if it is a name there."""
-    from hornbook.checkpoint.huggingface import fetch, is_folder, is_model_name
     from hornbook.checkpoint.listing import is_checkpoint
     from hornbook.errors import UserError
+    from hornbook.exchange.huggingface import fetch, is_folder, is_model_name
 
     path = Path(arguments.source)
     if not path.exists() and not is_folder(path):

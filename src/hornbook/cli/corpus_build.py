@@ -21,7 +21,7 @@ from hornbook.storage.system import format_bytes
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.data.build import BuildOptions, BuildReport, Progress
+    from hornbook.corpus.build.builder import BuildOptions, BuildReport, Progress
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def build_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Build a corpus; return its counts."""
     import os
 
-    from hornbook.data.build import build_corpus
+    from hornbook.corpus.build.builder import build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
@@ -98,7 +98,7 @@ def _build_options(arguments: argparse.Namespace) -> "BuildOptions":
     Raises:
         UserError: one does not apply.
     """
-    from hornbook.data.build import BuildOptions
+    from hornbook.corpus.build.builder import BuildOptions
 
     if arguments.sentence_language and arguments.sequences != "sentences":
         raise UserError("--sentence-language does nothing without --sequences sentences; add it, or leave this out")

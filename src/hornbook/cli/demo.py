@@ -111,9 +111,9 @@ def _length(arguments: argparse.Namespace) -> str:
 def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """Time a few steps of the recipe on this machine, say what to expect, and plan as many as ``seconds`` hold."""
     from hornbook.config import load_recipe
-    from hornbook.engine.device import choose_device, prepare
     from hornbook.measure.throughput import hornbook_step, measure_steps
     from hornbook.parallel.world import World
+    from hornbook.run.device import choose_device, prepare
 
     recipe = load_recipe("demo", ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
     device = choose_device(arguments.device)

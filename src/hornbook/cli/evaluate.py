@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
-from hornbook.cli.columns import print_columns
+from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
-    from hornbook.checkpoint.restore import LoadedModel
+    from hornbook.exchange.restore import LoadedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, print a table, and keep the result beside the run."""
-    from hornbook.checkpoint.restore import load_model
-    from hornbook.engine.device import choose_device, prepare
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
+    from hornbook.exchange.restore import load_model
     from hornbook.parallel.world import World
+    from hornbook.run.device import choose_device, prepare
 
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
     for name in asked:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from hornbook.cli.conversation import answer_lines
 from hornbook.cli.texts import Output, Screen
-from hornbook.generate.fill import Filled, GapFiller, Gapped
+from hornbook.generate.fill_mask import Filled, GapFiller, Gapped
 from hornbook.wording import one_line
 
 

@@ -21,8 +21,8 @@ from hornbook.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from hornbook.checkpoint.restore import LoadedModel
     from hornbook.cli.texts import Output
+    from hornbook.exchange.restore import LoadedModel
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
     from hornbook.text.tokenizer import Tokenizer
@@ -180,7 +180,7 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
     from hornbook.cli.fill import fill_all, fill_typed
     from hornbook.cli.texts import Output
     from hornbook.errors import UserError
-    from hornbook.generate.fill import GapFiller
+    from hornbook.generate.fill_mask import GapFiller
 
     for name in _FOR_DECODERS:
         if getattr(arguments, name) is not None:
@@ -212,8 +212,8 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":
-    from hornbook.checkpoint.restore import load_model
-    from hornbook.engine.device import choose_device, prepare
+    from hornbook.exchange.restore import load_model
+    from hornbook.run.device import choose_device, prepare
 
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)

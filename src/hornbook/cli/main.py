@@ -1,7 +1,7 @@
 """From words to an exit code: one command is imported and run, and whatever happens is answered in one place.
 
     hornbook corpus build texts --json
-        -> hornbook.cli.corpus.run(arguments) -> {"documents": 12, ...}
+        -> hornbook.cli.corpus_commands.run(arguments) -> {"documents": 12, ...}
            what it printed  -> standard error
            the result       -> {"documents": 12, ...}    the last line of standard output
            exit code        -> 0

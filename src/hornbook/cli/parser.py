@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hornbook.cli.columns import wrap_line
+from hornbook.cli.table import wrap_line
 from hornbook.config.overrides import split_overrides
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import show

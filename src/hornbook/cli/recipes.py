@@ -6,7 +6,7 @@ gpt2-small        124M      12     768  GPT-2 small (Radford et al. 2019, there 
 
 import argparse
 
-from hornbook.cli.columns import print_columns
+from hornbook.cli.table import print_columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

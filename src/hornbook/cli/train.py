@@ -40,11 +40,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
         return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
-    from hornbook.engine.signals import leave_cleanly
+    from hornbook.run.signals import leave_cleanly
 
     with leave_cleanly():
-        from hornbook.engine.initial import InitFrom
-        from hornbook.engine.launch import train
+        from hornbook.run.initial_weights import InitFrom
+        from hornbook.run.launch import train
 
         source, keep = arguments.init_from, arguments.init_optimizer == "keep"
         return train(

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.config import PrecisionConfig, by_step
-from hornbook.data.batches import Batch
 from hornbook.objective import Objective
+from hornbook.samples.batches import Batch
 
 
 class Scaled:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.data.batches import Batch, Size, size_of
-from hornbook.engine.executor import Executor, resident
+from hornbook.engine.executors import Executor, resident
 from hornbook.engine.loss_scale import Scaled, no_scale
 from hornbook.engine.state import TrainState
 from hornbook.objective import Objective
@@ -24,6 +23,7 @@ from hornbook.optim.clipping import clip
 from hornbook.optim.norms import norms_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
+from hornbook.samples.batches import Batch, Size, size_of
 
 
 @dataclass(frozen=True, kw_only=True)

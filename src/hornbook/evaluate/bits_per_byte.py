@@ -3,15 +3,15 @@
 import gzip
 import lzma
 
-from hornbook.data.batches import HeldOutWindows
-from hornbook.data.examples import EvaluationWindows
-from hornbook.data.joined import JoinedStores, join
-from hornbook.data.store import TokenStore
+from hornbook.corpus.joined import JoinedStores, join
+from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError
 from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
+from hornbook.samples.batches import HeldOutWindows
+from hornbook.samples.windows import EvaluationWindows
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from hornbook.config import ClassificationConfig
-from hornbook.data.labelled import encode_examples, label_numbers, read_examples
-from hornbook.data.loader import spread_evenly
-from hornbook.data.sequences import Sequence
-from hornbook.evaluate.labelled import data_of, laid_out, objective_of
+from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
+from hornbook.samples.loader import spread_evenly
+from hornbook.samples.sequences import Sequence
 from hornbook.wording import counted
 
 

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from hornbook.errors import DataError
-from hornbook.evaluate.files import read_passages
 from hornbook.evaluate.spans import Score, Span, score
 from hornbook.evaluate.stop_words import stop_word_tokens
+from hornbook.evaluate.task_files import read_passages
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity
 from hornbook.text.tokenizer import Tokenizer

@@ -14,24 +14,19 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.config import MaskedLMConfig, MaskingConfig
-from hornbook.data.encoder_batches import EncoderBatches
-from hornbook.data.encoder_sources import (
-    HELD_OUT_SEED,
-    instance_batches,
-    sequence_source,
-    store_batches,
-)
-from hornbook.data.layout import Layout, choose_layout
-from hornbook.data.loader import spread_evenly
-from hornbook.data.masked_copies import MaskedCopies
-from hornbook.data.sequences import Sequence, framed
-from hornbook.data.static_instances import StaticInstances, holds_instances
-from hornbook.data.store import TokenStore
+from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
+from hornbook.samples.encoder_batches import EncoderBatches
+from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches
+from hornbook.samples.layout import Layout, choose_layout
+from hornbook.samples.loader import spread_evenly
+from hornbook.samples.masked_copies import MaskedCopies
+from hornbook.samples.sequences import Sequence, framed
+from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.text.documents import read_documents
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.wording import counted
@@ -218,7 +213,7 @@ def _is_text(path: str) -> bool:
 
 
 def _sequences_of_text(given: TaskInput, special: MaskingTokens) -> Iterator[Sequence]:
-    """Yield the documents of a file, cut as `hornbook.data.sequences.DocumentSequences` cuts those of a store."""
+    """Yield the documents of a file, cut as `hornbook.samples.sequences.DocumentSequences` cuts those of a store."""
     tokenizer, room = given.require_tokenizer(), given.window_length - 2
     for document in read_documents([given.require_data("a store or a file of text")]):
         ids = tokenizer.encode(document.text)

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hornbook.data.batches import Batch, placed
-from hornbook.data.examples import NOT_SCORED
 from hornbook.model import LanguageModel
 from hornbook.parallel.world import World
+from hornbook.samples.batches import Batch, placed
+from hornbook.samples.windows import NOT_SCORED
 
 _LOGITS_AT_ONCE = 512
 

@@ -16,12 +16,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from hornbook.checkpoint.restore import LoadedModel
 from hornbook.config import LabelledConfig
 from hornbook.config.registry import definition_of
 from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
+from hornbook.exchange.restore import LoadedModel
 from hornbook.model.mode import evaluation_mode
 from hornbook.optim.precision import dtype_name
 from hornbook.parallel.world import World

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hornbook.data.batches import Batch, HeldOut, placed, refuse_unknown_tokens
-from hornbook.data.loader import evaluation_batches
 from hornbook.model import LanguageModel
 from hornbook.model.mode import evaluation_mode
 from hornbook.objective import Objective
 from hornbook.parallel.world import World
+from hornbook.samples.batches import Batch, HeldOut, placed, refuse_unknown_tokens
+from hornbook.samples.loader import evaluation_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from hornbook.config import BertConfig, EncoderConfig, GPTConfig, PretrainingConfig, Recipe, RobertaConfig
-from hornbook.data.batches import Batch, placed, size_of
-from hornbook.data.examples import NOT_SCORED
 from hornbook.errors import UserError
 from hornbook.extras import require
 from hornbook.measure.generation import Generate
 from hornbook.measure.throughput import Step, synthetic_loader
 from hornbook.parallel.world import World
+from hornbook.samples.batches import Batch, placed, size_of
+from hornbook.samples.windows import NOT_SCORED
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 

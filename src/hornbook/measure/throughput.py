@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from hornbook.config import DataConfig, LabelledConfig, Recipe
-from hornbook.data.loader import Loader
-from hornbook.engine.build import build_training
-from hornbook.engine.device import synchronize
-from hornbook.engine.samples import build_samples
-from hornbook.engine.sources import open_sources
+from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
 from hornbook.parallel.world import World
+from hornbook.run.device import synchronize
+from hornbook.samples.loader import Loader
+from hornbook.samples.sources import open_sources
+from hornbook.samples.training_samples import build_samples
 
 _WARM_UP = 2
 
@@ -81,7 +81,7 @@ def synthetic_loader(recipe: Recipe, device: torch.device) -> Loader:
     recipe = replace(recipe, data=data)
     on_cpu = device.type == "cpu"
     return Loader(
-        build_samples(recipe.objective, recipe, open_sources(recipe), on_cpu=on_cpu).maker,
+        build_samples(recipe, open_sources(recipe), on_cpu=on_cpu).maker,
         global_batch_size=recipe.training.global_batch_size,
         micro_batch_size=recipe.training.micro_batch_size,
         rank=0,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.cpu_attention import cpu_causal_attention, fits
-from hornbook.model.dropout import Dropout
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Linear, cast
+from hornbook.model.layers import Dropout, Linear
+from hornbook.ops.attention import cpu_causal_attention, fits
+from hornbook.ops.linear import cast
 
 Context = dict[str, Tensor]
 

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, GPTConfig, TransformerConfig
 from hornbook.model.attention import CausalSelfAttention, Context, SelfAttention
-from hornbook.model.dropout import Dropout
 from hornbook.model.encoder_attention import EncoderSelfAttention
 from hornbook.model.feed_forward import FeedForward
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import Dropout, LayerNorm
 
 _SITES_PER_BLOCK = 3
 

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.dropout import Dropout
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import Dropout, LayerNorm
 
 _ROW_MULTIPLE = 64
 

@@ -8,14 +8,13 @@
 A micro-batch holds S sequences, one a row with padding behind them (padded), several a row (packed), or all in one row
 (unpadded). Nothing here tells the three apart: sequence s is the ``lengths[s]`` flat tokens from ``firsts[s]`` on. What
 looks at one token at a time takes the batch as it comes; what mixes tokens takes it apart and puts it together again,
-by index maps that are made once a micro-batch (`hornbook.model.sequence_groups`).
+by index maps that are made once a micro-batch (`hornbook.ops.sequence_groups`).
 """
 
 import torch
 from torch import Tensor, nn
 
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
-from hornbook.data.batches import Batch
 from hornbook.model.attention import Context
 from hornbook.model.block import PostNormBlock
 from hornbook.model.embedding import EncoderEmbedding
@@ -25,7 +24,8 @@ from hornbook.model.head import OutputHead
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import LayerNorm
-from hornbook.model.sequence_groups import group_sequences, spread_sequences
+from hornbook.ops.sequence_groups import group_sequences, spread_sequences
+from hornbook.samples.batches import Batch
 
 
 class EncoderModel(LanguageModel):

@@ -4,7 +4,7 @@
 
     x_BTD -> qkv, flat [B·T, 3·H·K] -> places of the groups -> attention [G, H, t, K], group by group -> back -> out
 
-See `hornbook.model.sequence_groups` for the groups. Padding is never looked at and looks at nothing: to it attention
+See `hornbook.ops.sequence_groups` for the groups. Padding is never looked at and looks at nothing: to it attention
 adds zero. Attention dropout hashes the place *inside the sequence*, so it does not depend on where sequences lie.
 """
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.model.attention import Context, SelfAttention
-from hornbook.model.cpu_attention import WeightDropout, cpu_attention, fits
-from hornbook.model.sequence_groups import take
+from hornbook.ops.attention import WeightDropout, cpu_attention, fits
+from hornbook.ops.sequence_groups import take
 
 
 class EncoderSelfAttention(SelfAttention):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.data.examples import NOT_SCORED
 from hornbook.model.feed_forward import ACTIVATIONS
 from hornbook.model.head import OutputHead, at_places
 from hornbook.model.layers import LayerNorm, Linear
-from hornbook.model.linear_cross_entropy import counted_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import counted_cross_entropy, token_losses
+from hornbook.samples.windows import NOT_SCORED
 
 
 class Transform(nn.Module):

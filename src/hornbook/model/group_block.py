@@ -19,12 +19,11 @@ from torch.nn import functional
 
 from hornbook.config import GroupBertConfig
 from hornbook.model.attention import Context
-from hornbook.model.dropout import Dropout
 from hornbook.model.encoder_attention import EncoderSelfAttention
 from hornbook.model.feed_forward import ACTIVATIONS
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm, Linear
-from hornbook.model.sequence_groups import take
+from hornbook.model.layers import Dropout, LayerNorm, Linear
+from hornbook.ops.sequence_groups import take
 
 _SITES_PER_BLOCK = 5
 

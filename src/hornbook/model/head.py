@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm, cast
-from hornbook.model.linear_cross_entropy import linear_cross_entropy, token_losses
+from hornbook.model.layers import LayerNorm
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
+from hornbook.ops.linear import cast
 
 
 class OutputHead(nn.Module):

@@ -19,12 +19,12 @@ from torch.nn import functional
 
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import PreNormBlock
-from hornbook.model.cpu_attention import cpu_causal_attention, fits
 from hornbook.model.feed_forward import FeedForward
 from hornbook.model.head import TiedHead
 from hornbook.model.language_model import LanguageModel
-from hornbook.model.layer_norm import affine_dtype, layer_norm
 from hornbook.model.layers import LayerNorm, Linear
+from hornbook.ops.attention import cpu_causal_attention, fits
+from hornbook.ops.layer_norm import affine_dtype, layer_norm
 
 _WAY = ("trunk", "embed", "make_context")
 """What a model must have of `LanguageModel` to be run by the plain way of this module."""

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.data.batches import Batch
-from hornbook.data.examples import NOT_SCORED
-from hornbook.model.dropout import Dropout
 from hornbook.model.head import OutputHead, at_places
-from hornbook.model.layers import LayerNorm, Linear
+from hornbook.model.layers import Dropout, LayerNorm, Linear
+from hornbook.samples.batches import Batch
+from hornbook.samples.windows import NOT_SCORED
 
 _DROPOUT_SITE = (1 << 30) - 1
 """No block has so high a number."""

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from hornbook.data.batches import Batch
 from hornbook.model.attention import Context, document_mask
 from hornbook.model.embedding import TokenAndPositionEmbedding
 from hornbook.model.head import OutputHead
+from hornbook.samples.batches import Batch
 
 
 class LanguageModel(nn.Module):

@@ -1,4 +1,4 @@
-"""The two layers that everything is made of: a linear map and a layer norm.
+"""The layers that everything is made of: a linear map, a layer norm and dropout.
 
 Parameters are fp32 and stay so: they are the master weights. The *activations* carry the compute dtype, chosen once
 by the embedding, and every layer casts its weights to the dtype of what comes in::
@@ -7,20 +7,16 @@ by the embedding, and every layer casts its weights to the dtype of what comes i
 
 The price is one cast of the weights a micro-batch (2 of the 6 bytes a parameter that the update reads anyway); what it
 buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32. Layer norm on a
-CPU takes its parameters as they are (`hornbook.model.layer_norm`).
+CPU takes its parameters as they are (`hornbook.ops.layer_norm`).
 """
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.model.layer_norm import layer_norm
-
-
-def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a parameter that may be absent in ``dtype``."""
-    return None if parameter is None else parameter.to(dtype)
+from hornbook.ops.dropout import dropout
+from hornbook.ops.layer_norm import layer_norm
+from hornbook.ops.linear import linear
 
 
 class Linear(nn.Module):
@@ -46,7 +42,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        return functional.linear(x, self.weight.to(x.dtype), cast(self.bias, x.dtype))
+        return linear(x, self.weight, self.bias)
 
 
 class LayerNorm(nn.Module):
@@ -66,3 +62,23 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
         return layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+class Dropout(nn.Module):
+    """`hornbook.ops.dropout` at one site of the model, in training alone.
+
+    Args:
+        probability: share of elements to drop; 0 makes the layer the identity.
+        site: a number that no other dropout of the model has.
+    """
+
+    def __init__(self, probability: float, *, site: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.site = site
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
+        if not self.training or self.probability == 0.0:
+            return x
+        return dropout(x, keys, self.site, self.probability)

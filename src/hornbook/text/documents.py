@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hornbook.errors import DataError, UserError
-from hornbook.storage.arrow import is_dataset, list_dataset_files
-from hornbook.text import hub
+from hornbook.formats.arrow import is_dataset, list_dataset_files
+from hornbook.text import hub_datasets as hub
+from hornbook.text.input_files import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
 from hornbook.text.readers.arrow import read_arrow
+from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.streams import streamed
-from hornbook.text.readers.tables import read_table
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
@@ -38,7 +39,6 @@ from hornbook.text.reading import (
     Source,
     Tally,
 )
-from hornbook.text.sources import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
 from hornbook.wording import counted
 
 __all__ = [

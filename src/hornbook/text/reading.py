@@ -78,7 +78,7 @@ class ReadOptions:
             ``.arrow``, and text for all others.
         field: where a line of JSONL or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
             where no field is called just so.
-        suffixes, exclude: which files to take out of folders, see `hornbook.text.sources.find_sources`.
+        suffixes, exclude: which files to take out of folders, see `hornbook.text.input_files.find_sources`.
         split, config: which part of a data set, where there are several.
         on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` and count it.
         max_document_bytes: of a document of plain text or of a row.

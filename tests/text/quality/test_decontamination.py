@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_documents import decisions_in_parts, document, kept, some_words
+from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
 from hornbook.text.quality import words as module
 from hornbook.text.quality.decontamination import Decontamination, NgramTable
-from tiny_text import SHARED, one_line
 
 LAMBADA = SHARED / "lambada" / "lambada_test.jsonl"
 WIKITEXT = SHARED / "wikitext" / "wikitext-103" / "wiki.test.tokens"

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_documents import decisions_in_parts, document, kept, some_words
+from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
 from hornbook.text.quality import near
 from hornbook.text.quality.near import NearDuplicates, SimilarityIndex, band_rows
 from hornbook.text.quality.signatures import num_equal
-from tiny_text import SHARED, one_line
 
 WEB = SHARED / "text" / "openwebtext-1000.jsonl"
 

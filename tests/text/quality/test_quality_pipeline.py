@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 import pytest
 from tiny_documents import document, some_words
+from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
 from hornbook.text.quality.options import QualityOptions
 from hornbook.text.quality.pipeline import build_filters
-from tiny_text import SHARED, one_line
 
 WEB = SHARED / "text" / "openwebtext-1000.jsonl"
 

@@ -1,8 +1,8 @@
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError
 from hornbook.text.quality.suspicion import KINDS, SourceCounts, Tolerance, Totals, find_suspicions, refuse
-from tiny_text import one_line
 
 FINE = Totals(documents=100, dropped={"too short": 10}, tokens=2500, num_bytes=10_000)
 

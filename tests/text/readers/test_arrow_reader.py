@@ -4,11 +4,11 @@ import json
 import sys
 
 import pytest
+from mutations import mutated, survive
+from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
-from mutations import mutated, survive
-from tiny_text import one_line
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
-from tiny_text import one_line
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -3,13 +3,13 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_text import SHARED, one_line
 
 from hornbook.errors import DataError
 from hornbook.text.documents import Document, ReadOptions, Tally, read_documents
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import Source
-from tiny_text import SHARED, one_line
 
 BERT = b"First sentence.\nSecond one.\r\n\r\n  \n\nThird.\n\nLast\n"
 WIKI = b" \n = Du Fu = \n \n Du Fu was ... \n = = Life = = \n \n = = = Early = = = \n \n = Bob = \n \n Bob was ... \n"

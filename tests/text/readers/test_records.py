@@ -1,11 +1,11 @@
 """What an object has in a field: a text, null there or on the way, something else, or nothing."""
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError
 from hornbook.text.readers import records
 from hornbook.text.readers.records import begins_with_object, text_in, text_or_null
-from tiny_text import one_line
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@ import io
 import random
 
 import pytest
+from tiny_text import one_line
 
 from hornbook.errors import DataError
 from hornbook.text.documents import ReadOptions, Tally, read_documents
 from hornbook.text.wikipedia import extracted
 from hornbook.text.wikipedia.extracted import read_extracted
 from hornbook.text.wikipedia.lines import CleanOptions
-from tiny_text import one_line
 
 FILE = b"""<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
 Anarchism

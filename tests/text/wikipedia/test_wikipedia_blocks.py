@@ -8,12 +8,12 @@ import sys
 import threading
 
 import pytest
+from tiny_text import one_line
+from tiny_wiki import dump, many_pages
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.wikipedia import blocks
 from hornbook.text.wikipedia.blocks import read_blocks
-from tiny_text import one_line
-from tiny_wiki import dump, many_pages
 
 DATA = dump(many_pages(400))
 

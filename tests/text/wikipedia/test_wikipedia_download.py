@@ -1,13 +1,13 @@
 import random
 
 import pytest
+from tiny_mirror import NAME, PREFIX, serve
+from tiny_text import one_line
 
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage.faults import crashes_in_child, inject
 from hornbook.text.wikipedia import download
 from hornbook.text.wikipedia.download import download_dump
-from tiny_mirror import NAME, PREFIX, serve
-from tiny_text import one_line
 
 DUMP = random.Random(1).randbytes(300_000)
 

@@ -1,11 +1,11 @@
 import random
 
 import pytest
+from tiny_text import one_line
+from tiny_wiki import HEAD, dump, many_pages, page, tiny_dump
 
 from hornbook.errors import DataError
 from hornbook.text.wikipedia.dump import Site, read_pages
-from tiny_text import one_line
-from tiny_wiki import HEAD, dump, many_pages, page, tiny_dump
 
 
 def read(data, block=1000, **options):

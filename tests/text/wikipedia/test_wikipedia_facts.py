@@ -4,11 +4,11 @@ import re
 from collections import Counter
 
 import pytest
+from tiny_text import SHARED
 
 from hornbook.text.documents import ReadOptions, Tally, read_documents
 from hornbook.text.wikipedia.blocks import read_blocks
 from hornbook.text.wikipedia.dump import Site, read_pages
-from tiny_text import SHARED
 
 DUMPS = SHARED / "wiki-dump"
 ENGLISH, SMALL, TINY = (

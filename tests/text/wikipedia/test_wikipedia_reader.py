@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiny_text import one_line
+from tiny_wiki import TINY_TEXTS, dump, many_pages, page, tiny_dump
 
 from hornbook.errors import DataError
 from hornbook.text.documents import ReadOptions, Tally, read_documents
@@ -16,8 +18,6 @@ from hornbook.text.reading import Skipped
 from hornbook.text.wikipedia import reader
 from hornbook.text.wikipedia.lines import CleanOptions
 from hornbook.text.wikipedia.reader import read_dump
-from tiny_text import one_line
-from tiny_wiki import TINY_TEXTS, dump, many_pages, page, tiny_dump
 
 
 def read(path, processes=1, start=0, **options):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hornbook.errors import DataError
-from hornbook.storage.arrow import import_pyarrow, open_stream
+from hornbook.formats.arrow import import_pyarrow, open_stream
 from hornbook.text.readers.columns import (
     BYTES_OF,
     allowed_bytes,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError
+from hornbook.formats.arrow import import_pyarrow, shown
 from hornbook.storage import Limits
-from hornbook.storage.arrow import import_pyarrow, shown
 from hornbook.storage.system import format_bytes
 from hornbook.text.readers.streams import not_utf8
 from hornbook.text.reading import Document, Outcome, ReadOptions, Source

@@ -3,7 +3,7 @@
     web.parquet    text: string, url: string    --field text   ->   Document of row 0, of row 1, ...
 
 Only the pages of that column are read, through a buffer, and as many rows at once as cannot come to more than some tens
-of megabytes (`hornbook.storage.parquet`), whatever the size of a row group; a file that gives out of all proportion
+of megabytes (`hornbook.formats.parquet`), whatever the size of a row group; a file that gives out of all proportion
 more text than it is long is refused. Read with pyarrow, the extra ``arrow``; checksums of pages are verified where
 there are any. The price: pages of more than 128 MiB are refused, as fastparquet writes them for large row groups.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.storage.arrow import damage_told
+from hornbook.formats.arrow import damage_told
+from hornbook.formats.parquet import find_chunks, measure_pages
 from hornbook.storage.decompress import open_source
-from hornbook.storage.parquet import find_chunks, measure_pages
 from hornbook.text.readers.columns import allowed_bytes, bounded, no_such_column, no_text, out_of_proportion, rows_of
 from hornbook.text.reading import Outcome, ReadOptions, Source
 

@@ -1,0 +1,216 @@
+"""Measure speed on this machine: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens.
+
+hornbook bench step demo --peer transformers
+hornbook bench generate demo --peer transformers --batch-size 1 8
+hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer
+from hornbook.errors import UserError
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
+
+_PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
+_DEFAULT_VOCAB_SIZE = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    step = commands.add_parser(
+        "step", help="time the training step of a recipe", description="Time whole training steps of a recipe."
+    )
+    add_recipe_arguments(step)
+    step.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's step too, in turn, and give the ratio")
+    step.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (5)")
+    add_device_arguments(step)
+    step.set_defaults(handler=step_command)
+    generate = commands.add_parser(
+        "generate", help="time the generation of text", description="Time greedy texts of a recipe's untrained model."
+    )
+    add_recipe_arguments(generate)
+    generate.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's too, in turn, and give the ratio")
+    generate.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (5)")
+    generate.add_argument(
+        "--batch-size", type=positive_integer, nargs="+", default=[1, 8], metavar="N", help="texts at once (1 8)"
+    )
+    generate.add_argument("--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens (64)")
+    generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (64)")
+    generate.add_argument(
+        "--compute", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"], help="dtypes (fp32 bf16)"
+    )
+    add_device_arguments(generate)
+    generate.set_defaults(handler=generate_command)
+    corpus = commands.add_parser(
+        "corpus", help="time the building of a corpus", description="Time the building of a corpus from JSONL."
+    )
+    _add_corpus_arguments(corpus)
+
+
+def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
+    corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL, of which a corpus is built")
+    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
+    corpus.add_argument("--field", default="text", metavar="NAME", help="where JSONL has the text (default: text)")
+    corpus.add_argument("--peer", choices=("datasets",), help="time this peer's too, in turn, and give the ratio")
+    corpus.add_argument("--rounds", type=positive_integer, default=3, metavar="N", help="of each; the best counts (3)")
+    corpus.add_argument(
+        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of the peer (1)"
+    )
+    corpus.set_defaults(handler=corpus_command)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Run the chosen subcommand."""
+    result: dict[str, object] = arguments.handler(arguments)
+    return result
+
+
+def step_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time hornbook's step, and the peer's in each of its precisions."""
+    from dataclasses import asdict
+
+    from hornbook.measure.peers import transformers_step
+    from hornbook.measure.throughput import hornbook_step, measure_steps
+    from hornbook.parallel.world import World
+    from hornbook.run.device import choose_device, prepare
+
+    recipe = _recipe(arguments)
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    world = World(device=device)
+    contenders = {"hornbook": hornbook_step(recipe, world)}
+    for precision in _PEERS.get(arguments.peer, ()):
+        contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
+    speeds = measure_steps(contenders, world, rounds=arguments.rounds)
+    model = recipe.model
+    facts = {"recipe": recipe.name, "num_parameters": model.num_parameters(), "vocab_size": model.vocab_size}
+    result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    print(f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
+    for name, speed in speeds.items():
+        print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms a step")
+    best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
+    if best is not None:
+        result["ratio"] = speeds["hornbook"].tokens_per_second / best
+        print(f"{result['ratio']:.2f} times the best of {arguments.peer}")
+    return result
+
+
+def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time hornbook's generation, and the peer's, for each batch size and dtype."""
+    from dataclasses import asdict
+
+    from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
+    from hornbook.measure.peers import transformers_generate
+    from hornbook.run.device import choose_device, prepare
+
+    recipe = _recipe(arguments)
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    length = arguments.output_length
+    rows: list[dict[str, Any]] = []
+    for batch_size in arguments.batch_size:
+        prompts = random_prompts(
+            recipe, batch_size=batch_size, prompt_length=arguments.prompt_length, num_tokens=length
+        )
+        contenders = {}
+        for compute in arguments.compute:
+            contenders[f"hornbook {compute}"] = hornbook_generate(recipe, prompts, device, compute)
+            if arguments.peer:
+                contenders[f"{arguments.peer} {compute}"] = transformers_generate(recipe, prompts, device, compute)
+        speeds = measure_generation(
+            contenders, batch_size=batch_size, num_tokens=length, device=device, rounds=arguments.rounds
+        )
+        found = [{"batch_size": batch_size, "contender": name, **asdict(speed)} for name, speed in speeds.items()]
+        _print_generation(found)
+        rows += found
+    ratios = _ratios(rows, arguments.peer) if arguments.peer else []
+    return {"recipe": recipe.name, "prompt_length": arguments.prompt_length, "rows": rows, "ratios": ratios}
+
+
+def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time hornbook's building of a corpus, with and without tiktoken, and the peer's."""
+    from dataclasses import asdict
+
+    from hornbook.measure.corpus_speed import (
+        Contender,
+        CorpusJob,
+        build_with_hornbook,
+        build_with_tokenizers,
+        map_with_datasets,
+        measure_corpus,
+    )
+
+    if not arguments.source.is_file():
+        raise UserError(f"{arguments.source}: no such file; expected a JSONL file")
+    contenders: dict[str, Contender] = {"hornbook": build_with_hornbook, "hornbook (tokenizers)": build_with_tokenizers}
+    if arguments.peer:
+        contenders[arguments.peer] = map_with_datasets
+    job = CorpusJob(
+        source=arguments.source, field=arguments.field, tokenizer=arguments.tokenizer, threads=arguments.threads
+    )
+    speeds = measure_corpus(contenders, job, arguments.rounds)
+    result: dict[str, Any] = {"contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    for name, speed in speeds.items():
+        print(f"{name:<24}{speed.megabytes_per_second:>9,.1f} MB/s{speed.tokens_per_second:>14,.0f} tokens/s")
+    if arguments.peer:
+        result["ratio"] = speeds[arguments.peer].seconds / speeds["hornbook"].seconds
+        print(f"{result['ratio']:.2f} times as fast as {arguments.peer}")
+    return result
+
+
+def _print_generation(rows: list[dict[str, Any]]) -> None:
+    print(f"batch of {rows[0]['batch_size']}")
+    for row in rows:
+        first = f"  {row['contender']:<20}first token{1e3 * row['first_token_seconds']:>10,.2f} ms"
+        if row["token_seconds"] is None:
+            print(f"{first}; a token takes less than the noise: give a larger --output-length or more --rounds")
+        else:
+            speed = f"{row['tokens_per_second']:>10,.0f} tokens/s"
+            print(f"{first}{1e3 * row['token_seconds']:>10,.3f} ms a token{speed}")
+
+
+def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
+    """Set hornbook's time a token beside the peer's in the same dtype, and print the quotients of those measured."""
+    seconds = {(row["batch_size"], row["contender"]): row["token_seconds"] for row in rows}
+    ratios = []
+    for (batch_size, contender), ours in seconds.items():
+        name, _, compute = contender.partition(" ")
+        theirs = seconds.get((batch_size, f"{peer} {compute}"))
+        if name == "hornbook" and ours is not None and theirs is not None:
+            ratio = theirs / ours
+            ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
+            print(f"a batch of {batch_size} in {compute}: {ratio:.2f} times as fast a token as {peer}")
+    return ratios
+
+
+def _recipe(arguments: argparse.Namespace) -> "Recipe":
+    """Return the recipe, with some vocabulary where it has none.
+
+    Raises:
+        UserError: it names data, which are not looked at.
+    """
+    from dataclasses import replace
+
+    from hornbook.config import load_recipe
+
+    recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
+    if recipe.data.train:
+        raise UserError(
+            "times are taken on random tokens: leave out data.train, and give the size of its vocabulary by "
+            "--model.vocab-size"
+        )
+    if recipe.model.vocab_size is None:
+        recipe = replace(recipe, model=replace(recipe.model, vocab_size=_DEFAULT_VOCAB_SIZE))
+    return recipe
+
+
+def _two_or_more(text: str) -> int:
+    number: int = positive_integer(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 2, as the first token is timed apart")
+    return number

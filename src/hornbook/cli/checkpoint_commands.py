@@ -1,0 +1,125 @@
+"""Looks at checkpoints: ``list`` shows those of a run, ``verify`` checks every byte; ``import`` and ``export`` them.
+
+hornbook checkpoint list runs/demo
+      step        size  state
+       400     9.1 MiB  sound
+       800     9.1 MiB  damaged: model.safetensors has 512 bytes, expected 3145904
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli import checkpoint_exchange
+
+if TYPE_CHECKING:
+    from hornbook.checkpoint import Info
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``list`` and ``verify``, ``import`` and ``export``."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    shown = commands.add_parser("list", help="show those of a run", description="Show the checkpoints of a run.")
+    shown.add_argument("path", type=Path, metavar="RUN", help="a run's folder, or its folder of checkpoints")
+    shown.set_defaults(handler=lambda arguments: list_command(arguments.path))
+    checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
+    checked.add_argument("path", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder for all of it")
+    checked.set_defaults(handler=lambda arguments: verify_command(arguments.path))
+    checkpoint_exchange.add_arguments(commands)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Hand over to the subcommand."""
+    handler: Callable[[argparse.Namespace], dict[str, Any]] = arguments.handler
+    return handler(arguments)
+
+
+def list_command(folder: Path) -> dict[str, Any]:
+    """Return the checkpoints of a run, or of a folder of checkpoints, oldest first, and print a table.
+
+    Raises:
+        CheckpointError: there is no such folder.
+        StorageError: it cannot be read.
+    """
+    from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
+    from hornbook.errors import CheckpointError
+
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected a run's folder or one of checkpoints")
+    found = list_checkpoints(checkpoints_of(folder))
+    if not found:
+        _refuse_foreign(folder)
+    _print(_table(found) if found else [f"no checkpoints in {folder}"])
+    return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
+
+
+def verify_command(path: Path) -> dict[str, Any]:
+    """Check one checkpoint, or all of a run; print a line for each that is sound.
+
+    Raises:
+        CheckpointError: one is damaged, or there is none; all problems in one line.
+        StorageError: the folder cannot be read.
+    """
+    from hornbook.errors import CheckpointError
+
+    found = _found(path)
+    damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
+    _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
+    if damaged:
+        raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
+    return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}
+
+
+def _found(path: Path) -> "list[Info]":
+    """Return the checkpoint ``path``, or all that it holds."""
+    from hornbook.checkpoint.listing import checkpoints_of, describe, is_checkpoint, list_checkpoints
+    from hornbook.errors import CheckpointError
+
+    found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
+    if not found:
+        _refuse_foreign(path)
+        raise CheckpointError(f"{path} holds no checkpoint; expected a run's folder or a checkpoint")
+    return found
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise CheckpointError for a model of Hugging Face's or TensorFlow's, which has no manifest to check."""
+    from hornbook.errors import CheckpointError
+    from hornbook.exchange.huggingface import is_folder
+
+    if is_folder(path):
+        raise CheckpointError(
+            f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: make a checkpoint of "
+            "it with `hornbook checkpoint import`, which reads and checks every tensor"
+        )
+
+
+def _table(found: "Iterable[Info]") -> list[str]:
+    rows = [(str(info.step), _size(info), _state(info)) for info in found]
+    return [f"{step:>10}  {size:>10}  {state}" for step, size, state in (("step", "size", "state"), *rows)]
+
+
+def _state(info: "Info") -> str:
+    return f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
+
+
+def _size(info: "Info") -> str:
+    from hornbook.storage.system import format_bytes
+
+    return format_bytes(info.size)
+
+
+def _as_json(info: "Info") -> dict[str, Any]:
+    return {
+        "step": info.step,
+        "path": str(info.path),
+        "size": info.size,
+        "sound": not info.problems,
+        "problems": info.problems,
+    }
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

@@ -1,0 +1,150 @@
+"""``hornbook corpus convert``: others' tokenized files, read and written.
+
+hornbook corpus convert wiki.pkl stores/wiki --to store --tokenizer gpt2 --end-of-text stored --verify
+hornbook corpus convert corpora/mine tfrecords --to tfrecord --split train --sequence-length 129 --records-per-file 1000
+hornbook corpus convert bert.tfrecord bert-arrow --to bert-arrow
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hornbook.cli.arguments import natural_number, positive_integer
+from hornbook.cli.progress import token_progress
+from hornbook.corpus.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.wording import counted, counted_kind
+
+if TYPE_CHECKING:
+    from hornbook.corpus.convert.conversion import ConvertReport
+
+_DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a row:
+
+  documents    {", ".join(DOCUMENT_FORMATS)}
+  instances    {", ".join(INSTANCE_FORMATS)} (BERT's masked sentence pairs)
+
+Only read: {", ".join(DOCUMENT_SOURCES[len(DOCUMENT_FORMATS) :])} (one stream of tokens) and
+{", ".join(INSTANCE_SOURCES[len(INSTANCE_FORMATS) :])} (several instances a record).
+"""
+
+
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``corpus convert``."""
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="a file, a folder, or the prefix of a .bin and .idx"
+    )
+    parser.add_argument("target", type=Path, metavar="TARGET", help="what to make, which must not be there yet")
+    parser.add_argument(
+        "--from",
+        dest="source_format",
+        choices=(*DOCUMENT_SOURCES, *INSTANCE_SOURCES),
+        metavar="FORMAT",
+        help="of the source (default: by its content)",
+    )
+    parser.add_argument(
+        "--to",
+        dest="target_format",
+        choices=(*DOCUMENT_FORMATS, *INSTANCE_FORMATS),
+        metavar="FORMAT",
+        help="of the target (default: by its name)",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="check a store by its hashes first; at the end read both again, and compare them",
+    )
+    parser.add_argument("--split", metavar="NAME", help="which split of the source, or what a new store is")
+    parser.add_argument(
+        "--sequence-length",
+        type=positive_integer,
+        metavar="N",
+        help="documents: lay them end to end and cut so many tokens at a time; instances: pad to so many",
+    )
+    parser.add_argument(
+        "--records-per-file",
+        type=positive_integer,
+        metavar="N",
+        help="write a folder of TFRecord files of so many each",
+    )
+    _add_document_arguments(parser.add_argument_group("documents"))
+    _add_instance_arguments(parser.add_argument_group("instances"))
+    parser.set_defaults(handler=convert_command)
+
+
+def convert_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Convert; return what was done."""
+    from dataclasses import fields
+
+    from hornbook.corpus.convert.conversion import ConvertOptions, convert
+    from hornbook.text.tokenizer import Tokenizer
+
+    values = {field.name: getattr(arguments, field.name) for field in fields(ConvertOptions)}
+    if arguments.tokenizer is not None:
+        values["tokenizer"] = Tokenizer.load(arguments.tokenizer)
+    started = time.monotonic()
+    with token_progress() as show:
+
+        def on_progress(items: int, tokens: int) -> None:
+            show(f"{items:,} converted", tokens)
+
+        report = convert(arguments.source, arguments.target, ConvertOptions(**values), on_progress)
+    seconds = time.monotonic() - started
+    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
+    return asdict(report) | {"seconds": round(seconds, 3)}
+
+
+def _add_document_arguments(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--tokenizer", metavar="PATH", help="what made the tokens; a store of others' tokens needs it")
+    group.add_argument(
+        "--end-of-text",
+        choices=("stored", "inserted"),
+        help="let each document of the target end with that token, or none (default: as in the source)",
+    )
+    group.add_argument(
+        "--end-of-text-id", type=natural_number, metavar="ID", help="that token (default: the tokenizer's, or store's)"
+    )
+    group.add_argument(
+        "--split-at-end-of-text",
+        action="store_true",
+        help="take the source's sequences for one stream, in which a document ends with each end-of-text token",
+    )
+    group.add_argument(
+        "--stride",
+        type=positive_integer,
+        metavar="N",
+        help="tokens from one sequence to the next (default: no overlap)",
+    )
+    group.add_argument(
+        "--crop",
+        action="store_true",
+        help="keep the first tokens of each document that is long enough, instead of cutting all into sequences",
+    )
+
+
+def _add_instance_arguments(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--max-predictions",
+        type=positive_integer,
+        metavar="K",
+        help="to pad predictions to (default: as in the source)",
+    )
+    group.add_argument(
+        "--pad-position", type=natural_number, metavar="N", help="the place of empty slots, remasked (default: 384)"
+    )
+
+
+def _lines(report: "ConvertReport", seconds: float) -> Iterator[str]:
+    items = counted_kind(report.items, report.kind)
+    yield f"{report.target} made in {seconds:.1f} s: {items}, {report.tokens:,} tokens"
+    yield f"  {report.target_format} from {report.source_format}, {report.source}"
+    if report.joined_sentences:
+        yield "  the sentences of each document are joined"
+    if report.left_out_documents or report.left_out_tokens:
+        shorter = f"{counted(report.left_out_documents, 'document')} too short, " if report.left_out_documents else ""
+        yield f"  left out: {shorter}{report.left_out_tokens:,} tokens in all"
+    if report.verified:
+        yield "  verified: read again, it is the same"

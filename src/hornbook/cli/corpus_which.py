@@ -1,0 +1,77 @@
+"""``hornbook corpus which``: the documents and the text that a step of a run was trained on.
+
+hornbook corpus which runs/mine --step 1200
+hornbook corpus which runs/mine --step 1200 --sample 9599 --full
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hornbook.cli.arguments import natural_number, positive_integer
+
+if TYPE_CHECKING:
+    from hornbook.run.provenance import TracedSample
+
+_SHOWN_CHARACTERS = 100
+_PAIRS = {None: "", 0: "; the second text follows the first", 1: "; the second text is another document's"}
+
+
+def add_which_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--step", required=True, type=positive_integer, metavar="N", help="from 1, as metrics.jsonl counts them"
+    )
+    parser.add_argument(
+        "--sample", type=natural_number, metavar="K", help="only this sample, by the number it has here"
+    )
+    parser.add_argument("--full", action="store_true", help="whole texts (default: the beginnings)")
+    parser.set_defaults(handler=which_command)
+
+
+def which_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Show the samples of a step; return all there is to know of them."""
+    from hornbook.run.provenance import trace_step
+
+    samples = []
+    for sample in trace_step(arguments.run, arguments.step, arguments.sample):
+        sys.stdout.writelines(f"{line}\n" for line in _lines(sample, arguments.full))
+        samples.append(asdict(sample))
+    return {"run": str(arguments.run), "step": arguments.step, "samples": samples}
+
+
+def _lines(sample: "TracedSample", full: bool) -> Iterator[str]:
+    from hornbook.run.provenance import TracedSequence
+    from hornbook.wording import one_line
+
+    sequence = sample if isinstance(sample, TracedSequence) else None
+    record = f", record {sequence.record:,}" if sequence and sequence.record is not None else ""
+    yield f"sample {sample.sample:,}: epoch {sample.epoch} of {one_line(sample.store)}{record}"
+    for piece in sample.pieces:
+        place = f", {one_line(piece.file)} at {piece.unit} {piece.offset:,}" if piece.file is not None else ""
+        tokens = f"tokens {piece.start:,} to {piece.start + piece.num_tokens - 1:,}"
+        yield f"  document {piece.document:,}, {tokens}{place}"
+        yield from _text(piece.text, piece.tokens, full)
+    if sequence:
+        counts = f"{len(sequence.tokens):,} tokens, {len(sequence.positions):,} to predict"
+        yield f"  {counts}{_PAIRS[sequence.pair_label]}"
+        labels = dict(zip(sequence.positions, sequence.labels, strict=True))
+        ids = (f"[{token}→{labels[n]}]" if n in labels else token for n, token in enumerate(sequence.tokens))
+        yield from _text(sequence.text, ids, full)
+
+
+def _text(text: str | None, ids: Iterable[object], full: bool) -> list[str]:
+    """Lines with a text, or with the ids where there is none, safe for a terminal."""
+    return [f"    {line}" for line in _shown(" ".join(map(str, ids)) if text is None else text, full)]
+
+
+def _shown(text: str, full: bool) -> list[str]:
+    from hornbook.wording import one_line, visible
+
+    if full:
+        return visible(text).splitlines()
+    return [one_line(text[:_SHOWN_CHARACTERS]) + "..." * (len(text) > _SHOWN_CHARACTERS)]

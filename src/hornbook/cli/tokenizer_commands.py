@@ -1,0 +1,201 @@
+"""Trains tokenizers and uses them: ``train`` on text, ``encode`` and ``decode`` from standard input, line by line.
+
+hornbook tokenizer train my-texts/ --vocab-size 4096 --output tokenizers/mine
+hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 30522 --output tokenizers/bert
+echo 'Hi there' | hornbook tokenizer encode --tokenizer tokenizers/gpt2      -> 17250 612
+echo '17250 612' | hornbook tokenizer decode --tokenizer tokenizers/gpt2     -> Hi there
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from hornbook.cli.arguments import fraction, positive_integer
+from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.wording import counted
+
+if TYPE_CHECKING:
+    from hornbook.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+_KINDS = ("byte-bpe", "roberta", "wordpiece")
+_MAX_LINE_BYTES = 64 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    train = commands.add_parser("train", help="learn a tokenizer", description="Learn a tokenizer from text.")
+    add_input_arguments(train)
+    train.add_argument(
+        "--vocab-size", type=positive_integer, default=4096, metavar="N", help="number of tokens (default: 4096)"
+    )
+    train.add_argument(
+        "--kind",
+        choices=_KINDS,
+        default="byte-bpe",
+        help="byte-level BPE as GPT-2 has it; the same with RoBERTa's special tokens; or BERT's WordPiece "
+        "(default: byte-bpe)",
+    )
+    train.add_argument(
+        "--cased", action="store_true", help="keep case and accents, which wordpiece drops and the others keep anyway"
+    )
+    train.add_argument(
+        "--validation",
+        type=fraction,
+        default=0.0,
+        metavar="SHARE",
+        help="leave out the documents that `corpus build --validation SHARE` holds out (default: 0)",
+    )
+    train.add_argument("--output", required=True, type=Path, metavar="DIR", help="where to put tokenizer.json")
+    train.set_defaults(handler=train_command)
+    encode = commands.add_parser(
+        "encode", help="text to ids", description="Write a line of ids for each line of text on standard input."
+    )
+    encode.set_defaults(handler=encode_command)
+    decode = commands.add_parser(
+        "decode", help="ids to text", description="Write a line of text for each line of ids on standard input."
+    )
+    decode.set_defaults(handler=decode_command)
+    for command in (encode, decode):
+        command.add_argument(
+            "--tokenizer", required=True, metavar="PATH", help="a tokenizer.json or vocab.txt, or a folder with one"
+        )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Run the chosen subcommand; see the handlers."""
+    result: dict[str, object] = arguments.handler(arguments)
+    return result
+
+
+def train_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Train a tokenizer and save it; one that is there is never replaced by another."""
+    from hornbook.corpus.build.token_pipeline import falls_to_validation
+    from hornbook.errors import UserError
+    from hornbook.text.documents import Tally, read_documents
+    from hornbook.text.tokenizer import Tokenizer
+
+    if arguments.cased and arguments.kind != "wordpiece":
+        raise UserError(f"--cased is for --kind wordpiece; {arguments.kind} always keeps case, so leave it out")
+    tally, started = Tally(), time.monotonic()
+    documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
+    held_out = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal held_out
+        for document in documents:
+            if falls_to_validation(document.text, arguments.validation):
+                held_out += 1
+            else:
+                yield document.text
+
+    tokenizer = Tokenizer.train(texts(), arguments.vocab_size, kind=arguments.kind, lowercase=not arguments.cased)
+    path = arguments.output / "tokenizer.json"
+    if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
+        raise UserError(f"{path} exists already and is another tokenizer; choose another --output, or remove it")
+    tokenizer.save(arguments.output)
+    seconds = time.monotonic() - started
+    report_faults(tally.faults, tally.messages)
+    documents_seen = tally.documents - held_out
+    few = (
+        "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
+    )
+    sys.stdout.write(
+        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(documents_seen, 'document')} in {seconds:.1f} s{few}\n"
+    )
+    return {
+        "output": path,
+        "vocab_size": tokenizer.vocab_size,
+        "digest": tokenizer.digest,
+        "documents": documents_seen,
+        "held_out": held_out,
+        "bytes": tally.num_bytes,
+        "empty": tally.empty,
+        "faults": tally.faults,
+        "messages": tally.messages,
+        "seconds": round(seconds, 3),
+    }
+
+
+def encode_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Write the ids of each line of text, or return them for ``--json``."""
+
+    def encode(tokenizer: "Tokenizer", line: bytes) -> tuple[list[int], int]:
+        ids = tokenizer.encode(line.decode())
+        return ids, len(ids)
+
+    return _each_line(arguments, "ids", encode, lambda ids: " ".join(map(str, ids)))
+
+
+def decode_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Write the text of each line of ids, or return it for ``--json``."""
+
+    def decode(tokenizer: "Tokenizer", line: bytes) -> tuple[str, int]:
+        words = line.decode().split()
+        return tokenizer.decode([_read_id(word, tokenizer) for word in words]), len(words)
+
+    return _each_line(arguments, "texts", decode, str)
+
+
+def _read_id(word: str, tokenizer: "Tokenizer") -> int:
+    from hornbook.errors import DataError
+
+    number = int(word) if word.isascii() and word.isdigit() and len(word) < 10 else -1
+    if not 0 <= number < tokenizer.vocab_size:
+        raise DataError(f"{word!r:.40} is no token id; expected 0 to {tokenizer.vocab_size - 1}")
+    return number
+
+
+def _each_line(
+    arguments: argparse.Namespace,
+    name: str,
+    work: Callable[["Tokenizer", bytes], tuple[T, int]],
+    shown: Callable[[T], str],
+) -> dict[str, object]:
+    """Answer each line of standard input at once, so that a program may talk with us; a last newline is kept or not.
+
+    Args:
+        arguments: with the tokenizer; for ``--json`` nothing is written, and the answers are returned together.
+        name: what the result calls the answers.
+        work: makes the answer to a line, and its number of tokens.
+        shown: an answer as a line.
+
+    Raises:
+        DataError: a line is too long, not UTF-8, or not what is expected; the message has its number.
+    """
+    from hornbook.errors import DataError
+    from hornbook.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    answers: list[T] = []
+    num_lines = num_tokens = 0
+    for line in _lines():
+        num_lines += 1
+        try:
+            answer, tokens = work(tokenizer, line.removesuffix(b"\n"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"standard input, line {num_lines}: not UTF-8 at byte {error.start}; convert it") from error
+        except DataError as error:
+            raise DataError(f"standard input, line {num_lines}: {error}") from error
+        num_tokens += tokens
+        if arguments.json:
+            answers.append(answer)
+            continue
+        sys.stdout.buffer.write(shown(answer).encode() + b"\n" * line.endswith(b"\n"))
+        sys.stdout.buffer.flush()
+    return {"lines": num_lines, "tokens": num_tokens} | ({name: answers} if arguments.json else {})
+
+
+def _lines() -> Iterator[bytes]:
+    from hornbook.errors import DataError
+
+    number = 0
+    while line := sys.stdin.buffer.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_LINE_BYTES:
+            raise DataError(f"standard input, line {number}: longer than {_MAX_LINE_BYTES >> 20} MiB; split it")
+        yield line

@@ -1,0 +1,263 @@
+"""From documents to tokens, a batch at a time: one batch is written while the next is tokenized and the one after read.
+
+    read_batches                    documents, filtered, 4 MB of text at a time         a thread
+      -> tokenized                  [5 6 7 | 8 9 | 3], sizes [3 2 1], where from        a thread, and the library's own
+           -> whoever asks
+
+`ahead` is all there is to it: a thread that makes the next item while the last is used. So the order, and with it every
+byte, is that of a plain loop, and memory holds two batches a stage. The price: an interrupt waits for the batch that is
+under way.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.arrays import Bools, Hashes, Int64s, Integers
+from hornbook.corpus.record import splits_of_share
+from hornbook.corpus.document_rows import DOCUMENT_ROW
+from hornbook.text.documents import Document, Position, Tally
+from hornbook.text.quality.filter import Filter
+
+BATCH_BYTES: Final = 4 << 20
+BATCH_DOCUMENTS: Final = 1 << 15
+BATCH_BYTES_READ: Final = 16 << 20
+"""Of all documents, dropped ones included: so filters that keep next to nothing do not hold up parts and progress."""
+
+Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
+"""Texts to the ids of each, as `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How far the inputs were read, and what was left out up to there.
+
+    Attributes:
+        tally: what was read.
+        dropped: documents that a filter dropped, by its name.
+        lost, lost_bytes: documents and bytes of text that filters dropped since the last batch, by number of source.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    dropped: Counter[str] = field(default_factory=Counter)
+    lost: Counter[int] = field(default_factory=Counter)
+    lost_bytes: Counter[int] = field(default_factory=Counter)
+
+    def copy(self) -> Self:
+        """It as it is now; a reader goes on changing its own."""
+        tally = replace(
+            self.tally,
+            messages=list(self.tally.messages),
+            skipped=Counter(self.tally.skipped),
+            faulty=set(self.tally.faulty),
+        )
+        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
+        return replace(self, tally=tally, **counters)
+
+    def drop(self, document: Document, source: int, name: str) -> None:
+        """Count a document that the filter of this name dropped."""
+        self.dropped[name] += 1
+        self.lost[source] += 1
+        self.lost_bytes[source] += document.num_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """It as JSON has it; bytes of a file's name that are no UTF-8 are written with a backslash."""
+        tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
+        messages = [message.encode(errors="backslashreplace").decode() for message in self.tally.messages]
+        special = {
+            "messages": messages,
+            "faulty": sorted(self.tally.faulty),
+            "skipped": dict(self.tally.skipped),
+            "position": asdict(self.tally.position),
+        }
+        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost", "lost_bytes")}
+        return {"tally": tally | special} | counters
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What ``to_json`` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it was something else.
+        """
+        tally = dict(values["tally"])
+        tally |= {
+            "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version
+            "skipped": Counter(tally["skipped"]),
+            "position": Position(**tally["position"]),
+        }
+        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost", "lost_bytes")}
+        return cls(tally=Tally(**tally), **counters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Some documents, in their order.
+
+    Attributes:
+        documents: what was kept, at least one.
+        reading: how far the inputs were read when the last of them was handed out.
+        memory: what each filter learned from them and the dropped ones between them.
+    """
+
+    documents: list[Document]
+    reading: Reading
+    memory: list[Hashes]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """Documents as tokens.
+
+    Attributes:
+        tokens: of all sequences, one after the other, [num_tokens] of the store's type.
+        sizes: tokens of each sequence, int64[num_sequences].
+        sequences: number of sequences of each document, int64[num_documents].
+        rows: where each document is from, ``DOCUMENT_ROW`` [num_documents].
+    """
+
+    tokens: Integers
+    sizes: Int64s
+    sequences: Int64s
+    rows: NDArray[np.void]
+
+    def only(self, chosen: Bools) -> "Tokens":
+        """Those documents where ``chosen``, bool[num_documents], is true."""
+        if chosen.all():
+            return self
+        of_sequences = np.repeat(chosen, self.sequences)
+        return Tokens(
+            tokens=self.tokens[np.repeat(of_sequences, self.sizes)],
+            sizes=self.sizes[of_sequences],
+            sequences=self.sequences[chosen],
+            rows=self.rows[chosen],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenBatch:
+    """A batch, tokenized: the documents of each split, and as in `Batch` how far the reading was."""
+
+    splits: dict[str, Tokens]
+    reading: Reading
+    memory: list[Hashes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPlan:
+    """How documents become tokens.
+
+    Attributes:
+        encode: makes the tokens.
+        dtype: of a token in the store; all ids of the vocabulary fit.
+        source_numbers: the number that stands for a document's source in ``documents.npy``.
+        validation: share of the documents that the validation split gets.
+        end_of_text_id: what each document ends with in the store; None for nothing.
+        split_text: cuts a text into the sequences of its document; None for one sequence a document.
+    """
+
+    encode: Encode
+    dtype: np.dtype[Any]
+    source_numbers: dict[str, int]
+    validation: float = 0.0
+    end_of_text_id: int | None = None
+    split_text: Callable[[str], list[str]] | None = None
+
+
+def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
+    """The same items, each made in a thread while the one before it is used; an error comes where its item would."""
+    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="hornbook-ahead") as executor:
+        waiting = executor.submit(next, items, None)
+        while (item := waiting.result()) is not None:
+            waiting = executor.submit(next, items, None)
+            yield item
+
+
+def read_batches(
+    documents: Iterable[Document], filters: Sequence[Filter], reading: Reading, source_numbers: Mapping[str, int]
+) -> Generator[Batch, None, None]:
+    """Put documents that all filters keep into batches.
+
+    Args:
+        documents: what was read.
+        filters: asked in their order until one drops the document.
+        reading: is kept up to date, its tally by whoever reads.
+        source_numbers: the number that stands for a document's source.
+    """
+    reading.dropped.update({each.name: 0 for each in filters})
+    batch: list[Document] = []
+    num_bytes = num_bytes_read = 0
+
+    def complete() -> Batch:
+        done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
+        reading.lost.clear()
+        reading.lost_bytes.clear()
+        return done
+
+    for document in documents:
+        num_bytes_read += document.num_bytes
+        dropper = next((each for each in filters if not each.keeps(document)), None)
+        if dropper is not None:
+            reading.drop(document, source_numbers[document.source], dropper.name)
+            continue
+        batch.append(document)
+        num_bytes += document.num_bytes
+        if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS or num_bytes_read >= BATCH_BYTES_READ:
+            yield complete()
+            batch, num_bytes, num_bytes_read = [], 0, 0
+    if batch:
+        yield complete()
+
+
+def tokenized(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
+    """Tokenize batches."""
+    with closing(batches):
+        for batch in batches:
+            texts = [document.text for document in batch.documents]
+            held_out = np.fromiter((falls_to_validation(text, plan.validation) for text in texts), bool, len(texts))
+            tokens = _tokenize(batch.documents, texts, plan)
+            chosen = {"train": ~held_out, "validation": held_out}
+            splits = {split: tokens.only(chosen[split]) for split in splits_of_share(plan.validation)}
+            yield TokenBatch(splits=splits, reading=batch.reading, memory=batch.memory)
+
+
+def _tokenize(documents: list[Document], texts: list[str], plan: TokenPlan) -> Tokens:
+    pieces: Iterator[list[str]] = map(plan.split_text, texts) if plan.split_text else ([text] for text in texts)
+    by_document = list(pieces)
+    ids = plan.encode(list(chain.from_iterable(by_document)))
+    sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+    tokens = np.concatenate([np.empty(0, dtype=np.int32), *ids], dtype=plan.dtype, casting="unsafe")  # they fit
+    del ids
+    if plan.end_of_text_id is not None:
+        tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
+        sizes += 1
+    numbers = plan.source_numbers
+    rows = [(numbers[document.source], document.offset, document.num_bytes) for document in documents]
+    return Tokens(
+        tokens=tokens,
+        sizes=sizes,
+        sequences=np.fromiter(map(len, by_document), np.int64, len(by_document)),
+        rows=np.array(rows, dtype=DOCUMENT_ROW),
+    )
+
+
+def falls_to_validation(text: str, fraction: float) -> bool:
+    """Tell the split of a document: a pure function of its text.
+
+    So a document stays on its side when others come, go or move, and when the fraction grows it may pass from training
+    to validation, never back; copies of one text fall on one side.
+    """
+    if not fraction:
+        return False
+    number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+    return number < fraction * 2**64

@@ -1,0 +1,60 @@
+"""GPT-2's TFRecord of systems B and D: records with one feature, ``input_ids``, of int64.
+
+    {"input_ids": [464, 3797, 3332, ...]}      one record a sequence, of one length or of many
+
+Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``. The price of the
+format: 8 bytes of checksums and some 30 of names a record, and no word about the tokenizer.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hornbook.corpus.convert.token_documents import Documents, TokenDocument, as_tokens
+from hornbook.errors import DataError, UserError
+from hornbook.formats.example import encode_example, integers
+from hornbook.formats.tfrecord import MAX_RECORD_BYTES, find_tfrecords, read_examples, write_records
+
+FEATURES: Final = frozenset({"input_ids"})
+
+
+def read_gpt2_tfrecords(path: Path) -> Documents:
+    """The sequences of a TFRecord file, or of a folder of them, as documents.
+
+    Raises:
+        DataError: there is none; while iterating: a file is damaged, or a record is not ``input_ids`` of token ids.
+        StorageError: a file cannot be read.
+    """
+    files = find_tfrecords(path)
+
+    def read() -> Iterator[TokenDocument]:
+        for record, features in read_examples(files):
+            where = f"{files[record.file]}: the record at byte {record.offset}"
+            if set(features) != FEATURES:
+                found = ", ".join(sorted(features))[:200]
+                raise DataError(f"{where} has the features {found!r}; expected input_ids alone")
+            yield TokenDocument(as_tokens(integers(features, "input_ids", where), where), record.file, record.offset)
+
+    return Documents(files=tuple(map(str, files)), read=read)
+
+
+def write_gpt2_tfrecords(path: Path, documents: Documents, records_per_file: int | None = None) -> None:
+    """Write a record a document; arguments as `hornbook.formats.tfrecord.write_records`.
+
+    Raises:
+        UserError: a document is too long for a record, or the target folder is there already.
+        StorageError: the disk is full, read-only or failing.
+    """
+    write_records(path, _records(documents), records_per_file=records_per_file)
+
+
+def _records(documents: Documents) -> Iterator[bytes]:
+    for number, document in enumerate(documents):
+        record = encode_example({"input_ids": document.tokens.astype(np.int64)})
+        if len(record) > MAX_RECORD_BYTES:
+            raise UserError(
+                f"document {number} has {len(document.tokens)} tokens, too many for a record; give --sequence-length"
+            )
+        yield record

@@ -1,0 +1,93 @@
+"""The held-out documents of several corpora as one store, so that a mixture has one validation loss.
+
+    wiki/validation    [5 6 0] [7 0]          end-of-text 0 stored
+    books/validation   [8 9]                  end-of-text inserted by readers
+    joined             [5 6 0] [7 0] [8 9 0]  three documents, end-of-text stored
+
+Nothing is copied: a document is read from its own store. Where only some have end-of-text tokens, the others' documents
+get them, too, so that a text is scored alike wherever it comes from. The price: corpora count by the size of their
+held-out part, whatever weights the training gives them; a loss of each alone is a ``hornbook evaluate --data`` away.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.corpus.store import TokenStore, open_store, splits_of
+from hornbook.errors import UserError
+from hornbook.text.tokenizer import Tokenizer
+
+
+class JoinedStores:
+    """Stores with manifests and of one tokenizer, laid end to end; its names mean what they mean in `TokenStore`."""
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        self._stores = stores
+        ids = [store.end_of_text_id for store in stores if store.end_of_text != "absent"]
+        self._inserted = [int(bool(ids) and store.end_of_text != "stored") for store in stores]
+        self._firsts = np.cumsum([0] + [store.num_documents for store in stores])
+        lengths = [store.document_lengths + more for store, more in zip(stores, self._inserted, strict=True)]
+        self.document_lengths: Int64s = np.concatenate(lengths)
+        self.num_documents = len(self.document_lengths)
+        self.num_bytes = sum(store.num_bytes or 0 for store in stores)
+        self.end_of_text = "stored" if ids else "absent"
+        self.end_of_text_id = ids[0] if ids else None
+        self.fingerprint = hashlib.sha256(":".join(store.fingerprint for store in stores).encode()).hexdigest()
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of all of them."""
+        return self._stores[0].tokenizer()
+
+    def document(self, number: int) -> Int64s:
+        """The tokens of a document (0 .. num_documents - 1), its end-of-text token included."""
+        return self.read(number, 0, int(self.document_lengths[number]))
+
+    def read(self, document: int, start: int, count: int, /) -> Int64s:
+        """Tokens ``start .. start + count - 1`` of a document."""
+        place = int(self._firsts.searchsorted(document, side="right")) - 1
+        inserted = self._inserted[place] and start + count == self.document_lengths[document]
+        tokens = np.full(count, self.end_of_text_id or 0, dtype=np.int64)
+        if own := count - inserted:
+            tokens[:own] = self._stores[place].read(document - int(self._firsts[place]), start, own)
+        return tokens
+
+
+def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
+    """Open the validation splits of the corpora that have one; a store itself, and files of others, have none.
+
+    Raises:
+        UserError, DataError: a store is malformed, or they were made with different tokenizers.
+    """
+    splits = {path: splits_of(path) for path in corpora}
+    with_split = [path for path in corpora if splits[path] and _has_held_out(path, splits[path])]
+    stores = [open_store(path, split="validation") for path in with_split]
+    refuse_other_tokenizers(stores)
+    return stores
+
+
+def _has_held_out(corpus: str, splits: Sequence[str]) -> bool:
+    """Whether a corpus has a validation split, by its record, or at least a folder for one."""
+    return "validation" in splits or (Path(corpus) / "validation").is_dir()
+
+
+def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
+    """One store of several with manifests; a single one as it is, None of none."""
+    return JoinedStores(stores) if len(stores) > 1 else next(iter(stores), None)
+
+
+def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
+    """Compare the tokenizers of stores, as far as they are known.
+
+    Raises:
+        UserError: two were made with different ones.
+    """
+    known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
+    for path, digest in known[1:]:
+        if digest != known[0][1]:
+            raise UserError(
+                f"{known[0][0]} and {path} were made with different tokenizers "
+                f"({known[0][1][:12]} and {digest[:12]}): build all stores of a run with one tokenizer"
+            )

@@ -1,0 +1,126 @@
+"""What a token store says of itself: ``manifest.json``, the last file that a build writes into it.
+
+    {"format": "hornbook token store", "format_version": 1, "num_documents": 1000, "num_tokens": 1361845, ...
+     "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>", "vocab_size": 5000,
+     "sources": ["/texts/a.jsonl.gz"], "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
+
+It makes Megatron's two files a store that can be checked: a file that was cut, changed or swapped no longer has the
+size and hash that stand here, and ``checksum``, the SHA-256 of the rest of the manifest, guards options and sources.
+Paths of sources are absolute; they say where the text came from, and training never opens them. The price: with a
+million sources the manifest has some 60 MB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from hornbook.errors import DataError
+from hornbook.storage import Written
+from hornbook.storage.json_files import dump_sealed, is_intact, parse_json, read_bytes
+
+MANIFEST: Final = "manifest.json"
+STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
+FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
+
+_MAX_BYTES: Final = 1 << 30
+_NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "vocab_size")
+_TEXTS: Final = ("dtype", "end_of_text", "tokenizer", "split")
+_KINDS: Final[dict[str, type]] = (
+    dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
+)
+_NAMES: Final = {int: "a number from 0", str: "a text", dict: "a table", list: "a list"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The facts of a store.
+
+    Attributes:
+        num_documents, num_tokens: as the index has them; stored end-of-text tokens count.
+        num_bytes: of the documents' text in UTF-8.
+        dtype: of a token, ``"uint16"`` or ``"int32"``.
+        end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, readers put it in; ``"absent"``, the
+            tokenizer has no such token, as that of BERT.
+        end_of_text_id: its id; None where it is absent.
+        tokenizer: the digest of the tokenizer.
+        vocab_size: its number of ids.
+        split: ``"train"`` or ``"validation"``.
+        options: what the build was asked for.
+        sources: absolute paths of what was read; ``"-"`` is standard input.
+        files: size and hash of every other file in the folder.
+        sequences: what a sequence of the index is, ``"documents"`` or ``"sentences"``; stores from before there were
+            sentences do not say, and have documents.
+    """
+
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    dtype: str
+    end_of_text: Literal["stored", "inserted", "absent"]
+    end_of_text_id: int | None
+    tokenizer: str
+    vocab_size: int
+    split: str
+    options: Mapping[str, Any]
+    sources: tuple[str, ...]
+    files: Mapping[str, Written]
+    sequences: Literal["documents", "sentences"] = "documents"
+
+    def to_bytes(self) -> bytes:
+        """The content of ``manifest.json``."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
+        return dump_sealed(FORMAT | own | {"files": files})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read and check a store's manifest.
+
+        Raises:
+            DataError: it is missing, malformed, or of another format.
+            StorageError: it cannot be read.
+        """
+        path = folder / MANIFEST
+        values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
+        intact = isinstance(values, dict) and is_intact(values)
+        if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
+            raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
+        for name, kind in _KINDS.items():
+            if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
+                raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
+        optional = _read_optional(values, path)
+        sources = tuple(source for source in values["sources"] if isinstance(source, str))
+        if len(sources) != len(values["sources"]):
+            raise DataError(f"{path}: a source is not a path; restore the file")
+        files = _read_files(values["files"], path)
+        if not intact:
+            raise DataError(f"{path}: the manifest is damaged, its checksum is another; restore the file")
+        return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
+
+
+def _read_optional(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of which not every store has something to say."""
+    end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
+    if end_of_text not in ("stored", "inserted", "absent"):
+        raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
+    if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
+        raise DataError(f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file")
+    sequences = values.get("sequences", "documents")
+    if sequences not in ("documents", "sentences"):
+        raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
+    return {"end_of_text_id": number, "sequences": sequences}
+
+
+def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
+    """Sizes and hashes of a store's files: of all of them, and of no others, so that no name leads elsewhere."""
+    files = {}
+    for name in STORE_FILES:
+        entry = values.get(name)
+        size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if type(size) is not int or not isinstance(sha256, str):
+            raise DataError(f"{path}: it lacks the size or hash of {name}; restore the file")
+        files[name] = Written(size=size, sha256=sha256)
+    if set(values) != set(STORE_FILES):
+        raise DataError(f"{path}: it lists files that no store has; restore the file")
+    return files

@@ -1,0 +1,1 @@
+"""Models of other projects: Hugging Face and TensorFlow checkpoints, read and written."""

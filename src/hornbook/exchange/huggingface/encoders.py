@@ -1,0 +1,382 @@
+"""BERT and RoBERTa in transformers' words and in ours: options, names, shapes.
+
+::
+
+    theirs                                                  ours
+    hidden_size, num_hidden_layers, hidden_dropout_prob     hidden_size, num_layers, embedding_ and residual_dropout
+    bert.encoder.layer.3.attention.self.query.weight  [D, D]    blocks.3.attention.qkv_weight  [3, D, D]
+    bert.encoder.layer.3.attention.output.LayerNorm.weight      blocks.3.attention_norm.weight
+    cls.predictions.transform.dense.weight                      head.transform.dense.weight
+    cls.predictions.decoder.weight  [V, D], or absent           tied to embedding.tokens
+
+Files come with all heads, with some of them or with none (``BertModel``, without the prefix ``bert.``), and with heads
+of other tasks. What pre-training needs and a file lacks is drawn anew, what it has no use for is left out, and both are
+reported. The price of one dropout there for two here: the export writes that of the blocks, and says so.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hornbook.config import EncoderConfig
+from hornbook.errors import CheckpointError
+from hornbook.exchange.huggingface.common import (
+    ACTIVATIONS,
+    Imported,
+    Options,
+    faults,
+    is_same,
+    option_problems,
+    options_of,
+    refuse_head_size,
+    refuse_weights,
+    their_activation,
+)
+from hornbook.model import initialize
+from hornbook.model.encoder import build_head
+
+_NAMES: Final = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "feed_forward_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "embedding_dropout": "hidden_dropout_prob",
+    "residual_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "initializer_std": "initializer_range",
+    "num_segments": "type_vocab_size",
+}
+_DEFAULTS: Final = {
+    "num_layers": 12,
+    "hidden_size": 768,
+    "num_heads": 12,
+    "feed_forward_size": 3072,
+    "max_positions": 512,
+    "embedding_dropout": 0.1,
+    "residual_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "layer_norm_epsilon": 1e-12,
+    "initializer_std": 0.02,
+    "num_segments": 2,
+}
+BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
+_SWITCHES: Final = (*BIASES, "head_transform")  # TensorFlow's alone
+_SETTLED: Final[dict[str, object]] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+    "quantization_config": {},
+    "problem_type": "single_label_classification",
+}
+"""Options that change what is computed, and the one value that hornbook's encoders compute."""
+
+_TABLES: Final = {"tokens": "word_embeddings", "positions": "position_embeddings", "segments": "token_type_embeddings"}
+_BLOCK: Final = {
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+_BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
+_OLD_NAMES: Final = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Files that were made of TensorFlow's call the norms' parameters by its names."""
+_HEADS: Final = ("classifier.", "qa_outputs.", "pooler.", "cls.", "lm_head.")
+_TASKS: Final = {"ForSequenceClassification": "classification", "ForQuestionAnswering": "span"}
+_SEED: Final = 0
+
+
+class Weight(NamedTuple):
+    """One parameter here, and the tensor there, or three of them side by side; ``part`` is the head that it is of."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    part: str = ""
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        """Shape of each of their tensors."""
+        if len(self.theirs) == 1:
+            return self.shape
+        return self.shape[1:] if len(self.shape) > 1 else (self.shape[0] // len(self.theirs),)
+
+    def to_ours(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameter in fp32."""
+        parts = [tensors[name].float() for name in self.theirs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts).view(self.shape)
+
+    def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return their tensors, which are views."""
+        parts = tensor.view(len(self.theirs), *self.their_shape)
+        return dict(zip(self.theirs, parts.unbind(0), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFamily:
+    """The words of one family.
+
+    Attributes:
+        model_type: theirs; also the prefix of its trunk's tensors.
+        architectures: the class of transformers that an export is of, by the head of the model.
+        vocab_size: where a config leaves it out.
+        first_position: rows of the position table that no token has.
+        pad_token_id: the one that a config must have, if it has to.
+        heads: by the head of the model our names of its layers, theirs, and the part of the head that they are of.
+        base_architecture: their class of the trunk, with or without a pooler.
+        partial_architectures: their class of a pre-trained model that lacks parts of its head, by those that it has.
+        bias: their name of the bias over the vocabulary.
+        decoder: their name of the tied layer.
+    """
+
+    model_type: str
+    architectures: Mapping[str, str]
+    vocab_size: int
+    first_position: int
+    pad_token_id: int | None
+    heads: Mapping[str, Mapping[str, tuple[str, str]]]
+    base_architecture: str
+    partial_architectures: Mapping[frozenset[str], str]
+    bias: str
+    decoder: str
+
+    @property
+    def _options(self) -> Options:
+        defaults = _DEFAULTS | {"vocab_size": self.vocab_size}
+        return {ours: ((theirs,), defaults[ours]) for ours, theirs in _NAMES.items()}
+
+    def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
+
+        Raises:
+            CheckpointError: the config asks for something that hornbook does not compute; all of it in one line.
+        """
+        section = options_of(config, self._options)
+        activation = config.get("hidden_act") or "gelu"
+        settled = _SETTLED | ({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id})
+        problems = [
+            f"{name} is {config[name]!r:.80}, expected {value!r}"
+            for name, value in settled.items()
+            if config.get(name) is not None and config[name] != value
+        ]
+        problems += option_problems("hidden_act", activation, "num_hidden_layers", section["num_layers"])
+        if problems:
+            raise CheckpointError(
+                f"{what}: hornbook's {self.model_type} cannot compute this: {'; '.join(problems)}; use another model"
+            )
+        if type(section["max_positions"]) is int:
+            section["max_positions"] -= self.first_position
+        section |= {name: config[name] for name in _SWITCHES if name in config}
+        return {"family": self.model_type, "activation": ACTIVATIONS[activation], **section, **_head_of(config)}
+
+    def their_name(self, option: str) -> str:
+        """Return what their config calls one of our options."""
+        return "hidden_act" if option == "activation" else _NAMES.get(option, option)
+
+    def from_section(self, config: EncoderConfig) -> dict[str, Any]:
+        """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
+
+        Raises:
+            CheckpointError: transformers has no such model.
+        """
+        refuse_head_size(config, self.model_type)
+        if config.head == "pretraining" and not config.head_transform:
+            raise CheckpointError(
+                f"model.head_transform is false, and transformers' {self.model_type} has that layer before its "
+                "prediction of tokens; such a model cannot be exported"
+            )
+        values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+        values |= {
+            "intermediate_size": config.effective_feed_forward_size,
+            "max_position_embeddings": config.max_positions + self.first_position,
+            "hidden_act": their_activation(config.activation),
+        }
+        fixed = {
+            "model_type": self.model_type,
+            "architectures": [self.architectures[config.head]],
+            "tie_word_embeddings": True,
+        }
+        padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
+        return {**fixed, **values, "position_embedding_type": "absolute", **padding}
+
+    def layout(self, config: EncoderConfig, prefix: str) -> Iterator[Weight]:
+        """Yield every parameter of the model that ``config`` describes, the tied table once."""
+        assert config.vocab_size is not None, "a model with weights has a vocabulary"
+        hidden, embeddings = config.hidden_size, f"{prefix}embeddings."
+        rows = {"tokens": config.vocab_size, "positions": config.max_positions, "segments": config.num_segments}
+        rows["positions"] += self.first_position
+        for ours, theirs in _TABLES.items():
+            yield Weight(f"embedding.{ours}", (f"{embeddings}{theirs}.weight",), (rows[ours], hidden))
+        yield from _layer("embedding.norm", f"{embeddings}LayerNorm", (hidden,))
+        for index in range(config.num_layers):
+            yield from _block(config, f"blocks.{index}.", f"{prefix}encoder.layer.{index}.")
+        shapes = {"head.transform.norm": (hidden,), "head.classifier": (2, hidden), "head.spans": (2, hidden)}
+        shapes["head.labels"] = (config.num_labels or 0, hidden)
+        for ours, (theirs, part) in self.heads[config.head].items():
+            if not config.head_transform and ours.startswith("head.transform."):
+                continue
+            theirs = theirs.replace("{trunk}", prefix)
+            yield from _layer(ours, theirs, shapes.get(ours, (hidden, hidden)), part)
+        if config.head == "pretraining" and config.prediction_bias:
+            yield Weight("head.bias", (self.bias,), (config.vocab_size,), "masked tokens")
+
+    def read(self, tensors: Mapping[str, Tensor], config: EncoderConfig, *, tied: bool, what: str) -> Imported:
+        """Return the weights of a file; the parts of the head that it lacks are drawn from a fixed seed.
+
+        Args:
+            tensors: as the file has them, with the prefix or without.
+            config: the model that they have to be of.
+            tied: whether their config ties the table, so that the file may leave it out.
+            what: names the file in errors.
+
+        Raises:
+            CheckpointError: weights are missing, unknown, of another shape or dtype, not finite, or the head is not
+                tied; all problems in one line.
+        """
+        prefix = f"{self.model_type}." if any(name.startswith(f"{self.model_type}.") for name in tensors) else ""
+        found = {_new_name(name): tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
+        weights = list(self.layout(config, prefix))
+        untied = self._tie(found, f"{prefix}embeddings.word_embeddings.weight", tied=tied)
+        absent = _absent_parts(weights, found)
+        expected = {name: weight for weight in weights if weight.part not in absent for name in weight.theirs}
+        foreign = tuple(head for head in _HEADS if config.head != "pretraining" or not self.bias.startswith(head))
+        others = [name for name in found.keys() - expected.keys() if name.removeprefix(prefix).startswith(foreign)]
+        missing = [f"{name} is missing" for name in expected if name not in found]
+        unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys() - set(others))]
+        there = sorted(expected.keys() & found.keys())
+        faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
+        refuse_weights((untied, missing, unknown, faulty), what)
+        ours = {weight.ours: weight.to_ours(found) for weight in weights if weight.part not in absent}
+        drawn = {name: tensor for name, tensor in (_drawn(config) if absent else {}).items() if name not in ours}
+        return Imported(ours | drawn, tuple(drawn), tuple(_notes(what, absent, sorted(others))))
+
+    def to_theirs(self, tensors: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+        """Return our weights under their names and in their shapes, the tied table left out; they are views.
+
+        Biases that the model does without are zeros there, which makes the same of everything.
+        """
+        own = {weight.ours for weight in self.layout(config, "")}
+        theirs: dict[str, Tensor] = {}
+        for weight in self.layout(_with_biases(config), f"{self.model_type}."):
+            theirs |= weight.to_theirs(tensors[weight.ours] if weight.ours in own else torch.zeros(weight.shape))
+        return theirs
+
+    def without_untrained(
+        self, theirs: Mapping[str, Tensor], config: EncoderConfig, untrained: Collection[str]
+    ) -> tuple[dict[str, Tensor], str, list[str]]:
+        """Leave out the parts of the head that were never trained.
+
+        Args:
+            theirs: what ``to_theirs`` returns.
+            config: the model that it is of.
+            untrained: our names of weights that were drawn at random.
+
+        Returns:
+            The tensors that are left, the class of transformers that has these, and the parts that are left out.
+        """
+        parts = list(dict.fromkeys(weight.part for weight in self.layout(config, "") if weight.part))
+        part_of = {name: w.part for w in self.layout(_with_biases(config), f"{self.model_type}.") for name in w.theirs}
+        left_out = {weight.part for weight in self.layout(config, "") if weight.ours in untrained}
+        left = {name: tensor for name, tensor in theirs.items() if part_of[name] not in left_out}
+        kind = self.architectures[config.head]
+        if left_out and config.head == "pretraining":
+            kind = self.partial_architectures.get(frozenset(parts) - left_out, self.base_architecture)
+        return left, kind, [part for part in parts if part in left_out]
+
+    def _tie(self, found: dict[str, Tensor], table: str, *, tied: bool) -> list[str]:
+        """Take the tied layer out of ``found``; its bias stands for the one over the vocabulary, if that is missing."""
+        twins = {f"{self.decoder}.weight": table, f"{self.decoder}.bias": self.bias}
+        tensors = {name: found.pop(name) for name in twins if name in found}
+        if f"{self.decoder}.bias" in tensors:
+            found.setdefault(self.bias, tensors[f"{self.decoder}.bias"])
+        problems = []
+        if self.bias in found and not tied and f"{self.decoder}.weight" not in tensors:
+            problems.append(f"{self.decoder}.weight is missing, and tie_word_embeddings is false")
+        for name, tensor in tensors.items():
+            if twins[name] in found and not is_same(tensor, found[twins[name]]):
+                problems.append(f"{name} differs from {twins[name]}, and hornbook's encoders have a tied head")
+        return problems
+
+
+def _with_biases(config: EncoderConfig) -> EncoderConfig:
+    return replace(config, qkv_bias=True, projection_bias=True, prediction_bias=True)
+
+
+def _layer(
+    ours: str, theirs: str, shape: tuple[int, ...], part: str = "", *, has_bias: bool = True
+) -> Iterator[Weight]:
+    yield Weight(f"{ours}.weight", (f"{theirs}.weight",), shape, part)
+    if has_bias:
+        yield Weight(f"{ours}.bias", (f"{theirs}.bias",), shape[:1], part)
+
+
+def _block(config: EncoderConfig, ours: str, theirs: str) -> Iterator[Weight]:
+    hidden, inner = config.hidden_size, config.effective_feed_forward_size
+    heads = config.num_heads * config.effective_head_size
+    stacked = {"weight": (3, heads, hidden), "bias": (3 * heads,)}
+    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+        parts = tuple(f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
+        yield Weight(f"{ours}attention.qkv_{kind}", parts, stacked[kind])
+    shapes = {
+        "attention.out": (hidden, heads),
+        "feed_forward.up": (inner, hidden),
+        "feed_forward.down": (hidden, inner),
+    }
+    for layer, name in _BLOCK.items():
+        has_bias = config.projection_bias or layer != "attention.out"
+        yield from _layer(ours + layer, theirs + name, shapes.get(layer, (hidden,)), has_bias=has_bias)
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of a ``config.json`` in the order of their numbers; transformers leaves two out."""
+    named = config.get("id2label")
+    if not isinstance(named, Mapping) or not named:
+        return ("LABEL_0", "LABEL_1")
+    return tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(len(named)))
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return what the model of a ``config.json`` is for, told by its class: pretraining, classification or span."""
+    architectures = config.get("architectures") or [""]
+    name = architectures[0] if isinstance(architectures, list) else ""
+    return next((task for suffix, task in _TASKS.items() if str(name).endswith(suffix)), "pretraining")
+
+
+def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    task = task_of(config)
+    return {"head": task} | ({"num_labels": len(labels_of(config))} if task == "classification" else {})
+
+
+def _new_name(name: str) -> str:
+    old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
+    return name if old is None else name.removesuffix(old) + _OLD_NAMES[old]
+
+
+def _absent_parts(weights: list[Weight], found: Collection[str]) -> list[str]:
+    """Return the parts of the head of which a file has nothing."""
+    parts = {weight.part: False for weight in weights if weight.part}
+    for weight in weights:
+        if weight.part:
+            parts[weight.part] |= any(name in found for name in weight.theirs)
+    return [part for part, is_there in parts.items() if not is_there]
+
+
+def _drawn(config: EncoderConfig) -> dict[str, Tensor]:
+    """Return the initial weights of a head."""
+    head = build_head(config)
+    initialize(head, _SEED)
+    return {f"head.{name}": parameter.detach() for name, parameter in head.named_parameters()}
+
+
+def _notes(what: str, absent: list[str], others: list[str]) -> Iterator[str]:
+    if absent:
+        yield f"{what} has no head for {', '.join(absent)}: it starts from random weights, to be trained before use"
+    if others:
+        yield f"{what}: left out, since the model has no use for it: {', '.join(others)}"

@@ -1,0 +1,149 @@
+"""From the contents of a checkpoint to a folder that transformers loads.
+
+::
+
+    gpt2-mine/  config.json  generation_config.json  model.safetensors
+                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json
+
+All of it is written into a temporary folder that is then renamed: the folder is whole or not there. The tied head is
+left out of the weights, as transformers does itself. The price: one file, however large; the weights are streamed into
+it a tensor at a time.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.tensors import encode
+from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, RobertaConfig, TransformerConfig
+from hornbook.errors import CheckpointError, StorageError, UserError
+from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
+from hornbook.exchange.huggingface.families import Family, family_of
+from hornbook.exchange.huggingface.model_folder import UNTRAINED
+from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
+from hornbook.storage import files as storage
+from hornbook.storage.json_files import dump_json
+from hornbook.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger("hornbook.checkpoint")
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def write_folder(
+    path: Path, contents: Contents, *, dtype: str = "fp32", warn: Callable[[str], None] = _logger.warning
+) -> dict[str, storage.Written]:
+    """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
+
+    Args:
+        path: the folder, which must not exist.
+        contents: of a checkpoint: the group ``model``, the document ``recipe`` and perhaps ``tokenizer.json``.
+        dtype: of the written weights: fp32, bf16 or fp16.
+        warn: is told of what is not there as it is here.
+
+    Raises:
+        UserError: ``path`` exists already.
+        CheckpointError: transformers has no such model, or a weight is too large for fp16.
+        StorageError: the disk is full, read-only or failing; the folder is then not there.
+    """
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already; choose another --output or remove it")
+    recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
+    model = recipe.model
+    family = family_of(model)
+    documents = _documents(family, model, tokenizer, dtype)
+    documents["config.json"] |= _labels(recipe)
+    theirs = family.to_theirs(contents.tensors["model"], model)
+    if isinstance(family, EncoderFamily):
+        assert isinstance(model, EncoderConfig), "the family is that of the model"
+        theirs, architecture, left_out = family.without_untrained(theirs, model, contents.documents.get(UNTRAINED, ()))
+        documents["config.json"]["architectures"] = [architecture]
+        for note in _notes(model, left_out, objective=recipe.objective.name, step=contents.step):
+            warn(note)
+    weights = _cast(theirs, dtype)
+    small = {name: dump_json(value) for name, value in documents.items()}
+    small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
+    temporary = storage.temporary_beside(path)
+    try:
+        storage.make_directory(temporary, exist_ok=False)
+        encoded = encode(weights, metadata={"format": "pt"})
+        written = {"model.safetensors": storage.write_file(temporary / "model.safetensors", encoded.chunks)}
+        written |= {name: storage.write_file(temporary / name, data) for name, data in small.items()}
+        storage.commit_directory(temporary, path)
+    except BaseException:
+        with suppress(StorageError):
+            storage.remove_tree(temporary)
+        raise
+    return written
+
+
+def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return the weights in another dtype; what was finite and is not any more is refused."""
+    cast = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
+    lost = sorted(name for name, tensor in cast.items() if dtype == "fp16" and not bool(tensor.isfinite().all()))
+    if lost:
+        raise CheckpointError(f"fp16 ends at 65504, and larger are values of {', '.join(lost)}; export bf16 or fp32")
+    return cast
+
+
+def _documents(
+    family: Family, model: TransformerConfig, tokenizer: Tokenizer | None, dtype: str
+) -> dict[str, dict[str, Any]]:
+    """Return ``config.json``, and ``generation_config.json`` for what writes; no tokenizer, no special tokens."""
+    config = family.from_section(model) | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    if isinstance(model, EncoderConfig):
+        return {"config.json": config | _padding(model, tokenizer)}
+    end_of_text = tokenizer.end_of_text_id if tokenizer else None
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    return {"config.json": config | ends, "generation_config.json": ends}
+
+
+def _labels(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Return the classes of a model and their numbers; nothing where it tells none."""
+    labels = recipe.objective.labels if isinstance(recipe.objective, ClassificationConfig) else ()
+    named = {"id2label": {str(number): label for number, label in enumerate(labels)}}
+    return named | {"label2id": {label: number for number, label in enumerate(labels)}} if labels else {}
+
+
+def _padding(model: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Return the id of the padding token, from which transformers' RoBERTa counts its positions."""
+    if tokenizer is None:
+        return {}
+    if isinstance(model, RobertaConfig) and tokenizer.pad_id != model.first_position - 1:
+        raise CheckpointError(
+            f"transformers' RoBERTa needs padding to be token {model.first_position - 1}, and the tokenizer's is "
+            f"{tokenizer.pad_id}; such a model cannot be exported"
+        )
+    return {"pad_token_id": tokenizer.pad_id}
+
+
+def _notes(config: EncoderConfig, left_out: list[str], *, objective: str, step: int) -> Iterator[str]:
+    """Yield what of a model is not in its export as it is here, and what of its head was not trained.
+
+    Args:
+        config: the model.
+        left_out: the parts of its head that the export lacks, since they were never trained.
+        objective: what the model learned.
+        step: in how many steps; 0 for a model that was imported.
+    """
+    if config.embedding_dropout != config.residual_dropout:
+        yield (
+            f"model.embedding_dropout {config.embedding_dropout:g} is lost: transformers has one hidden_dropout_prob, "
+            f"and model.residual_dropout {config.residual_dropout:g} is written there"
+        )
+    if absent := [f"model.{name}" for name in BIASES if not getattr(config, name)]:
+        yield f"{', '.join(absent)} off: transformers has these biases, so they are written as zeros"
+    if left_out:
+        yield f"left out, since it was never trained: the head for {', '.join(left_out)}"
+    elif step and objective == "mlm" and config.head == "pretraining" and config.has_pair_head:
+        yield (
+            "the head for pairs of texts and its pooler are written as they are; the objective mlm does not train them"
+        )

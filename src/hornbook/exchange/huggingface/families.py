@@ -1,0 +1,62 @@
+"""The families of models that are exchanged with transformers, by the names that each side has for them.
+
+::
+
+    config.json "model_type": "bert"  -> FAMILIES["bert"] -> read, to_section ...
+    [model] family = "bert"           -> family_of(config) -> to_theirs, from_section
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+
+from hornbook.config import BertConfig, GPTConfig, RobertaConfig
+from hornbook.errors import CheckpointError
+from hornbook.exchange.huggingface import gpt2
+from hornbook.exchange.huggingface.common import Imported
+from hornbook.exchange.huggingface.encoder_words import BERT, ROBERTA
+
+
+class Family(Protocol):
+    """One family in both sides' words; see `gpt2` and `encoders` for what each part says."""
+
+    def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """Return a recipe's ``[model]`` section of a ``config.json``."""
+
+    def their_name(self, option: str) -> str:
+        """Return what their config calls one of our options."""
+
+    def from_section(self, config: Any) -> dict[str, Any]:
+        """Return the ``config.json`` of a model."""
+
+    def read(self, tensors: Mapping[str, Tensor], config: Any, *, tied: bool, what: str) -> Imported:
+        """Return a file's weights as ours, and what there is to tell about them."""
+
+    def to_theirs(self, tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Return our weights as theirs."""
+
+
+FAMILIES: Final[Mapping[str, Family]] = {"gpt2": gpt2, "bert": BERT, "roberta": ROBERTA}
+_OF_CONFIG: Final[Mapping[type, str]] = {GPTConfig: "gpt2", BertConfig: "bert", RobertaConfig: "roberta"}
+
+
+def objective_of(model_type: str, weights: Collection[str]) -> str:
+    """Return what a model goes on learning, unless a recipe says something else; pairs if there is a head for them."""
+    if model_type == "gpt2":
+        return "causal_lm"
+    return "mlm_nsp" if any("seq_relationship" in name for name in weights) else "mlm"
+
+
+def family_of(config: Any) -> Family:
+    """Return the family of a model that is to be exported.
+
+    Raises:
+        CheckpointError: transformers has no such family.
+    """
+    name = _OF_CONFIG.get(type(config))
+    if name is None:
+        raise CheckpointError(
+            f"a model of the family {config.family!r} cannot be exported; expected 'gpt', 'bert' or 'roberta'"
+        )
+    return FAMILIES[name]

@@ -1,0 +1,200 @@
+"""GPT-2 in transformers' words and in ours: options, names, shapes.
+
+::
+
+    theirs (config.json, Conv1D)                                ours (GPTConfig, Linear)
+    n_embd, n_layer, activation_function "gelu_new"             hidden_size, num_layers, activation "gelu_tanh"
+    transformer.h.3.attn.c_attn.weight     [D, 3D]              blocks.3.attention.qkv_weight     [3, D, D]
+    transformer.h.3.mlp.c_fc.weight        [D, F]               blocks.3.feed_forward.up.weight   [F, D]
+    lm_head.weight                         [V, D], or absent    tied to embedding.tokens
+
+Their matrices are transposed, everything else is as it is; ``GPT2Model`` leaves out the prefix ``transformer.``. All
+that is wrong with a set of weights is told at once, in the names of the file.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from hornbook.config import GPTConfig
+from hornbook.errors import CheckpointError
+from hornbook.exchange.huggingface.common import (
+    ACTIVATIONS,
+    Imported,
+    Options,
+    faults,
+    is_same,
+    option_problems,
+    options_of,
+    refuse_head_size,
+    refuse_weights,
+    their_activation,
+)
+
+MODEL_TYPE: Final = "gpt2"
+
+_OPTIONS: Final[Options] = {
+    "num_layers": (("n_layer", "num_hidden_layers"), 12),
+    "hidden_size": (("n_embd", "hidden_size"), 768),
+    "num_heads": (("n_head", "num_attention_heads"), 12),
+    "feed_forward_size": (("n_inner",), None),
+    "vocab_size": (("vocab_size",), 50257),
+    "max_positions": (("n_positions", "max_position_embeddings", "n_ctx"), 1024),
+    "embedding_dropout": (("embd_pdrop",), 0.1),
+    "residual_dropout": (("resid_pdrop",), 0.1),
+    "attention_dropout": (("attn_pdrop",), 0.1),
+    "layer_norm_epsilon": (("layer_norm_epsilon",), 1e-5),
+    "initializer_std": (("initializer_range",), 0.02),
+}
+_SETTLED: Final[dict[str, object]] = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+    "quantization_config": {},
+}
+"""Options that change what is computed, and the one value that hornbook's GPT computes."""
+
+_BLOCK: Final = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+}
+_PREFIX: Final = "transformer."
+_HEAD: Final = "lm_head.weight"
+_BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
+"""Old files hold the causal mask as tensors."""
+
+
+class Weight(NamedTuple):
+    """One parameter: its name here and there, and its shape here; there, a matrix of a block is transposed."""
+
+    ours: str
+    theirs: str
+    shape: tuple[int, ...]
+    is_transposed: bool
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        """Its shape in their files."""
+        return (self.shape[-1], math.prod(self.shape[:-1])) if self.is_transposed else self.shape
+
+    def to_ours(self, tensor: Tensor) -> Tensor:
+        """Return their tensor in our shape, without a copy."""
+        return tensor.t().reshape(self.shape) if self.is_transposed else tensor
+
+    def to_theirs(self, tensor: Tensor) -> Tensor:
+        """Return our tensor in their shape, without a copy."""
+        return tensor.reshape(-1, self.shape[-1]).t() if self.is_transposed else tensor
+
+
+def layout(config: GPTConfig) -> Iterator[Weight]:
+    """Yield every parameter of the model that ``config`` describes, the tied table once."""
+    assert config.vocab_size is not None, "a model with weights has a vocabulary"
+    hidden = config.hidden_size
+    yield Weight("embedding.tokens", "wte.weight", (config.vocab_size, hidden), False)
+    yield Weight("embedding.positions", "wpe.weight", (config.max_positions, hidden), False)
+    for index in range(config.num_layers):
+        yield from _block(config, index)
+    for kind in ("weight", "bias"):
+        yield Weight(f"head.norm.{kind}", f"ln_f.{kind}", (hidden,), False)
+
+
+def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
+    hidden, inner = config.hidden_size, config.effective_feed_forward_size
+    heads = config.num_heads * config.effective_head_size
+    matrices = {
+        "attention.qkv": (3, heads, hidden),
+        "attention.out": (hidden, heads),
+        "feed_forward.up": (inner, hidden),
+        "feed_forward.down": (hidden, inner),
+    }
+    for ours, theirs in _BLOCK.items():
+        matrix = matrices.get(ours)
+        shape = matrix or (hidden,)
+        joint = "_" if ours == "attention.qkv" else "."
+        ours, theirs = f"blocks.{index}.{ours}{joint}", f"h.{index}.{theirs}."
+        yield Weight(f"{ours}weight", f"{theirs}weight", shape, matrix is not None)
+        yield Weight(f"{ours}bias", f"{theirs}bias", (math.prod(shape[:-1]) if matrix else hidden,), False)
+
+
+def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
+
+    Raises:
+        CheckpointError: the config asks for something that hornbook's GPT does not compute; all of it in one line.
+    """
+    section = options_of(config, _OPTIONS)
+    activation = config.get("activation_function") or "gelu_new"
+    problems = [
+        f"{name} is {config[name]!r:.80}, expected {settled!r}"
+        for name, settled in _SETTLED.items()
+        if config.get(name) is not None and bool(config[name]) is not bool(settled)
+    ]
+    problems += option_problems("activation_function", activation, "n_layer", section["num_layers"])
+    if problems:
+        raise CheckpointError(f"{what}: hornbook's GPT cannot compute this: {'; '.join(problems)}; use another model")
+    return {"family": "gpt", "activation": ACTIVATIONS[activation], **section}
+
+
+def their_name(option: str) -> str:
+    """Return what their config calls one of our options."""
+    return "activation_function" if option == "activation" else _OPTIONS[option][0][0]
+
+
+def from_section(config: GPTConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
+
+    Raises:
+        CheckpointError: transformers' GPT-2 has no such model.
+    """
+    refuse_head_size(config, "GPT-2")
+    values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
+    settled = {name: value for name, value in _SETTLED.items() if isinstance(value, bool)}
+    fixed = {"model_type": MODEL_TYPE, "architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True}
+    activation = {"activation_function": their_activation(config.activation)}
+    return {**fixed, **values, **settled, "n_ctx": config.max_positions, **activation}
+
+
+def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> dict[str, Tensor]:
+    """Return the weights of a file under our names and in our shapes, fp32; matrices are views.
+
+    Args:
+        tensors: as the file has them, with the prefix or without, the head among them or not.
+        config: the model that they have to be of.
+        tied: whether their config ties the head, so that the file may leave it out.
+        what: names the file in errors.
+
+    Raises:
+        CheckpointError: weights are missing, unknown, of another shape or dtype, not finite, or the head is not tied;
+            all problems in one line.
+    """
+    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
+    expected = {prefix + weight.theirs: weight for weight in layout(config)}
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
+    head = found.pop(_HEAD, None)
+    untied = [f"{_HEAD} is missing, and tie_word_embeddings is false"] if head is None and not tied else []
+    missing = [f"{name} is missing" for name in expected if name not in found]
+    unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
+    there = sorted(expected.keys() & found.keys())
+    faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
+    table = found.get(f"{prefix}wte.weight")
+    if head is not None and table is not None and not is_same(head, table):
+        untied.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
+    refuse_weights((untied, missing, unknown, faulty), what)
+    return {weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()}
+
+
+def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
+    """Return ``to_ours``, of which nothing is untrained (`hornbook.exchange.huggingface.families`)."""
+    return Imported(to_ours(tensors, config, tied=tied, what=what))
+
+
+def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """Return our weights under their names and in their shapes, the tied head left out; matrices are views."""
+    return {_PREFIX + weight.theirs: weight.to_theirs(tensors[weight.ours]) for weight in layout(config)}

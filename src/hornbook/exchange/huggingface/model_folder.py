@@ -1,0 +1,152 @@
+"""A Hugging Face folder, or a TensorFlow checkpoint, as the contents of a checkpoint.
+
+::
+
+    config.json -> [model] of a recipe -> which weights there have to be
+    weights     -> checked, renamed, reshaped                              -> Contents(step=0, ...)
+    tokenizer   -> tokenizer.json, or a warning where hornbook cannot read it
+
+The recipe that comes out holds the model; its other sections are defaults, and its length of one step stands for
+nothing, since a recipe needs one. The price: no state of an optimizer comes along; TensorFlow's is left out.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.manifest import MANIFEST
+from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
+from hornbook.errors import CheckpointError, DataError, RecipeError
+from hornbook.exchange import tensorflow
+from hornbook.exchange.foreign import inside
+from hornbook.exchange.huggingface.encoders import labels_of
+from hornbook.exchange.huggingface.families import FAMILIES, objective_of
+from hornbook.exchange.huggingface.tokenizer_files import read_tokenizer
+from hornbook.exchange.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights
+from hornbook.storage.files import sha256_file
+from hornbook.storage.json_files import read_json
+
+CONFIG: Final = "config.json"
+UNTRAINED: Final = "untrained"
+"""The document that names the weights which were drawn at random, since the folder lacks them."""
+
+_logger = logging.getLogger("hornbook.checkpoint")
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether ``path`` is meant to be a Hugging Face folder, or a TensorFlow checkpoint, and is none of ours."""
+    if path.is_dir() and any((path / name).exists() for name in (CONFIG, SAFE_FILES[1], *PICKLED_FILES)):
+        return not (path / MANIFEST).exists()
+    return tensorflow.is_checkpoint(path)
+
+
+def read_folder(
+    path: Path, *, allow_pickle: bool = False, with_source: bool = False, warn: Callable[[str], None] = _logger.warning
+) -> Contents:
+    """Return the model and the tokenizer of a Hugging Face folder as a checkpoint of step 0, weights in fp32.
+
+    Args:
+        path: the folder; or a TensorFlow checkpoint, by its folder, its prefix or its index.
+        allow_pickle: open ``pytorch_model.bin``, too, with nothing but tensors allowed in it.
+        with_source: also return the document ``source``: the folder, and size and SHA-256 of each file of weights.
+        warn: is told of heads that are missing or left out, of an optimizer's state that is left out, and of a
+            tokenizer that hornbook cannot read.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights do not fit
+            its config; all that is wrong with the weights in one line.
+        StorageError: a file cannot be read.
+    """
+    index = None if _has_weights(path) else tensorflow.find_index(path)
+    folder = path if index is None else index.parent
+    file, config = _read_config(folder, index)
+    notes: list[str] = []
+    if index is None:
+        tensors, files = read_weights(folder, allow_pickle=allow_pickle)
+    else:
+        tensors, files, notes = tensorflow.read_weights(index, _kind(config))
+    recipe = _recipe(config, file, tensors)
+    tied = config.get("tie_word_embeddings") is not False
+    imported = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
+    for note in (*notes, *imported.notes):
+        warn(note)
+    documents: dict[str, Any] = {"recipe": recipe_to_dict(recipe)}
+    if imported.untrained:
+        documents[UNTRAINED] = list(imported.untrained)
+    if with_source:
+        documents["source"] = {"folder": str(folder.absolute()), "files": _hashes(files)}
+    return Contents(
+        step=0, tensors={"model": imported.weights}, documents=documents, files=_tokenizer(folder, recipe, warn)
+    )
+
+
+def _has_weights(path: Path) -> bool:
+    """Tell whether a folder holds weights of Hugging Face's, which come before TensorFlow's."""
+    return any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))
+
+
+def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Return the file that says what the model is, and what it says in transformers' words."""
+    old_name = tensorflow.CONFIG if (folder / tensorflow.CONFIG).exists() else CONFIG
+    name = CONFIG if (folder / CONFIG).exists() else old_name
+    if index is not None:
+        name = tensorflow.config_name(index)
+    file = inside(folder, name)
+    try:
+        config = read_json(file, "the config of the model")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not the config of a model: expected a JSON object")
+    if name == tensorflow.ARGUMENTS:
+        config = tensorflow.of_arguments(config, str(file))
+    if name == tensorflow.HPARAMS:
+        config = tensorflow.of_hparams(config, str(file))
+    kind = _kind(config)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(f"{file} is of a model of the type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")
+    return file, config
+
+
+def _kind(config: Mapping[str, Any]) -> Any:
+    """Return the type of a model; old configs do not name it, but have options that only one type has."""
+    marks = {"n_embd": "gpt2", "type_vocab_size": "bert"}
+    return config.get("model_type", next((kind for option, kind in marks.items() if option in config), None))
+
+
+def _recipe(config: Mapping[str, Any], file: Path, weights: Collection[str]) -> Recipe:
+    """Return the recipe of the model, checked by the validator of all recipes; its complaints name their options."""
+    family = FAMILIES[_kind(config)]
+    model = family.to_section(config, str(file))
+    objective = _objective(config, model.get("head", "pretraining"), weights)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.absolute().parent.name).lstrip("_.-")[:100] or "imported"
+    try:
+        sections = {"model": model, "objective": objective, "training": {"steps": 1}}
+        return recipe_from_dict({"name": name, **sections}, file.name)
+    except RecipeError as error:
+        told = re.sub(r"\bmodel\.(\w+)", lambda match: family.their_name(match[1]), str(error))
+        raise CheckpointError(f"{file}: {told}") from error
+
+
+def _objective(config: Mapping[str, Any], head: str, weights: Collection[str]) -> dict[str, object]:
+    """Return what the model has learned, or goes on learning, unless a recipe says something else."""
+    if head == "pretraining":
+        return {"name": objective_of(_kind(config), weights)}
+    return {"name": head} | ({"labels": list(labels_of(config))} if head == "classification" else {})
+
+
+def _tokenizer(folder: Path, recipe: Recipe, warn: Callable[[str], None]) -> dict[str, bytes]:
+    assert recipe.model.vocab_size is not None, "each family gives one"
+    try:
+        tokenizer = read_tokenizer(folder, recipe.model.vocab_size)
+    except DataError as error:
+        warn(f"the tokenizer is left out, since hornbook cannot use it: {error}")
+        return {}
+    return {"tokenizer.json": tokenizer.to_json().encode()} if tokenizer else {}
+
+
+def _hashes(files: list[Path]) -> dict[str, dict[str, object]]:
+    return {file.name: {"size": file.stat().st_size, "sha256": sha256_file(file)} for file in files}

@@ -1,0 +1,136 @@
+"""The tokenizer of a Hugging Face folder, both ways.
+
+::
+
+    tokenizer.json | vocab.json, merges.txt | encoder.json, vocab.bpe | vocab.txt    -> Tokenizer
+    Tokenizer, byte-level BPE   -> tokenizer.json, tokenizer_config.json, vocab.json, merges.txt
+    Tokenizer, WordPiece        -> tokenizer.json, tokenizer_config.json, vocab.txt
+
+One difference stays, and it is transformers' way: the name of a special token inside a text is that token there (unless
+it is called with ``split_special_tokens=True``), and text here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from hornbook.errors import CheckpointError, DataError
+from hornbook.exchange.foreign import inside
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.text.byte_pairs import BytePairs
+from hornbook.text.special_tokens import ROLE_NAMES
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.vocabulary import by_id
+from hornbook.text.word_pieces import WordPieces, read_config
+
+FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+_PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+"""A vocabulary and its merges, as transformers and as OpenAI call them."""
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
+    """Return the tokenizer of a folder, or None where it has no file of one.
+
+    Raises:
+        DataError: hornbook cannot read it, since it is malformed, of another kind, or larger than ``vocab_size``.
+        CheckpointError: one of its files is a link that leaves the folder.
+        StorageError: a file cannot be read.
+    """
+    if not has_tokenizer(folder):
+        return None
+    there = _there(folder)
+    if "tokenizer.json" not in there and "tokenizer_config.json" in there:
+        settings = read_json(folder / "tokenizer_config.json", "the settings of the tokenizer")
+        if isinstance(settings, dict) and settings.get("add_prefix_space"):
+            raise DataError(f"{folder / 'tokenizer_config.json'} asks for add_prefix_space; expected GPT-2's way, none")
+    tokenizer = Tokenizer.load(folder)
+    if isinstance(tokenizer.rules, WordPieces) and "tokenizer_config.json" in there:
+        _refuse_two_opinions(tokenizer.rules, folder / "tokenizer_config.json")
+    if tokenizer.vocab_size > vocab_size:
+        raise DataError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size} rows")
+    return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has the files of a tokenizer, whether hornbook can read them or not.
+
+    Raises:
+        CheckpointError: one of them is a link that leaves the folder.
+    """
+    there = _there(folder)
+    return bool(there & {"tokenizer.json", "vocab.txt"}) or any(there.issuperset(pair) for pair in _PAIRS)
+
+
+def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
+    """Return the files that transformers' ``AutoTokenizer`` reads, by name.
+
+    Raises:
+        CheckpointError: a token has white space or a line end in it, for which the plain files have no way.
+    """
+    rules = tokenizer.rules
+    names = {role: next((name for name in ROLE_NAMES[role] if name in rules.special), None) for role in ROLE_NAMES}
+    tokens = {f"{'unk' if role == 'unknown' else role}_token": name for role, name in names.items() if name}
+    settings = {"model_max_length": max_positions, "clean_up_tokenization_spaces": False, **tokens}
+    if isinstance(rules, BytePairs):
+        files, own = _byte_pair_files(rules), _byte_pair_settings(rules)
+    else:
+        files, own = _word_piece_files(rules), _word_piece_settings(rules)
+    return {
+        "tokenizer.json": tokenizer.to_json().encode(),
+        **files,
+        "tokenizer_config.json": dump_json(settings | own),
+    }
+
+
+def _there(folder: Path) -> set[str]:
+    return {inside(folder, name).name for name in (*FILES, *_PAIRS[1]) if (folder / name).exists()}
+
+
+def _refuse_two_opinions(rules: WordPieces, path: Path) -> None:
+    """Refuse a folder whose settings say another thing than its tokenizer.json; transformers goes by the settings."""
+    asked = read_config(path)
+    strips = rules.lowercase if rules.strip_accents is None else rules.strip_accents
+    ours: dict[str, Any] = {"lowercase": rules.lowercase, "handle_chinese_chars": rules.handle_chinese_chars}
+    if asked.get("strip_accents") is not None:
+        ours["strip_accents"] = strips
+    for key, value in ours.items():
+        if asked.get(key, value) != value:
+            raise DataError(f"{path} and tokenizer.json do not agree on {key}; mend one of them")
+
+
+def _byte_pair_files(rules: BytePairs) -> dict[str, bytes]:
+    merges = [f"{left} {right}" for left, right in rules.merges]
+    if any(len(merge.split()) != 2 for merge in merges):
+        raise CheckpointError("a merge of the tokenizer has white space in it; such a tokenizer cannot be exported")
+    return {
+        "vocab.json": json.dumps(by_id(rules.vocab), ensure_ascii=False).encode(),
+        "merges.txt": "\n".join(["#version: 0.2", *merges, ""]).encode(),
+    }
+
+
+def _byte_pair_settings(rules: BytePairs) -> dict[str, object]:
+    if not rules.is_robertas:
+        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), rules.end_of_text)
+        return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
+    flags = dict.fromkeys(("single_word", "rstrip", "normalized"), False) | {"lstrip": True, "special": True}
+    mask = {"__type": "AddedToken", "content": "<mask>", **flags}
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False, **ends, "mask_token": mask}
+
+
+def _word_piece_files(rules: WordPieces) -> dict[str, bytes]:
+    tokens = list(by_id(rules.vocab))
+    if any("\n" in token or "\r" in token for token in tokens):
+        raise CheckpointError("a token of the tokenizer has a line end in it; such a tokenizer cannot be exported")
+    return {"vocab.txt": "".join(f"{token}\n" for token in tokens).encode()}
+
+
+def _word_piece_settings(rules: WordPieces) -> dict[str, object]:
+    """BERT's class makes its own tokenizer of the vocabulary and these; what it cannot say needs the plain class."""
+    is_berts = rules.clean_text and rules.max_input_chars_per_word == 100
+    return {
+        "tokenizer_class": "BertTokenizer" if is_berts else "PreTrainedTokenizerFast",
+        "do_lower_case": rules.lowercase,
+        "strip_accents": rules.strip_accents,
+        "tokenize_chinese_chars": rules.handle_chinese_chars,
+    }

@@ -1,0 +1,98 @@
+"""From the files of a folder to tensors by name: one file or several, safetensors or, if allowed, PyTorch's own.
+
+::
+
+    model.safetensors                        the first that is there counts
+    model.safetensors.index.json             {"weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
+    pytorch_model.bin, pytorch_model.bin.index.json                                        with --allow-pickle
+
+The names in an index are a stranger's: each has to be a plain file name, and its file a regular one that lies in the
+folder, or, where the folder is a snapshot of the hub's cache, among the cache's blobs. The price of telling all
+problems at once: every shard is read before the first tensor is looked at, so all weights are in memory once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from hornbook.checkpoint.tensors import read
+from hornbook.errors import CheckpointError, DataError
+from hornbook.exchange.foreign import inside
+from hornbook.exchange.huggingface.torch_pickles import read_pickled
+from hornbook.storage.json_files import read_json
+from hornbook.wording import first_few
+
+SAFE_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor], list[Path]]:
+    """Return the tensors of a folder by name, and the files that they came from.
+
+    Raises:
+        CheckpointError: there are no weights, only pickled ones while those are not allowed, or a file is malformed.
+        StorageError: a file cannot be read.
+    """
+    chosen = _choose(folder, allow_pickle=allow_pickle)
+    if chosen.suffix != ".json":
+        return _read(chosen), [chosen]
+    weight_map = _read_index(chosen)
+    shards = _shards(folder, weight_map, chosen)
+    tensors: dict[str, Tensor] = {}
+    missing, twice = [], []
+    for shard in shards:
+        found = _read(shard)
+        named = {name for name, file in weight_map.items() if file == shard.name}
+        missing += [f"{name} is not in {shard.name}" for name in sorted(named - found.keys())]
+        twice += [f"{name} is in {shard.name} and in another file" for name in sorted(found.keys() & tensors.keys())]
+        tensors |= found
+    if problems := [*first_few(missing), *first_few(twice)]:
+        raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; fetch the folder again")
+    return tensors, [chosen, *shards]
+
+
+def _choose(folder: Path, *, allow_pickle: bool) -> Path:
+    there = [name for name in (*SAFE_FILES, *PICKLED_FILES) if (folder / name).exists() or (folder / name).is_symlink()]
+    if not there:
+        raise CheckpointError(f"{folder} holds no weights; expected one of {', '.join((*SAFE_FILES, *PICKLED_FILES))}")
+    if there[0] in PICKLED_FILES and not allow_pickle:
+        raise CheckpointError(
+            f"{folder} holds its weights in {there[0]} alone, a format that can carry code: if you trust its source, "
+            f"run `hornbook checkpoint import {folder} --output FOLDER --allow-pickle` and use that folder"
+        )
+    return inside(folder, there[0])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    return read_pickled(path) if path.suffix == ".bin" else read(path)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        index = read_json(path, "the index of the weights")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map, a table of tensors and their files; fetch the folder again")
+    if not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{path}: a file in its weight_map is no text; fetch the folder again")
+    return weight_map
+
+
+def _shards(folder: Path, weight_map: Mapping[str, str], index: Path) -> list[Path]:
+    """Return the files of an index, all of them checked; a shard is of the kind that its index is of."""
+    suffix = Path(index.stem.removesuffix(".index")).suffix
+    problems, shards = [], []
+    for name in sorted(set(weight_map.values())):
+        try:
+            shards.append(inside(folder, name))
+            if not name.endswith(suffix):
+                raise CheckpointError(f"{folder}: {name!r:.120} is no {suffix} file")
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"{index} names files that cannot be taken: {'; '.join(problems)}")
+    return shards

@@ -1,0 +1,141 @@
+"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once, of many alike the first.
+
+::
+
+    runs/demo | runs/demo/checkpoints/step-00001200 | gpt2/ (Hugging Face) | openai-community/gpt2 (their hub)
+    | uncased_L-2_H-128_A-2/bert_model.ckpt (TensorFlow)
+      -> read_source -> path and Contents
+      -> load_model  -> a model in evaluation mode, its recipe and its tokenizer
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.load import load, resolve
+from hornbook.config import Recipe, refuse_unknown_parts
+from hornbook.errors import CheckpointError
+from hornbook.exchange import huggingface
+from hornbook.exchange.documents import recipe_of, refuse_oversize, tokenizer_of
+from hornbook.model import LanguageModel, build_model
+from hornbook.optim.precision import compute_dtype
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import first_few
+
+_logger = logging.getLogger("hornbook.checkpoint")
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A trained model with what is needed to use it."""
+
+    model: LanguageModel
+    recipe: Recipe
+    tokenizer: Tokenizer | None
+    step: int
+    path: Path
+    is_imported: bool = False
+    """Whether the weights are those of a Hugging Face folder or a TensorFlow checkpoint, as they came."""
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer.
+
+        Raises:
+            CheckpointError: the model was trained on data that came without one, or imported without.
+        """
+        if self.tokenizer is None:
+            raise CheckpointError(
+                f"{self.path} has no tokenizer that hornbook can read, since its training data or the folder that it "
+                "was imported from came without one: train on a store built with `hornbook corpus build`, or add "
+                "tokenizer.json to the folder that is imported"
+            )
+        return self.tokenizer
+
+
+def read_source(
+    source: Path | str, *, only: Collection[str] | None = None, warn: Callable[[str], None] = _logger.warning
+) -> tuple[Path, Contents]:
+    """Return what a user may name as a source of weights, and the folder in which that was found.
+
+    Args:
+        source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder;
+            a TensorFlow checkpoint of a BERT or GPT-2; or ``owner/name`` of the Hugging Face hub, where no such path
+            exists.
+        only: groups of tensors to read, as ``{"model"}``; None for all.
+        warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
+
+    Raises:
+        CheckpointError: nothing sound is there.
+        RecipeError: it was made with a part that is not registered.
+        HornbookError: the hub cannot be reached, or has no such model.
+    """
+    path = Path(source)
+    if not path.exists() and huggingface.is_model_name(source):
+        path = huggingface.fetch(source)
+    if huggingface.is_folder(path):
+        return path, huggingface.read_folder(path, warn=warn)
+    chosen = resolve(path, warn)
+    contents = load(chosen, only=only)
+    if (only is None or "model" in only) and "model" not in contents.tensors:
+        raise CheckpointError(f"{chosen} holds no weights: it has no model.safetensors; take another checkpoint")
+    refuse_unknown_parts(contents.documents.get("recipe"), str(source))
+    return chosen, contents
+
+
+def load_model(path: Path | str, device: torch.device, *, compute: str = "auto") -> LoadedModel:
+    """Return the model of a checkpoint, in evaluation mode on ``device``.
+
+    Args:
+        path: whatever ``read_source`` takes.
+        device: where the model goes.
+        compute: dtype of the activations: auto, fp32 or bf16.
+
+    Raises:
+        CheckpointError: nothing sound is there, or its weights disagree with its recipe.
+    """
+    chosen, contents = read_source(path, only={"model"})
+    recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
+    refuse_oversize(contents, recipe, chosen)
+    model = build_model(recipe.model, compute_dtype(compute, device))
+    weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
+    refuse_mismatch({"model": weights}, contents.tensors, what=str(chosen))
+    with torch.no_grad():
+        model.embedding.tokens.zero_()
+        for name, tensor in weights.items():
+            tensor.copy_(contents.tensors["model"][name])
+    model.to(device).eval()
+    model.tie()
+    is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
+    return LoadedModel(
+        model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported
+    )
+
+
+def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
+    """Raise CheckpointError for all ``mismatches``."""
+    if problems := mismatches(own, stored):
+        raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
+
+
+def mismatches(own: Tensors, stored: Tensors) -> list[str]:
+    """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
+    problems = []
+    for file, tensors in own.items():
+        found = stored.get(file, {})
+        problems += first_few([f"{name} is missing" for name in sorted(tensors.keys() - found.keys())])
+        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())])
+        problems += first_few(
+            [
+                f"{name} is {list(found[name].shape)} and should be {list(tensors[name].shape)}"
+                for name in sorted(tensors.keys() & found.keys())
+                if found[name].shape != tensors[name].shape
+            ]
+        )
+    return problems

@@ -1,0 +1,107 @@
+"""A sorted table of LevelDB, as TensorFlow writes the index of a checkpoint: bytes to keys and values.
+
+::
+
+    blocks of entries, index block, footer          the index block says where each block lies
+    footer, 48 bytes                                handles of two blocks, zeros, the magic number
+    block                                           entries, restarts u32[n], n u32; kind u8, masked CRC-32C u32
+    entry                                           shared, own, size: varints; the key's own bytes; the value
+
+A key is what it shares with the one before, and its own bytes. Nothing is taken at its word: blocks lie in the file one
+after the other, keys rise, and both keys and their number have a limit, since a few bytes could stand for very many.
+The price of the subset: no compressed blocks, which TensorFlow does not write by default. The format:
+https://github.com/google/leveldb/blob/main/doc/table_format.md
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hornbook.formats.crc32c import masked_crc32c
+from hornbook.formats.protobuf import Malformed, read_varint
+from hornbook.storage.system import translated
+
+MOST_ENTRIES: Final = 100_000
+LONGEST_KEY: Final = 1024
+
+_MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
+_FOOTER: Final = 48
+_TRAILER: Final = struct.Struct("<BI")
+
+
+def is_table(path: Path) -> bool:
+    """Tell by its last bytes whether a file is a table.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - len(_MAGIC)))
+        return file.read() == _MAGIC
+
+
+def read_table(data: bytes) -> dict[bytes, bytes]:
+    """Return the entries of a table, in its order, which is that of the keys.
+
+    Raises:
+        Malformed: it is damaged, compressed, or larger than any index of a checkpoint.
+    """
+    footer = data[-_FOOTER:]
+    if len(footer) < _FOOTER or not footer.endswith(_MAGIC):
+        raise Malformed("it does not end as a table does")
+    _, place = _handle(footer, 0)
+    index, _ = _handle(footer, place)
+    entries: dict[bytes, bytes] = {}
+    last, end = None, 0
+    for _, handle in _entries(_block(data, *index)):
+        (offset, size), _ = _handle(handle, 0)
+        if offset < end:
+            raise Malformed("its blocks do not lie one after the other")
+        end = offset + size
+        for key, value in _entries(_block(data, offset, size)):
+            if last is not None and key <= last:
+                raise Malformed("its names are not in order")
+            if len(entries) == MOST_ENTRIES:
+                raise Malformed(f"it has more than {MOST_ENTRIES} names")
+            entries[key], last = value, key
+    return entries
+
+
+def _handle(data: bytes, place: int) -> tuple[tuple[int, int], int]:
+    """Return offset and size of a block, and where the handle ends."""
+    offset, place = read_varint(data, place)
+    size, place = read_varint(data, place)
+    return (offset, size), place
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    """Return the entries of a block, without its restarts: those are for who looks one key up."""
+    end = offset + size
+    if size < 4 or end + _TRAILER.size > len(data) - _FOOTER:
+        raise Malformed("a block lies outside of the file")
+    kind, crc = _TRAILER.unpack_from(data, end)
+    if crc != masked_crc32c(data[offset : end + 1]):
+        raise Malformed("a block is not what its CRC says")
+    if kind != 0:
+        raise Malformed(f"its blocks are compressed, in the way {kind}")
+    restarts = 4 * (int.from_bytes(data[end - 4 : end], "little") + 1)
+    if restarts > size:
+        raise Malformed("a block has more restarts than bytes")
+    return data[offset : end - restarts]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    place, key = 0, b""
+    while place < len(block):
+        shared, place = read_varint(block, place)
+        own, place = read_varint(block, place)
+        size, place = read_varint(block, place)
+        if shared > len(key) or place + own + size > len(block):
+            raise Malformed("an entry reaches over the end of its block")
+        if shared + own > LONGEST_KEY:
+            raise Malformed(f"a name has more than {LONGEST_KEY} bytes")
+        key = key[:shared] + block[place : place + own]
+        place += own + size
+        yield key, block[place - size : place]

@@ -1,0 +1,164 @@
+"""The files of a TensorFlow checkpoint: which one is meant, what its model is, and its weights.
+
+::
+
+    bert_config.json    Google's; transformers has all of its options under the same names
+    arguments.json      all options of a run of Graphcore's TensorFlow BERT, those of the model among them
+    hparams.json        OpenAI's, of a GPT-2: n_vocab, n_ctx, n_embd, n_head, n_layer
+    checkpoint          model_checkpoint_path: "ckpt-7000", where a Saver says which of its checkpoints is the last
+
+Graphcore's model has an epsilon of 1e-3, four times the hidden size in its feed-forward unless it says otherwise, and
+biases and a head by switches that are off where they are not named.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from hornbook.errors import CheckpointError
+from hornbook.exchange.foreign import inside
+from hornbook.exchange.tensorflow.bundle import Bundle, open_bundle, read_variables
+from hornbook.exchange.tensorflow.names import GPT2_TABLE, translate_bert, translate_gpt2, weight_names
+from hornbook.exchange.tensorflow.table import is_table
+from hornbook.storage.json_files import read_bytes
+from hornbook.wording import counted
+
+CONFIG: Final = "bert_config.json"
+ARGUMENTS: Final = "arguments.json"
+HPARAMS: Final = "hparams.json"
+
+_CONFIGS: Final = (CONFIG, ARGUMENTS, HPARAMS)
+_HPARAMS: Final = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")
+_SAVER: Final = "checkpoint"
+_MOST_SAVER_BYTES: Final = 1 << 20
+_SWITCHES: Final = {
+    "qkv_bias": "use_qkv_bias",
+    "projection_bias": "use_attention_projection_bias",
+    "head_transform": "use_cls_layer",
+    "prediction_bias": "use_prediction_bias",
+}
+_EPSILON: Final = 1e-3
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether ``path`` is meant to be one: a prefix, its index, or a folder with one beside its config."""
+    if path.is_dir():
+        has_config = any((path / name).exists() for name in _CONFIGS)
+        return has_config and (any(path.glob("*.index")) or _find_format_1(path) is not None)
+    return _index_of(path).is_file() or _find_format_1(path) is not None
+
+
+def find_index(path: Path) -> Path | None:
+    """Return the index of the checkpoint that a prefix, an index or a folder stands for, or None where there is none.
+
+    Raises:
+        CheckpointError: a folder has several, and does not say which is the last; or it is of format 1.
+        StorageError: it cannot be read.
+    """
+    found = sorted(path.glob("*.index")) if path.is_dir() else [_index_of(path)] * _index_of(path).is_file()
+    if not found and (old := _find_format_1(path)):
+        raise CheckpointError(
+            f"{old} is a TensorFlow checkpoint of format 1, and hornbook reads format 2: restore it in TensorFlow and "
+            "save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
+        )
+    if len(found) < 2:
+        return found[0] if found else None
+    last = _last_of(path)
+    if last not in found:
+        names = ", ".join(index.stem for index in found[:8])
+        raise CheckpointError(f"{path} has several checkpoints: {names}; name one, as in {found[-1].with_suffix('')}")
+    return last
+
+
+def config_name(index: Path) -> str:
+    """Return the name of the file beside an index that says what the model is.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for name in (*_CONFIGS, "config.json"):
+        if (index.parent / name).exists():
+            return name
+    if GPT2_TABLE in open_bundle(index).variables:
+        raise CheckpointError(f"{index} is a GPT-2 of OpenAI's: put its {HPARAMS} beside it")
+    raise CheckpointError(
+        f"{index} says nothing about its model: put {' or the '.join((CONFIG, ARGUMENTS))} of its training beside it"
+    )
+
+
+def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return options of Graphcore's model as a ``config.json`` has them, not yet checked, and its switches as ours.
+
+    Raises:
+        CheckpointError: it is no BERT.
+    """
+    if arguments.get("groupbert"):
+        raise CheckpointError(f"{what} is of a GroupBERT; of TensorFlow's checkpoints, hornbook reads those of BERT")
+    hidden = arguments.get("hidden_size")
+    inner = {"intermediate_size": 4 * hidden} if isinstance(hidden, int) else {}
+    switches = {ours: arguments.get(theirs, False) for ours, theirs in _SWITCHES.items()}
+    return {**inner, **arguments, "model_type": "bert", "layer_norm_eps": _EPSILON, **switches}
+
+
+def of_hparams(hparams: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the options of OpenAI's GPT-2 as a ``config.json`` has them, not yet checked.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    if missing := [name for name in _HPARAMS if name not in hparams]:
+        raise CheckpointError(f"{what} lacks {', '.join(missing)}; expected the hparams.json of OpenAI's GPT-2")
+    return {**hparams, "model_type": "gpt2", "vocab_size": hparams["n_vocab"]}
+
+
+def read_weights(index: Path, model_type: str) -> tuple[dict[str, Tensor], list[Path], list[str]]:
+    """Return the weights of a model as transformers has them, the files that they came from, and what is left out.
+
+    Args:
+        index: of the checkpoint.
+        model_type: transformers' name of the family, ``"gpt2"`` or that of an encoder.
+
+    Raises:
+        CheckpointError: a file is missing, malformed or damaged, or two variables are one weight.
+        StorageError: one cannot be read.
+    """
+    bundle = open_bundle(index)
+    names = weight_names(bundle.variables)
+    weights: dict[str, Tensor] = {}
+    translate = translate_gpt2 if model_type == "gpt2" else translate_bert
+    for name, tensor in read_variables(bundle, names).items():
+        translated = translate(name, tensor)
+        if twice := sorted(translated.keys() & weights.keys()):
+            raise CheckpointError(f"{index} has {', '.join(twice)} twice, the second time as {name!r:.120}")
+        weights |= translated
+    return weights, [index, *bundle.shards(names)], list(_left_out(bundle, names))
+
+
+def _left_out(bundle: Bundle, names: Collection[str]) -> Iterator[str]:
+    """Say that moments and counters of an optimizer are not read, where there are some."""
+    state = sorted(name for name, variable in bundle.variables.items() if variable.dtype and name not in names)
+    if state:
+        number = counted(len(state), "variable")
+        yield f"{bundle.index}: the optimizer's state is left out ({number}, as {state[-1]!r:.120})"
+
+
+def _index_of(path: Path) -> Path:
+    return path if path.suffix == ".index" else path.with_name(f"{path.name}.index")
+
+
+def _find_format_1(path: Path) -> Path | None:
+    """Return the file of a checkpoint as TensorFlow wrote them before 0.12: all of it is one table."""
+    files = sorted(path.glob("*.ckpt*")) if path.is_dir() else [path]
+    return next((file for file in files if file.suffix != ".index" and file.is_file() and is_table(file)), None)
+
+
+def _last_of(folder: Path) -> Path | None:
+    """Return the index that a Saver's file of the name ``checkpoint`` points to."""
+    if not (folder / _SAVER).is_file():
+        return None
+    text = read_bytes(inside(folder, _SAVER), "the Saver's list", limit=_MOST_SAVER_BYTES).decode("utf-8", "replace")
+    found = re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE)
+    return folder / f"{Path(found[1]).name}.index" if found else None

@@ -1,0 +1,258 @@
+"""TFRecord, the file: records of any bytes, each with its length and two checksums. No TensorFlow.
+
+    6c 00 00 00 00 00 00 00   f5 da b0 d7      0a 6a ...        34 5d 73 00
+    length, u64               CRC of it        the record       CRC of the record        masked CRC-32C, u32
+
+    write_records(Path("x.tfrecord"), records)                        one file, by one rename
+    write_records(Path("folder"), records, records_per_file=100)      data_0.tfrecord, data_0.index, data_1.tfrecord ...
+
+A record's length is believed only when its checksum is right and the file is long enough. The ``.index`` files have
+the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers that share a file out. The
+price: the checksums are computed by numpy, some 100 MB a second.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.errors import DataError
+from hornbook.formats.crc32c import masked_crc32c
+from hornbook.formats.example import Feature, decode_example
+from hornbook.formats.protobuf import Malformed
+from hornbook.storage import FileWriter, replace_file, write_file
+from hornbook.storage.new_files import new_folder, numeric_key
+from hornbook.storage.system import translated
+
+MAX_RECORD_BYTES: Final = 16 << 20
+"""Some five million tokens; integers of one byte become eight times that in memory."""
+
+_LENGTH: Final = struct.Struct("<Q")
+_HEADER: Final = struct.Struct("<QI")
+_FOOTER: Final = struct.Struct("<I")
+_BUFFERED_BYTES: Final = 4 << 20
+_GZIP: Final = b"\x1f\x8b"
+
+
+class Record(NamedTuple):
+    """A record, the file it is in by its number in the list of files, and the bytes before it there."""
+
+    file: int
+    offset: int
+    data: bytes
+
+
+def find_tfrecords(path: Path) -> tuple[Path, ...]:
+    """The files that a path stands for: the file itself, or those of a folder, ``data_2`` before ``data_10``.
+
+    Raises:
+        DataError: there is no such file, or none in the folder.
+        StorageError: the folder cannot be read.
+    """
+    if not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file; expected a TFRecord file, or a folder of .tfrecord files")
+        return (path,)
+    with translated("read the folder", path):
+        found = sorted((file for file in path.glob("*.tfrecord*") if file.is_file()), key=numeric_key)
+    if not found:
+        raise DataError(f"{path}: there is no .tfrecord file in the folder")
+    return tuple(found)
+
+
+def begins_with_record(path: Path) -> bool:
+    """Tell by the first checksum whether a file, whatever its name, is of records.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with translated("read", path), path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
+
+
+def read_records(files: Iterable[Path]) -> Iterator[Record]:
+    """The records of files, one after the other; memory holds one.
+
+    Raises:
+        DataError: a file is truncated or damaged; the message has its name and the place.
+        StorageError: one cannot be read.
+    """
+    for number, path in enumerate(files):
+        for offset, data in _read_file(path):
+            yield Record(number, offset, data)
+
+
+def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Feature]]]:
+    """Records with the Examples that they are; arguments and errors as ``read_records``.
+
+    Raises:
+        DataError: as there, or a record is no Example.
+    """
+    paths = tuple(files)
+    for record in read_records(paths):
+        yield record, parse_example(record.data, f"{paths[record.file]}: the record at byte {record.offset}")
+
+
+def parse_example(record: bytes, where: str) -> dict[str, Feature]:
+    """The features of a record that is an Example.
+
+    Raises:
+        DataError: it is none; the message begins with ``where``.
+    """
+    try:
+        return decode_example(record)
+    except Malformed as error:
+        raise DataError(f"{where} is no tf.train.Example: {error}") from None
+
+
+class NumberedRecords:
+    """The records of a file by their number; it is mapped into memory, and 8 bytes a record say where they are.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: the lengths in its headers do not lead to its end.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translated("read", path):
+            size = path.stat().st_size
+            mapped: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        self._data = mapped.data
+        offsets = array("q")
+        offset = 0
+        while offset < size:
+            if not offset or offset + _HEADER.size > size:
+                _check_header(path, offset, bytes(self._data[offset : offset + _HEADER.size]), size)
+            offsets.append(offset)
+            offset += _HEADER.size + _LENGTH.unpack_from(self._data, offset)[0] + _FOOTER.size
+        if offset != size:
+            raise DataError(f"{path}: the record at byte {offsets[-1]} goes beyond the end; the file is truncated")
+        self.offsets = np.array(offsets, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def record(self, number: int) -> bytes:
+        """The bytes of record ``number`` (0 .. len - 1).
+
+        Raises:
+            DataError: its length or its bytes do not fit their checksums.
+        """
+        offset = int(self.offsets[number])
+        start = offset + _HEADER.size
+        _check_header(self._path, offset, bytes(self._data[offset:start]), len(self._data))
+        end = start + _LENGTH.unpack_from(self._data, offset)[0]
+        data = bytes(self._data[start:end])
+        _check_record(self._path, offset, data, bytes(self._data[end : end + _FOOTER.size]))
+        return data
+
+
+def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int | None = None) -> None:
+    """Write records to a new file, or to a new folder of files with ``records_per_file`` each.
+
+    Args:
+        path: the file or folder; it appears when all of it is on the disk.
+        records: each record's bytes.
+        records_per_file: how many go to each file of a folder; None for one file.
+
+    Raises:
+        UserError: the folder is there already, or being written by another process.
+        StorageError: the disk is full, read-only or failing; nothing is left behind.
+    """
+    if records_per_file is None:
+        replace_file(path, buffered(map(frame, records)))
+        return
+    rest = iter(records)
+    with new_folder(path) as folder:
+        for number in count():
+            if not _write_shard(folder / f"data_{number}", islice(rest, records_per_file)):
+                break
+
+
+def frame(record: bytes) -> bytes:
+    """A record with its length and checksums, as it stands in a file."""
+    assert len(record) <= MAX_RECORD_BYTES, "a record that no reader would take"
+    length = struct.pack("<Q", len(record))
+    return b"".join((length, _FOOTER.pack(masked_crc32c(length)), record, _FOOTER.pack(masked_crc32c(record))))
+
+
+def buffered(chunks: Iterable[bytes]) -> Iterator[bytearray]:
+    """The same bytes in some larger pieces."""
+    buffer = bytearray()
+    for chunk in chunks:
+        buffer += chunk
+        if len(buffer) >= _BUFFERED_BYTES:
+            yield buffer
+            buffer = bytearray()
+    yield buffer
+
+
+def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
+    """Write ``stem.tfrecord`` and ``stem.index``; neither of them if there is no record. Return how many there were."""
+    first = next(records, None)
+    if first is None:
+        return 0
+    lines, offset = [], 0
+    with FileWriter(stem.with_suffix(".tfrecord")) as writer:
+        buffer = bytearray()
+        for record in chain((first,), records):
+            framed = frame(record)
+            lines.append(f"{offset} {len(framed)}\n")
+            offset += len(framed)
+            buffer += framed
+            if len(buffer) >= _BUFFERED_BYTES:
+                writer.write(buffer)
+                buffer = bytearray()
+        writer.write(buffer)
+    write_file(stem.with_suffix(".index"), "".join(lines).encode())
+    return len(lines)
+
+
+def _read_file(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of each record of a file."""
+    offset = 0
+    with translated("read", path), path.open("rb", buffering=1 << 20) as file:
+        size = path.stat().st_size
+        while offset < size:
+            header = file.read(_HEADER.size)
+            _check_header(path, offset, header, size)
+            length, _ = _HEADER.unpack(header)
+            data, footer = file.read(length), file.read(_FOOTER.size)
+            if len(data) + len(footer) != length + _FOOTER.size:
+                raise DataError(f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile")
+            _check_record(path, offset, data, footer)
+            yield offset, data
+            offset += _HEADER.size + length + _FOOTER.size
+
+
+def _check_record(path: Path, offset: int, data: bytes, footer: bytes) -> None:
+    """Raise DataError unless a record's bytes fit the checksum behind them."""
+    if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
+        raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
+
+
+def _check_header(path: Path, offset: int, header: bytes, size: int) -> None:
+    """Raise DataError unless the length in a header is right by its checksum, and the file has as much."""
+    if not offset and header.startswith(_GZIP):
+        raise DataError(f"{path}: is compressed with gzip; unpack it first, as in `gunzip`")
+    if len(header) < _HEADER.size:
+        raise DataError(f"{path}: {size - offset} bytes at byte {offset} are no record; the file is truncated")
+    length, crc = _HEADER.unpack(header)
+    if masked_crc32c(header[:8]) != crc:
+        where = "it is damaged, or no TFRecord file" if not offset else "the file is damaged"
+        raise DataError(f"{path}: the length at byte {offset} does not fit its checksum; {where}")
+    left = max(0, size - offset - _HEADER.size - _FOOTER.size)
+    if length > left:
+        raise DataError(f"{path}: the record at byte {offset} has {length} bytes; {left} are left: it is truncated")
+    if length > MAX_RECORD_BYTES:
+        raise DataError(f"{path}: the record at byte {offset} has {length} bytes; expected {MAX_RECORD_BYTES} at most")

@@ -1,0 +1,143 @@
+"""Filling gaps: what an encoder takes the masked tokens of a text to be.
+
+    "The capital of France is [MASK]."   ->   paris 0.42   lyon 0.08   lille 0.06   ...
+
+The text gets [CLS] and [SEP] around it, as in the training. Several gaps of one text are guessed each by itself, not
+together: the price of one look at the text.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from hornbook.errors import UserError
+from hornbook.model import LanguageModel
+from hornbook.model.encoder_head import EncoderHead
+from hornbook.model.mode import evaluation_mode
+from hornbook.samples.batches import placed
+from hornbook.samples.layout import lay_out
+from hornbook.samples.sequences import Sequence, framed
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.word_pieces import PREFIX, WordPieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gapped:
+    """A text with gaps, ready to be filled."""
+
+    prompt: str
+    sequence: Sequence
+    """Its tokens; what is to be predicted are the gaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """A token for a gap."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A text with gaps, and what may be in them."""
+
+    prompt: str
+    text: str
+    """The prompt with the likeliest token in each gap."""
+    gaps: list[list[Guess]]
+    """For each gap the likeliest tokens, best first."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields, probabilities rounded to six places."""
+        fields = asdict(self)
+        for guess in (guess for gap in fields["gaps"] for guess in gap):
+            guess["probability"] = round(guess["probability"], 6)
+        return fields
+
+
+class GapFiller:
+    """Fills the gaps of texts.
+
+    Args:
+        model: an encoder.
+        tokenizer: the one that it was trained with.
+        top_k: how many tokens to name for each gap.
+
+    Raises:
+        UserError: the model has no head for masked tokens; the tokenizer has no mask token, or has tokens that the
+            model does not know; or there are fewer tokens than are to be named.
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int) -> None:
+        self._model, self._tokenizer, self._top_k = model, tokenizer, top_k
+        if not isinstance(model.head, EncoderHead):
+            raise UserError(
+                "the model was fine-tuned and has no head for masked tokens any more; fill gaps with the one that it "
+                "was made from"
+            )
+        self._special = tokenizer.require_masking()
+        self._mask_name = tokenizer.decode([self._special.mask])
+        if tokenizer.vocab_size > model.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model {model.vocab_size:,}; "
+                "take the tokenizer that it was trained with"
+            )
+        if top_k > tokenizer.vocab_size:
+            raise UserError(f"top-k is {top_k:,}; expected 1 to {tokenizer.vocab_size:,}, the tokens that there are")
+
+    def request(self, prompt: str, *, place: str = "the text") -> Gapped:
+        """Encode a text with gaps; ``place`` is what messages call it.
+
+        Raises:
+            UserError: it has no gap, or is too long for the model.
+        """
+        sequence = framed(self._tokenizer.encode_with_mask(prompt), self._special)
+        gaps = (sequence.tokens == self._special.mask).nonzero()[0]
+        if not len(gaps):
+            raise UserError(f"{place} has no gap: write {self._mask_name} where a token is to be guessed")
+        length, most = len(sequence.tokens), self._model.max_positions
+        if length > most:
+            frame = self._tokenizer.decode([self._special.cls, self._special.sep])
+            raise UserError(f"{place} has {length} tokens with {frame}, but the model has {most} positions; shorten it")
+        return Gapped(prompt=prompt, sequence=sequence._replace(positions=gaps, labels=sequence.tokens[gaps]))
+
+    @torch.no_grad()
+    def fill(self, requests: Items[Gapped]) -> list[Filled]:
+        """Fill the gaps of one text or several, in one batch."""
+        sequences = [request.sequence for request in requests]
+        width = max(len(sequence.tokens) for sequence in sequences)
+        device = self._model.embedding.tokens.device
+        laid_out = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
+        batch = placed(laid_out, device)
+        with evaluation_mode(self._model):
+            x_ND = self._model.trunk(batch).flatten(0, 1)
+            logits_PV = self._model.head.logits(x_ND[batch["predictions"]])
+        best = logits_PV.softmax(-1)[:, : self._tokenizer.vocab_size].topk(self._top_k)
+        gaps = map(self._guesses, best.indices.tolist(), best.values.tolist())
+        return [self._filled(request, list(islice(gaps, self._num_gaps(request)))) for request in requests]
+
+    def _num_gaps(self, request: Gapped) -> int:
+        return request.prompt.count(self._mask_name)
+
+    def _guesses(self, ids: list[int], probabilities: list[float]) -> list[Guess]:
+        return [
+            Guess(token=self._tokenizer.decode([number]), id=number, probability=probability)
+            for number, probability in zip(ids, probabilities, strict=True)
+        ]
+
+    def _filled(self, request: Gapped, gaps: list[list[Guess]]) -> Filled:
+        text, *stretches = request.prompt.split(self._mask_name)
+        for gap, stretch in zip(gaps, stretches, strict=True):
+            text = self._joined(text, gap[0].token) + stretch
+        return Filled(prompt=request.prompt, text=text, gaps=gaps)
+
+    def _joined(self, text: str, token: str) -> str:
+        """A text and a token behind it: byte-level tokens bring their own white space, ``##`` tokens have none."""
+        if isinstance(self._tokenizer.rules, WordPieces) and not token.startswith(PREFIX):
+            return text + token
+        return text.rstrip() + token.removeprefix(PREFIX)

@@ -1,0 +1,165 @@
+"""The building of a corpus, timed alone or beside what others do: from a JSONL file to tokens on a disk.
+
+    hornbook                    corpus build, read -> tokenize -> write, two passes over the tokens
+    hornbook (tokenizers)       the same without tiktoken
+    datasets                    load_dataset("json"), then map(batched=True, num_proc=N): JSON -> Arrow -> Arrow
+
+Every round is a fresh process with the same cores, tokenizer and text; what it imports is not timed. The price: each
+round has to write and clear all of its output.
+"""
+
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hornbook.errors import UserError
+
+_TEXTS_PER_CALL: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusJob:
+    """What to do.
+
+    Attributes:
+        source: a JSONL file.
+        field: where its lines have the text.
+        tokenizer: a tokenizer's folder or file.
+        threads: threads, or processes, to do it with.
+    """
+
+    source: Path
+    field: str
+    tokenizer: str
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSpeed:
+    """How fast it went.
+
+    Attributes:
+        seconds: of the fastest round.
+        tokens: in the outcome, end-of-text tokens not counted.
+        megabytes_per_second: of the source as it lies on the disk, in millions of bytes.
+        tokens_per_second: the same in tokens.
+    """
+
+    seconds: float
+    tokens: int
+    megabytes_per_second: float
+    tokens_per_second: float
+
+
+Contender = Callable[[CorpusJob, Path], tuple[float, int]]
+"""Does the job in an empty folder; returns seconds and tokens."""
+
+
+def measure_corpus(contenders: dict[str, Contender], job: CorpusJob, rounds: int) -> dict[str, CorpusSpeed]:
+    """Time each in turn, ``rounds`` times; the best counts, as others use the machine, too.
+
+    Raises:
+        HornbookError: a contender failed.
+    """
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            found[name].append(_in_a_process(contender, job))
+    size = job.source.stat().st_size / 1e6
+    speeds = {}
+    for name, times in found.items():
+        seconds, tokens = min(times)
+        speeds[name] = CorpusSpeed(
+            seconds=seconds,
+            tokens=tokens,
+            megabytes_per_second=size / seconds,
+            tokens_per_second=tokens / seconds,
+        )
+    return speeds
+
+
+def build_with_hornbook(job: CorpusJob, folder: Path) -> tuple[float, int]:
+    """``hornbook corpus build``, with tiktoken if it is installed."""
+    return _build(job, folder, "auto")
+
+
+def build_with_tokenizers(job: CorpusJob, folder: Path) -> tuple[float, int]:
+    """``hornbook corpus build --encoder tokenizers``."""
+    return _build(job, folder, "tokenizers")
+
+
+def map_with_datasets(job: CorpusJob, folder: Path) -> tuple[float, int]:
+    """What Hugging Face's course shows, with the tokenizers library alone, which is faster than transformers over it.
+
+    Raises:
+        UserError: datasets is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("datasets is not installed, so it cannot be a peer: pip install datasets") from None
+    from hornbook.text.tokenizer import Tokenizer
+
+    datasets.disable_progress_bars()
+    tokenizer = Tokenizer.load(job.tokenizer).rules.library()
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        encodings = tokenizer.encode_batch_fast(batch[job.field], add_special_tokens=False)
+        return {"input_ids": [encoding.ids for encoding in encodings]}
+
+    started = time.perf_counter()
+    table = datasets.load_dataset("json", data_files=str(job.source), split="train", cache_dir=str(folder))
+    mapped = table.map(
+        encode,
+        batched=True,
+        batch_size=_TEXTS_PER_CALL,
+        num_proc=job.threads if job.threads > 1 else None,
+        remove_columns=table.column_names,
+    )
+    seconds = time.perf_counter() - started
+    return seconds, sum(len(ids) for batch in mapped.iter(_TEXTS_PER_CALL) for ids in batch["input_ids"])
+
+
+def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
+    from hornbook.corpus.build.builder import BuildOptions, ReadOptions, build_corpus
+    from hornbook.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(job.tokenizer)
+    options = BuildOptions(
+        encoder="auto" if encoder == "auto" else "tokenizers",
+        threads=job.threads,
+        reading=ReadOptions(format="jsonl", field=job.field),
+    )
+    started = time.perf_counter()
+    report = build_corpus([job.source], tokenizer, folder / "corpus", options)
+    seconds = time.perf_counter() - started
+    counts = report.splits["train"]
+    return seconds, counts.tokens - counts.documents * (tokenizer.end_of_text_id is not None)
+
+
+def _in_a_process(contender: Contender, job: CorpusJob) -> tuple[float, int]:
+    folder = Path(tempfile.mkdtemp(prefix="hornbook-bench-"))
+    # one library thread in each of the peer's processes, all of them in ours
+    threads = 1 if contender is map_with_datasets and job.threads > 1 else job.threads
+    try:
+        with ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=_start, initargs=(threads,)
+        ) as executor:
+            return executor.submit(contender, job, folder).result()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(threads: int) -> None:
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    os.environ["HF_DATASETS_OFFLINE"] = "1"
+    sys.stdout = sys.stderr

@@ -1,0 +1,160 @@
+"""Attention for CPUs: a block of queries at a time against the keys that it may see, as plain matrix products.
+
+PyTorch's fused attention runs its bf16 products on a CPU well below the rate of the linear layers, and its backward
+pass computes the weights again. Here a block of 128 queries multiplies only the keys that it may see, the softmax is in
+fp32 (four times as fast as in bf16), and the weights are kept for the backward pass::
+
+    causal                                        both directions
+    queries  0..127   x  keys 0..127   # . .      # # #
+    queries 128..255  x  keys 0..255   # # .      # # #
+    queries 256..383  x  keys 0..383   # # #      # # #
+
+So many heads go at once that their scores stay in the cache. Dropped weights are kept with a minus sign, so that
+dropout costs no memory and is hashed once. Measured in bf16, one thread of an EPYC 9004, forward and backward, against
+``scaled_dot_product_attention``, heads of 64, both directions: 32 × 128 tokens 2.4 times as fast with 4 heads, 3.4
+times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is no faster. The price is memory: B·H·T² weights a layer,
+half of that if causal, so `fits` sends long sequences elsewhere.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hornbook.ops.dropout import keep_mask
+
+_QUERIES = 128
+_SCORES = 1 << 19
+_MAX_WEIGHTS = 1 << 26
+
+
+class WeightDropout(NamedTuple):
+    """What decides which attention weights are dropped: see `hornbook.ops.dropout`."""
+
+    keys: Tensor
+    """``[B, H, T]`` int64, of the tokens that look."""
+    site: int
+    probability: float
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_ZTK: Tensor,
+        k_ZTK: Tensor,
+        v_ZTK: Tensor,
+        is_causal: bool,
+        hidden_ZT: Tensor | None,
+        dropout: WeightDropout | None,
+    ) -> Tensor:
+        y_ZTK = torch.empty_like(q_ZTK)
+        saved = []
+        for heads, queries, keys in _blocks(q_ZTK.shape, is_causal):
+            hidden = None if hidden_ZT is None else hidden_ZT[heads]
+            weights = _weights(q_ZTK[heads, queries], k_ZTK[heads, keys], is_causal, hidden).to(q_ZTK.dtype)
+            if dropout is not None:
+                weights = _with_signs(weights, dropout.keys.flatten(0, 1)[heads, queries], dropout)
+            y_ZTK[heads, queries] = _kept(weights, dropout) @ v_ZTK[heads, keys]
+            saved.append(weights)
+        ctx.save_for_backward(q_ZTK, k_ZTK, v_ZTK, *saved)
+        ctx.is_causal, ctx.dropout = is_causal, dropout
+        return y_ZTK
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_ZTK,) = gradients
+        q_ZTK, k_ZTK, v_ZTK, *saved = ctx.saved_tensors
+        dq_ZTK = torch.empty_like(q_ZTK)
+        dk_ZTK, dv_ZTK = torch.zeros_like(k_ZTK, dtype=torch.float32), torch.zeros_like(v_ZTK, dtype=torch.float32)
+        for (heads, queries, keys), weights in zip(_blocks(q_ZTK.shape, ctx.is_causal), saved, strict=True):
+            gradient = gradient_ZTK[heads, queries]
+            dv_ZTK[heads, keys] += _kept(weights, ctx.dropout).transpose(1, 2) @ gradient
+            weights_gradient = gradient @ v_ZTK[heads, keys].transpose(1, 2)
+            scores_gradient = _scores_gradient(weights_gradient, weights, ctx.dropout)
+            scores_gradient = scores_gradient.mul_(q_ZTK.shape[2] ** -0.5).to(q_ZTK.dtype)
+            dq_ZTK[heads, queries] = scores_gradient @ k_ZTK[heads, keys]
+            dk_ZTK[heads, keys] += scores_gradient.transpose(1, 2) @ q_ZTK[heads, queries]
+        return dq_ZTK, dk_ZTK.to(k_ZTK.dtype), dv_ZTK.to(v_ZTK.dtype), None, None, None
+
+
+def cpu_causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+    """Return ``softmax(mask(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``; all arguments ``[B, H, T, K]``."""
+    flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
+    y_ZTK: Tensor = _Attention.apply(*flat, True, None, None)  # type: ignore[no-untyped-call]
+    return y_ZTK.view_as(q_BHTK)
+
+
+def cpu_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    there_BT: Tensor | None = None,
+    dropout: WeightDropout | None = None,
+) -> Tensor:
+    """Return ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``.
+
+    Args:
+        q_BHTK: queries; keys and values are shaped alike.
+        k_BHTK: keys.
+        v_BHTK: values.
+        there_BT: bool, which keys may be looked at, at least one in a row; None for all.
+        dropout: of the weights, if any.
+    """
+    flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
+    hidden_ZT = None if there_BT is None else (~there_BT).repeat_interleave(q_BHTK.shape[1], 0)
+    y_ZTK: Tensor = _Attention.apply(*flat, False, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
+    return y_ZTK.view_as(q_BHTK)
+
+
+def fits(q_BHTK: Tensor, *, is_causal: bool = True) -> bool:
+    """Tell whether this kernel is the better one: a CPU, and weights of at most 128 MiB a layer in bf16."""
+    num_sequences, num_heads, num_tokens, _ = q_BHTK.shape
+    num_weights = num_sequences * num_heads * num_tokens**2 // (2 if is_causal else 1)
+    return q_BHTK.device.type == "cpu" and num_weights <= _MAX_WEIGHTS
+
+
+def _blocks(shape: torch.Size, is_causal: bool) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield heads, queries and keys of each block."""
+    num_heads, num_tokens, _ = shape
+    for start in range(0, num_tokens, _QUERIES):
+        stop = min(start + _QUERIES, num_tokens)
+        num_keys = stop if is_causal else num_tokens
+        at_once = max(1, _SCORES // ((stop - start) * num_keys))
+        for first in range(0, num_heads, at_once):
+            yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
+
+
+def _weights(q_ZQK: Tensor, k_ZSK: Tensor, is_causal: bool, hidden_ZS: Tensor | None) -> Tensor:
+    """Return the attention weights ``[Z, Q, S]`` in fp32; if causal, the queries are the last Q of the S positions."""
+    num_queries = q_ZQK.shape[1]
+    scores_ZQS = (q_ZQK @ k_ZSK.transpose(1, 2)).float().mul_(q_ZQK.shape[2] ** -0.5)
+    if is_causal:
+        later_QQ = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
+        scores_ZQS[:, :, -num_queries:].masked_fill_(later_QQ, -math.inf)
+    if hidden_ZS is not None:
+        scores_ZQS.masked_fill_(hidden_ZS.unsqueeze(1), -math.inf)
+    return torch.softmax(scores_ZQS, -1)
+
+
+def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:
+    """Give the weights that are dropped a minus sign."""
+    return torch.where(keep_mask(keys_ZQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
+
+
+def _kept(weights: Tensor, dropout: WeightDropout | None) -> Tensor:
+    """Return the weights that values are multiplied by."""
+    return weights if dropout is None else weights.clamp(min=0.0).mul_(1.0 / (1.0 - dropout.probability))
+
+
+def _scores_gradient(gradient: Tensor, weights: Tensor, dropout: WeightDropout | None) -> Tensor:
+    """Return ``w · (g − Σ g·w)`` over the last dimension, in fp32."""
+    gradient = gradient.float()
+    if dropout is not None:
+        gradient = gradient.mul_(1.0 / (1.0 - dropout.probability)).masked_fill_(weights.signbit(), 0.0)
+        weights = weights.abs()
+    result: Tensor = torch.ops.aten._softmax_backward_data(gradient, weights.float(), -1, torch.float32)
+    return result

@@ -1,0 +1,226 @@
+"""Starting a run from given weights: whether they fit, what is remembered of them, and how they get in.
+
+::
+
+    --init-from runs/small --init-optimizer keep
+      inspect(asked, recipe, tokenizer) -> Origin(source, path, keep_optimizer, digest)  -> run.json, before all else
+      load_origin(origin, state, recipe) -> weights, perhaps moments; steps and samples count from 0
+
+A fine-tuning has a head of its own: what the source's head has no part for is drawn from the seed, what nobody has use
+for is left out, and both are reported. For all other runs each weight has to be there, and no other.
+
+Once the run has a checkpoint of its own it needs the source no more. The source is read twice at the start: so a start
+that is refused leaves nothing behind, and every rank proves by the digest that it has the same weights. That is the
+price, too.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hornbook.checkpoint import Contents
+from hornbook.checkpoint.tensors import digest
+from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
+from hornbook.config.values import show
+from hornbook.engine.state import Progress, TrainState
+from hornbook.errors import CheckpointError, UserError
+from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.restore import mismatches, read_source
+from hornbook.model import build_model
+from hornbook.optim.updates import build_update
+from hornbook.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger("hornbook.engine")
+
+_MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
+"""What a model computes beyond the shapes of its weights."""
+
+_FREE = (
+    "model.embedding_dropout",
+    "model.residual_dropout",
+    "model.attention_dropout",
+    "model.initializer_std",
+    "model.head",
+    "model.num_labels",
+)
+"""Options of a model that change neither its weights nor what they compute, beyond a head that may be another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """What a user asks for: a run, a checkpoint or a Hugging Face folder, and whether its moments come along."""
+
+    source: str
+    keep_optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a run started from, as its ``run.json`` remembers it."""
+
+    source: str
+    """As the user named it."""
+    path: str
+    """The checkpoint or folder that it stood for."""
+    keep_optimizer: bool
+    digest: str
+    """SHA-256 of the weights, of ``model.safetensors`` if it is a checkpoint."""
+
+
+def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
+    """Read a source and return what is remembered of it.
+
+    Args:
+        asked: by the user.
+        recipe: of the new run, complete.
+        tokenizer: of its training data, where it is known.
+
+    Raises:
+        UserError: a fine-tuning is to keep the moments of a pre-training.
+        CheckpointError: nothing sound is there, its model or tokenizer is not that of the run, or it has no moments to
+            keep; all that disagrees in one line.
+    """
+    if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
+        raise UserError(
+            "a fine-tuning has another head than its source, so no moments to go on with: leave "
+            "--init-optimizer keep out"
+        )
+    path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
+    apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
+    if problems := _other_moments(contents, recipe) + apart:
+        mend = "; change the recipe's [model] or --init-from" if apart else ""
+        raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
+    weights = digest(contents.tensors["model"])
+    return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
+
+
+def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
+    """Return what an existing run started from, given that its start is asked for again.
+
+    A source that is gone is fine, since the run goes on from its own checkpoints.
+
+    Raises:
+        UserError: the run started from something else, or the source has changed since.
+    """
+    if recorded is None:
+        raise UserError(f"the run did not start from {asked.source}: leave --init-from out, or choose another --output")
+    is_gone = asked.source == recorded.source and not Path(asked.source).exists()
+    digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
+    if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
+        raise UserError(
+            f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), and "
+            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): leave --init-from out to "
+            "go on with the run, or choose another --output"
+        )
+    return recorded
+
+
+def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
+    """Copy the weights of a run's origin into its fresh state, and its moments if they are kept.
+
+    Returns:
+        What of the head is new and what was left out, in a line; None where all is as it was.
+
+    Raises:
+        CheckpointError: the origin is gone, damaged, or not what it was.
+    """
+    path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
+    if digest(contents.tensors["model"]) != origin.digest:
+        raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
+    own = state.to_tensors()
+    new, unused = _other_head(contents, recipe, own["model"])
+    weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+    state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
+    if origin.keep_optimizer:
+        progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+        state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
+    if not new and not unused:
+        return None
+    return f"{path}: taken over but for {_modules(unused)}; drawn from the seed: {_modules(new)}"
+
+
+def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
+    groups = {"model", "optimizer"} if keep_optimizer else {"model"}
+    path, contents = read_source(source, only=groups, warn=warn)
+    if groups - contents.tensors.keys():
+        raise CheckpointError(f"{path} holds no state of an optimizer: start with --init-optimizer fresh")
+    recipe_of(contents, path)  # all that follows may count on it
+    return path, contents
+
+
+def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
+    """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
+    if "optimizer" not in contents.tensors or there == here:
+        return []
+    told = (", ".join(names) or "nothing" for names in (there, here))
+    return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
+
+
+def _state_names(recipe: Recipe) -> tuple[str, ...]:
+    return build_update(recipe.optimizer).state_names
+
+
+def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
+    """List what of a source's model is not as the recipe has it: options, or tensors if the options say nothing.
+
+    Shapes are asked of a model without memory.
+    """
+    there = recipe_from_dict(contents.documents["recipe"])
+    has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
+    groups = {"model", "optimizer"} if has_moments else {"model"}
+    with torch.device("meta"):
+        fresh = TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
+    own = fresh.to_tensors()
+    drawn, unused = _other_head(contents, recipe, own["model"])
+    wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
+    found = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+    problems = mismatches(
+        {group: own[group] for group in groups} | {"model": wanted}, {**contents.tensors, "model": found}
+    )
+    differing = _other_options(there, recipe, shapes_differ=bool(problems))
+    return [f"the recipe's model differs: {differing}"] if differing else problems
+
+
+def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
+    """Name the model's options that differ and matter, as in ``hidden_size 64 there and 128 here``."""
+    told = {
+        change.key: f"{change.key.removeprefix('model.')} {show(change.old)} there and {show(change.new)} here"
+        for change in changed_keys(there, here)
+        if change.key in _MUST_AGREE or (shapes_differ and change.key.startswith("model.") and change.key not in _FREE)
+    }
+    return told.get("model.family") or ", ".join(told.values())
+
+
+def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the weights of a fine-tuning's head that its source does not have, and those that only the source has.
+
+    The layer of the classes counts as another one unless the classes are the same.
+    """
+    if not isinstance(recipe.objective, LabelledConfig):
+        return set(), set()
+    there = recipe_from_dict(contents.documents["recipe"]).objective
+    same_labels = getattr(there, "labels", ()) == getattr(recipe.objective, "labels", ())
+    common = {name for name in own if name in contents.tensors["model"]}
+    taken = {name for name in common if same_labels or not name.startswith("head.labels.")}
+    new = {name for name in own if name.startswith("head.") and name not in taken}
+    return new, {name for name in contents.tensors["model"] if name.startswith("head.") and name not in taken}
+
+
+def _modules(names: Collection[str]) -> str:
+    """Name the layers of a head: ``head.pooler`` for its weight and its bias."""
+    layers = {name if name.count(".") == 1 else name.rpartition(".")[0] for name in names}
+    return ", ".join(sorted(layers)) or "nothing"
+
+
+def _other_tokenizer(there: Tokenizer | None, tokenizer: Tokenizer | None) -> list[str]:
+    if there is None or tokenizer is None or there.digest == tokenizer.digest:
+        return []
+    return [f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})"]
+
+
+def _short(weights: str, keep_optimizer: bool) -> str:
+    return f"{weights[:12]}, optimizer {'kept' if keep_optimizer else 'fresh'}"

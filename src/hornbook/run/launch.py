@@ -1,0 +1,272 @@
+"""Starting a run, or going on with one: everything that happens once, before the loop and after it."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hornbook import checkpoint
+from hornbook.config import LabelledConfig, Recipe, Resolved
+from hornbook.engine.build_training import build_training
+from hornbook.engine.state import Progress, TrainState
+from hornbook.errors import CheckpointError, HornbookError, UserError
+from hornbook.exchange.documents import tokenizer_of
+from hornbook.exchange.restore import read_source, refuse_mismatch
+from hornbook.parallel.world import World
+from hornbook.run.device import choose_device, prepare, synchronize
+from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
+from hornbook.run.loop import train_until_done
+from hornbook.run.memory import refuse_oversize
+from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.run.run_folder import RunFolder
+from hornbook.run.scheduled_tasks import check_before_training
+from hornbook.run.training_run import Run
+from hornbook.samples.labelled_samples import open_labelled
+from hornbook.samples.sources import Sources, complete, open_sources
+from hornbook.samples.training_samples import build_samples, num_steps
+from hornbook.storage.lock import lock_folder
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.track.console import Console
+from hornbook.track.metrics import MetricsLog, cut_back
+from hornbook.track.report import write_report
+from hornbook.wording import counted
+
+
+def train(
+    resolved: Resolved, *, output: Path | None, device: str, threads: int | None, init_from: InitFrom | None = None
+) -> dict[str, Any]:
+    """Train what ``resolved`` describes to its end, from the start or from where its folder says it stopped.
+
+    Args:
+        resolved: the recipe.
+        output: the run's folder; ``runs/<name of the recipe>`` if None.
+        device: auto, cpu, cuda or mps.
+        threads: of this process on a CPU; None takes its share of the cores.
+        init_from: weights to start a new run from; None draws them from the seed.
+
+    Returns:
+        A summary: run, step, losses, tokens, seconds.
+
+    Raises:
+        HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
+    """
+    chosen = choose_device(device)
+    prepare(chosen, threads)
+    world = World.join(chosen)
+    try:
+        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
+            if run.is_finished:
+                run.console.note(
+                    f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
+                )
+                if run.world.is_first:
+                    run.prune()  # a process that was killed in its last prune left that to us
+            else:
+                train_until_done(run)
+            return _finish(run)
+    finally:
+        world.leave()
+
+
+@contextmanager
+def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[Run]:
+    """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
+    folder = RunFolder(path=output)
+    recipe, sources = _open_data(recipe, folder, init_from)
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
+    samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
+    refuse_oversize(recipe, samples, world)
+    first = world.is_first
+    with ExitStack() as stack:
+        console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
+        require_folder = stack.enter_context(lock_folder(output) if first else nullcontext(lambda: None))
+        if first:
+            folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
+        steps = num_steps(recipe, samples)
+        state, trainer = build_training(recipe, steps, world)
+        _restore(state, recipe, folder, world, console)
+        if first:
+            if state.progress.step < steps:
+                checkpoint.require_space(output, 2 * state.num_bytes)
+            _note_session(folder, state.progress.step, steps, console)
+        run = Run(
+            recipe=recipe,
+            num_steps=steps,
+            folder=folder,
+            device=world.device,
+            world=world,
+            state=state,
+            trainer=trainer,
+            samples=samples,
+            tokenizer=sources.tokenizer,
+            console=console,
+            require_folder=require_folder,
+        )
+        if first:
+            _open_logs(run, stack)
+        if not run.is_finished:
+            check_before_training(run)
+        console.start(recipe.name, facts(run))
+        if not run.is_finished:
+            _tell_slips(run, sources)
+        yield run
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return what a reader wants to know before the first step."""
+    recipe, model, origin = run.recipe, run.state.model, run.folder.origin
+    batch, noun = recipe.training.global_batch_size, run.samples.noun
+    tokens = batch * run.samples.tokens_per_sample
+    return {
+        "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
+        "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
+        "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
+        **run.samples.facts,
+        "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "output": str(run.folder.path),
+        **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
+        **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
+    }
+
+
+def _tell_slips(run: Run, sources: Sources) -> None:
+    """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
+    warnings = (
+        long_warmup(run.recipe, run.num_steps),
+        large_batch(run.recipe, run.samples.num_samples, run.samples.noun),
+        differing_ends(run.recipe, sources),
+    )
+    for warning in filter(None, warnings):
+        run.console.warn(warning)
+    if run.state.progress.step == 0 and run.folder.origin is None and (note := large_vocabulary(run.recipe, sources)):
+        run.console.note(note)
+
+
+def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
+    """Open what the recipe names, and complete it with what only the data know."""
+    sources: Sources
+    if isinstance(recipe.objective, LabelledConfig):
+        recipe, sources = open_labelled(recipe, _find_tokenizer(recipe, folder, init_from))
+    else:
+        sources = open_sources(recipe)
+    return complete(recipe, sources), sources
+
+
+def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Console) -> None:
+    """Record this start; a run does without the record where the file is damaged or cannot be written."""
+    try:
+        folder.note_session(from_step, to_step)
+    except HornbookError as error:
+        console.warn(f"this start is not recorded: {error}")
+
+
+def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
+    """Return the tokenizer of a fine-tuning: the one that is named, or that of the weights that it begins with.
+
+    Args:
+        recipe: may name one.
+        folder: of the run; if it has a checkpoint, that is asked first, so that the source may be gone.
+        init_from: the source of a new run.
+
+    Raises:
+        UserError: none is named, and the run starts from nothing.
+        CheckpointError: the source has none, or is not sound.
+        DataError: what is named is no tokenizer.
+    """
+    if recipe.data.tokenizer is not None:
+        return Tokenizer.load(recipe.data.tokenizer)
+    origin, own = folder.origin, checkpoint.newest_sound(folder.checkpoints, lambda _: None)
+    source = own or (origin.path if origin else init_from.source if init_from else None)
+    if source is None:
+        raise UserError(
+            "labelled texts need a tokenizer: start from a pre-trained model by --init-from RUN, or give "
+            "--data.tokenizer FOLDER to start from nothing"
+        )
+    path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `_restore` warn
+    tokenizer = tokenizer_of(contents, path)
+    if tokenizer is None:
+        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
+    return tokenizer
+
+
+def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
+    """Return what the run starts from or, if it is there already, started from."""
+    if folder.has_begun:
+        return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
+    return inspect(asked, recipe, sources.tokenizer) if asked else None
+
+
+def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
+    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all.
+
+    Raises:
+        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
+    """
+    chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
+    damaged = checkpoint.steps_in(folder.checkpoints) if world.is_first and chosen is None else []
+    world.barrier()  # to read all of a checkpoint takes its time
+    step, num_damaged = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0, len(damaged)])
+    if num_damaged:
+        raise CheckpointError(
+            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
+            "from it; to begin anew, remove that folder or choose another --output"
+        )
+    if step == 0:
+        if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
+            console.note(note)
+        return
+    path = checkpoint.folder_of(folder.checkpoints, step)
+    contents = checkpoint.load(path)
+    refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
+    state.load_tensors(contents.tensors)
+    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+    if state.progress.step != step:
+        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
+
+
+def _open_logs(run: Run, stack: ExitStack) -> None:
+    """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
+    folder, progress = run.folder, run.state.progress
+    measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
+    for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
+        if path.exists():
+            cut_back(path, step, measured)
+    run.metrics = stack.enter_context(MetricsLog(folder.metrics, run.console.warn))
+    run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn))
+
+
+def _device(run: Run) -> str:
+    if run.device.type == "cuda":
+        return f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
+    ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
+    return f"{run.device.type}, {ranks}{counted(torch.get_num_threads(), 'thread')}"
+
+
+def _finish(run: Run) -> dict[str, Any]:
+    synchronize(run.device)
+    progress = run.state.progress
+    summary: dict[str, Any] = {
+        "run": str(run.folder.path),
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": round(progress.seconds, 3),
+        "skipped_steps": progress.skipped_steps,
+        "best_by": progress.best_by,
+        "best_value": progress.best_value,
+        "best_step": progress.best_step,
+        "stopped_early": run.why_stopped is not None,
+    }
+    if run.why_stopped:
+        run.console.note(run.why_stopped)
+    if run.world.is_first:
+        try:
+            summary["report"] = str(write_report(run.folder.path))
+        except HornbookError as error:
+            run.console.warn(f"no report is written: {error}")
+        else:
+            run.console.finish({"report": summary["report"]})
+    return summary

@@ -1,0 +1,68 @@
+"""The training loop: take a batch, make a step, record it; now and then look, keep, or stop.
+
+Everything that the loop touches is a function of (seed, step, sample), so stopping after any step and going on later is
+the same run.
+"""
+
+from hornbook.engine.step import train_step
+from hornbook.errors import DivergedError, StoppedBySignal
+from hornbook.run.scheduled_tasks import measure_tasks, owes_tasks
+from hornbook.run.signals import Received, listen
+from hornbook.run.training_run import Run
+from hornbook.wording import counted
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+def train_until_done(run: Run) -> None:
+    """Train ``run`` to its last step, or to the one with which early stopping ends it.
+
+    Raises:
+        StoppedBySignal: a signal came; the state after the last whole step is saved.
+        DivergedError: too many steps in a row were not finite, or the last ones of the run.
+        StorageError: checkpoints could not be written several times in a row, or at the end.
+    """
+    with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
+        _measure(run)
+        if run.why_stopped:  # by a measurement that a signal had cut off
+            return
+        for micro_batches in batches:
+            run.record(train_step(run.state, micro_batches, run.trainer))
+            _refuse_divergence(run)
+            stopping = _agree_to_stop(run, signals) and not run.is_finished  # nobody would make up for what ends a run
+            if not stopping:
+                _measure(run)
+            if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
+                run.save(must_succeed=stopping or run.is_finished)
+            if run.is_finished:
+                return
+            if stopping:
+                raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+
+
+def _measure(run: Run) -> None:
+    """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
+    if run.owes_validation():
+        run.validate()
+    if owes_tasks(run):
+        measure_tasks(run)
+    if run.owes_sample():
+        run.sample()
+
+
+def _agree_to_stop(run: Run, signals: Received) -> bool:
+    """Tell whether any rank was asked to stop, so that all ranks save and leave after the same step."""
+    return run.world.sum_integers([signals.name is not None])[0] > 0
+
+
+def _refuse_divergence(run: Run) -> None:
+    progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
+    if skipped < MAX_SKIPPED_IN_A_ROW and not (skipped and run.is_finished):
+        return
+    if skipped >= MAX_SKIPPED_IN_A_ROW:
+        run.set_aside(progress.step - skipped)
+    raise DivergedError(
+        f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
+        f"so none of them is saved; {run.what_is_saved()}: lower optimizer.learning_rate or lengthen "
+        "schedule.warmup_steps, and start a new run"
+    )

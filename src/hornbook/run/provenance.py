@@ -1,0 +1,228 @@
+"""What a step was trained on, down to the documents and the files that they came from.
+
+    runs/mine/run.json         recipe, fingerprint of the data
+    the stores that it names   step 3 of batches of 8: samples 16 .. 23
+                                 -> sample 16: corpora/wiki, tokens 0 .. 56 of document 12, a.txt at byte 0, the text
+
+An encoder's sample is a sequence: of a pair both texts are traced, and it is shown with its masks, [MASK→word].
+
+Nothing is logged for it while a run trains: the order is a function of the seed, so recipe and stores tell. The price:
+the stores have to be there as they were. A step that is still to come can be looked at, too.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hornbook.config import LabelledConfig, Recipe, refuse_unknown_parts
+from hornbook.corpus.store import TokenStore
+from hornbook.errors import DataError, UserError
+from hornbook.exchange.documents import stored_recipe
+from hornbook.run.run_folder import read_identity
+from hornbook.samples.batches import WindowBatches
+from hornbook.samples.encoder_batches import EncoderBatches
+from hornbook.samples.mixture import Provenance
+from hornbook.samples.sequences import NO_PAIR, Sequence, StoredSequences
+from hornbook.samples.sources import Sources, open_sources, open_windows
+from hornbook.samples.static_instances import StaticInstances
+from hornbook.samples.training_samples import build_samples, num_steps
+from hornbook.samples.windows import Piece
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.word_pieces import WordPieces
+from hornbook.wording import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedPiece:
+    """Tokens ``start .. start + num_tokens - 1`` of a document.
+
+    Attributes:
+        document: its number in the store.
+        file, offset: where its text is from, and the bytes or rows before it there; None if not known.
+        unit: what the offset counts, ``"byte"`` or ``"row"``.
+        tokens: the ids.
+        text: of these tokens; None where no tokenizer is known.
+    """
+
+    document: int
+    start: int
+    num_tokens: int
+    file: str | None
+    offset: int | None
+    unit: Literal["byte", "row"]
+    tokens: list[int]
+    text: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedSample:
+    """A sample and what it is made of.
+
+    Attributes:
+        sample: its number, counted since the run began.
+        store: the path of the store, or the file of an instance.
+        epoch: of that store, from 0.
+        pieces: in the order in which the model reads them; an end-of-text token that readers insert is in none, nor
+            are [CLS] and [SEP]. Of an instance that was masked when it was made, none is known.
+    """
+
+    sample: int
+    store: str
+    epoch: int
+    pieces: list[TracedPiece]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedSequence(TracedSample):
+    """A sequence that an encoder learns from.
+
+    Attributes:
+        record: number of the instance in its file, from 0; None for sequences of stores.
+        pair_label: 0, the second text follows the first; 1, it is another document's; None, it is no pair.
+        tokens: as the model sees them: masked, with [CLS] and [SEP].
+        positions: where a token is to be predicted.
+        labels: the ids to be predicted there.
+        text: of the tokens, with ``[MASK→word]`` where a token is to be predicted; None where no tokenizer is known.
+    """
+
+    record: int | None
+    pair_label: int | None
+    tokens: list[int]
+    positions: list[int]
+    labels: list[int]
+    text: str | None
+
+
+def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[TracedSample]:
+    """Return the samples of a step, made one by one as they are asked for.
+
+    Args:
+        run: the run's folder.
+        step: counted from 1, as in ``metrics.jsonl``.
+        sample: the number of one of its samples, to have that one alone.
+
+    Raises:
+        UserError: there is no such run, step or sample, or the run learns from labels or synthetic tokens.
+        DataError: a store is gone, damaged, or not the one that the run was trained on.
+    """
+    recipe, fingerprint = _read_identity(run)
+    if recipe.data.synthetic:
+        raise UserError(f"{run} was trained on synthetic tokens, which come from no document")
+    if isinstance(recipe.objective, LabelledConfig):
+        raise UserError(f"{run} learns {recipe.objective.name} from labelled files; expected a run that reads texts")
+    sources = _open_training(recipe)
+    _refuse_other_data(run, fingerprint, sources.fingerprints["train"])
+    samples = build_samples(recipe, sources, on_cpu=True)
+    if step > (last := num_steps(recipe, samples)):
+        raise UserError(f"{run} has {counted(last, 'step')}: expected a step from 1 to {last}, not {step}")
+    size = recipe.training.global_batch_size
+    numbers = range((step - 1) * size, step * size)
+    if sample is not None and sample not in numbers:
+        raise UserError(f"step {step} has samples {numbers[0]} to {numbers[-1]}: expected one of them, not {sample}")
+    return _trace(samples.maker, numbers if sample is None else [sample], recipe, sources)
+
+
+def _open_training(recipe: Recipe) -> Sources:
+    """The training data of a recipe alone."""
+    sources = open_sources(replace(recipe, data=replace(recipe.data, validation=None)))
+    return replace(sources, validation=None, held_out=())
+
+
+@singledispatch
+def _trace(maker: object, samples: Iterable[int], recipe: Recipe, sources: Sources) -> Iterator[TracedSample]:
+    """Trace samples, by what makes batches of them."""
+    raise UserError(f"what {type(maker).__name__} makes, by {recipe.objective.name}, cannot be traced to a document")
+
+
+@_trace.register
+def _trace_windows(
+    maker: WindowBatches, samples: Iterable[int], recipe: Recipe, sources: Sources
+) -> Iterator[TracedSample]:
+    windows = open_windows(recipe, sources)
+    for sample in samples:
+        yield TracedSample(sample=sample, **_places(windows.provenance(sample), recipe, sources))
+
+
+@_trace.register
+def _trace_sequences(
+    maker: EncoderBatches, samples: Iterable[int], recipe: Recipe, sources: Sources
+) -> Iterator[TracedSample]:
+    source, tokenizer = maker.source, sources.tokenizer
+    for sample in samples:
+        (sequence,) = maker.sequences(np.array([sample]))
+        number = int(maker.among_all(np.array([sample]))[0])
+        if isinstance(source, StaticInstances):
+            epoch, file, record = source.provenance(number)
+            place: dict[str, Any] = {"store": str(file), "epoch": epoch, "pieces": [], "record": record}
+        else:
+            assert isinstance(source, StoredSequences), "synthetic sequences have no provenance"
+            place = _places(source.provenance(number), recipe, sources) | {"record": None}
+        if maker.num_windows < source.num_sequences:
+            place["epoch"] = sample // maker.num_windows
+        assert sequence.positions is not None and sequence.labels is not None, "the maker has masked them"
+        yield TracedSequence(
+            sample=sample,
+            **place,
+            pair_label=sequence.pair_label if maker.has_pairs and sequence.pair_label != NO_PAIR else None,
+            tokens=sequence.tokens.tolist(),
+            positions=sequence.positions.tolist(),
+            labels=sequence.labels.tolist(),
+            text=_marked(sequence, tokenizer) if tokenizer else None,
+        )
+
+
+def _places(provenance: Provenance, recipe: Recipe, sources: Sources) -> dict[str, Any]:
+    """Store, epoch and pieces of a sample."""
+    number, epoch, pieces = provenance
+    store = sources.train[number]
+    assert isinstance(store, TokenStore), "synthetic tokens were refused"
+    traced = [_traced(piece, store, sources.tokenizer) for piece in pieces]
+    return {"store": recipe.data.train[number], "epoch": epoch, "pieces": traced}
+
+
+def _traced(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> TracedPiece:
+    ids: list[int] = np.asarray(store.read(*piece)).tolist()
+    file, offset = store.source(piece.document) or (None, None)
+    return TracedPiece(
+        **piece._asdict(),
+        file=file,
+        offset=offset,
+        unit=store.offset_unit(piece.document),
+        tokens=ids,
+        text=tokenizer.decode(ids) if tokenizer else None,
+    )
+
+
+def _marked(sequence: Sequence, tokenizer: Tokenizer) -> str:
+    """The text of a masked sequence: ``[CLS] the [[MASK]→cat] sat [SEP]``."""
+    assert sequence.positions is not None and sequence.labels is not None, "it is masked"
+    parts, start = [], 0
+    for position, label in zip(sequence.positions.tolist(), sequence.labels.tolist(), strict=True):
+        parts.append(tokenizer.decode(sequence.tokens[start:position]))
+        shown, hidden = (tokenizer.decode([token]) for token in (sequence.tokens[position], label))
+        parts.append(f"[{shown.removeprefix('[').removesuffix(']')}→{hidden}]")
+        start = position + 1
+    parts.append(tokenizer.decode(sequence.tokens[start:]))
+    return (" " if isinstance(tokenizer.rules, WordPieces) else "").join(filter(None, parts))
+
+
+def _read_identity(run: Path) -> tuple[Recipe, str | None]:
+    """The recipe of a run and the fingerprint of its training data."""
+    path = run / "run.json"
+    if not path.is_file():
+        raise UserError(f"no run in {run}: expected a folder with a run.json, as `hornbook train` leaves")
+    identity = read_identity(path)
+    refuse_unknown_parts(identity["recipe"], str(run))
+    return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
+
+
+def _refuse_other_data(run: Path, before: str | None, now: str | None) -> None:
+    if before != now:
+        raise DataError(
+            f"the stores are not those that {run} was trained on: their fingerprint was {str(before)[:12]} and is now "
+            f"{str(now)[:12]}; restore them"
+        )

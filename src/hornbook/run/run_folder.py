@@ -1,0 +1,151 @@
+"""The folder of a run: what is where, and whether a run that is already there is the same run.
+
+::
+
+    runs/demo/  run.json  recipe.toml  environment.json  metrics.jsonl  samples.jsonl  checkpoints/  report.html
+
+The same command on an existing folder goes on with it. ``run.json`` holds the identity of the run: the recipe without
+what may change, the fingerprints of its data, and the weights that it started from, if it was given any.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
+from hornbook.errors import DataError, UserError
+from hornbook.exchange.documents import stored_recipe
+from hornbook.run.initial_weights import Origin
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.environment import record_session
+
+_FORMAT = 1
+_MAY_CHANGE = (
+    "name",
+    "data.train",  # where the data lies; what it is, the fingerprints say
+    "data.validation",
+    "data.tokenizer",  # as well
+    "data.layout",
+    "training.steps",
+    "training.epochs",
+    "training.tokens",
+    "training.micro_batch_size",
+    "checkpoint.",
+    "evaluation.",
+    "tracking.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The log of numbers, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """The log of sampled texts, one JSON object a line."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def identity(self) -> Path:
+        """What makes the run this run."""
+        return self.path / "run.json"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has left anything here that another could destroy: a step in its log, or a checkpoint."""
+        has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return has_checkpoint or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+
+    @property
+    def origin(self) -> Origin | None:
+        """The weights that the run here was started from; None if it began with its own, or there is no run."""
+        recorded = read_identity(self.identity)["init_from"] if self.identity.exists() else None
+        return Origin(**recorded) if recorded else None
+
+    def enter(self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None) -> None:
+        """Write the recipe of this start, or refuse a folder that holds another run, unless that never made a step.
+
+        Args:
+            recipe: complete.
+            fingerprints: of the data, by split.
+            origin: the weights that the run starts, or started, from; None for its own.
+
+        Raises:
+            UserError: the folder holds a run with another model, data, seed, batch or optimization.
+        """
+        if self.has_begun and self.identity.exists():
+            self._refuse_other_run(recipe, fingerprints)
+        elif self.has_begun:
+            raise UserError(f"{self.path} has a run but no run.json to tell whose: choose another --output")
+        identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
+        identity |= {"init_from": asdict(origin) if origin else None}
+        replace_file(self.identity, dump_json(identity))
+        replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
+
+    def note_session(self, from_step: int, to_step: int) -> None:
+        """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
+        record_session(self.path / "environment.json", from_step, to_step)
+
+    def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        identity = read_identity(self.identity)
+        refuse_unknown_parts(identity["recipe"], str(self.path))
+        old = stored_recipe(identity["recipe"], str(self.identity))
+        changes = differences(old, identity["data"], recipe, fingerprints)
+        if changes:
+            raise UserError(
+                f"{self.path} holds another run: {'; '.join(changes)}. Restore the old values to go on with it, "
+                "or choose another --output to start anew"
+            )
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """Return what a ``run.json`` holds: ``recipe``, still a document, ``data`` and ``init_from``.
+
+    Raises:
+        DataError: it is malformed, or of another version.
+        StorageError: it cannot be read.
+    """
+    identity = read_json(path, "run identity")
+    if not isinstance(identity, dict) or identity.get("format") != _FORMAT:
+        raise DataError(f"{path}: expected the identity of a run, of format {_FORMAT}; restore the file")
+    data, origin = identity.get("data"), identity.setdefault("init_from", None)
+    if not isinstance(data, dict) or not all(isinstance(value, str | None) for value in data.values()):
+        raise DataError(f"{path}: expected fingerprints of the data under `data`; restore the file")
+    kinds = get_type_hints(Origin)
+    is_origin = isinstance(origin, dict) and {key: type(value) for key, value in origin.items()} == kinds
+    if origin is not None and not is_origin:
+        raise DataError(f"{path}: expected under `init_from` null, or {', '.join(kinds)}; restore the file")
+    return {"recipe": None, **identity}
+
+
+def differences(
+    old: Recipe, data: Mapping[str, str | None], recipe: Recipe, fingerprints: Mapping[str, str | None]
+) -> list[str]:
+    """Return what of ``recipe`` and the fingerprints of its data differs from those of the run, and may not."""
+    changes = [
+        f"{key} was {before!r} and is now {after!r}"
+        for key, before, after in changed_keys(old, recipe)
+        if not key.startswith(_MAY_CHANGE)
+    ]
+    for split, fingerprint in fingerprints.items():
+        if data.get(split) != fingerprint:
+            changes.append(f"the {split} data were {_short(data.get(split))} and are now {_short(fingerprint)}")
+    return changes
+
+
+def _short(fingerprint: str | None) -> str:
+    return fingerprint[:12] if fingerprint else "absent"

@@ -1,0 +1,133 @@
+"""Evaluation tasks in the course of a training: what ``hornbook evaluate`` does, every so many steps.
+
+::
+
+    [evaluation] tasks, task_data -> check_before_training
+                                  -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
+                                                   -> the best checkpoint, if checkpoint.best_by names one of them
+
+Windows do not overlap here, as in the validation loss: quick, and a little worse than what ``hornbook evaluate`` says.
+
+A training outlives a task that fails, say because its data are gone. Several ranks compute a task together, so one that
+failed alone would leave the others waiting: they agree first that its data are there, at the price of reading them
+twice. What fails after that ends the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+from hornbook.errors import HornbookError, UserError
+from hornbook.evaluate import tasks
+from hornbook.evaluate.tasks import Row, TaskInput
+from hornbook.exchange.restore import LoadedModel
+from hornbook.run.training_run import Run
+
+
+def check_before_training(run: Run) -> None:
+    """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
+
+    Raises:
+        UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
+            options of tasks are given without a task, or early stopping has nothing to go by.
+    """
+    evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
+    for name in ("task_data", "tasks_every_steps"):
+        if getattr(evaluation, name) and not evaluation.tasks:
+            raise UserError(
+                f"evaluation.{name} has no effect without tasks: name them by evaluation.tasks, or leave it out"
+            )
+    if metric:
+        tasks.higher_is_better(task, metric)
+    elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:
+        raise UserError(
+            "early stopping goes by the validation loss, and the run has no validation data: name them by "
+            "data.validation, or choose a task by checkpoint.best_by"
+        )
+    error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
+    if failed:
+        raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
+
+
+def owes_tasks(run: Run) -> bool:
+    """Tell whether the current step ends with tasks that have not been run, perhaps cut off by a signal."""
+    evaluation, saving = run.recipe.evaluation, run.recipe.checkpoint
+    due = run.is_due(evaluation.tasks_every_steps or evaluation.every_steps)
+    decides = saving.best_by != "validation" and run.is_due(saving.every_steps)
+    return bool(evaluation.tasks) and (due or decides) and run.state.progress.step > run.state.progress.evaluated_step
+
+
+def measure_tasks(run: Run) -> None:
+    """Run all tasks after the current step and log their rows; one that cannot be run is a warning.
+
+    Raises:
+        HornbookError: a task failed on one of several ranks although all of them could read its data.
+    """
+    run.state.progress.evaluated_step = run.state.progress.step
+    given, data = _input(run), _data(run)
+    measure = _measure_alone if run.world.size == 1 else _measure_together
+    with run.clock.paused():
+        for name in run.recipe.evaluation.tasks:
+            measure(run, name, replace(given, data=data.get(name)))
+
+
+def _measure_alone(run: Run, name: str, given: TaskInput) -> None:
+    try:
+        _log(run, name, tasks.run_task(name, given))
+    except HornbookError as error:
+        _warn(run, name, str(error))
+
+
+def _measure_together(run: Run, name: str, given: TaskInput) -> None:
+    error, failed = _checked(run, [name], given, {name: given.data} if given.data else {})
+    if failed:
+        _warn(run, name, str(error or _of_others(failed)))
+    else:
+        _log(run, name, tasks.run_task(name, given))
+
+
+def _checked(
+    run: Run, names: Sequence[str], given: TaskInput, data: Mapping[str, str]
+) -> tuple[HornbookError | None, list[int]]:
+    """Return what keeps this rank from running tasks, if anything, and the ranks that something keeps."""
+    found = None
+    try:
+        tasks.check_tasks(names, given, data)
+    except HornbookError as error:
+        found = error
+    ranks = range(run.world.size)
+    failures = run.world.sum_integers([found is not None and rank == run.world.rank for rank in ranks])
+    return found, [rank for rank in ranks if failures[rank]]
+
+
+def _of_others(failed: Sequence[int]) -> str:
+    return f"rank {', '.join(map(str, failed))} lacks what it takes; put the data where all ranks see them"
+
+
+def _warn(run: Run, name: str, why: str) -> None:
+    run.console.warn(f"task {name} was not measured, training goes on: {why}")
+
+
+def _log(run: Run, name: str, rows: list[Row]) -> None:
+    step = run.state.progress.step
+    run.console.task({"step": step, "task": name, **asdict(rows[0])})
+    for row in rows:
+        if run.metrics is not None:
+            run.metrics.append({"kind": "task", "step": step, "task": name, **asdict(row)})
+        measure = f"{name}/{row.metric}"
+        if measure == run.recipe.checkpoint.best_by:
+            run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))
+
+
+def _data(run: Run) -> dict[str, str]:
+    return tasks.assign_data(run.recipe.evaluation.task_data, run.recipe.evaluation.tasks)
+
+
+def _input(run: Run) -> TaskInput:
+    loaded = LoadedModel(
+        model=run.state.model,
+        recipe=run.recipe,
+        tokenizer=run.tokenizer,
+        step=run.state.progress.step,
+        path=run.folder.path,
+    )
+    return TaskInput(loaded=loaded, world=run.world, micro_batch_size=run.recipe.training.micro_batch_size, overlap=0)

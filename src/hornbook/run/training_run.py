@@ -1,0 +1,337 @@
+"""A run: the state of a training, everything that it reads and writes, and what the loop asks of it.
+
+``open_run`` puts it together; ``engine.loop`` drives it; ``train`` is both, and what the command line calls.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from hornbook import checkpoint
+from hornbook.config import Recipe, recipe_to_dict
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import StepResult, Trainer
+from hornbook.errors import DivergedError, StorageError
+from hornbook.evaluate.validation import validate
+from hornbook.generate import generate
+from hornbook.parallel.world import World
+from hornbook.run.early_stopping import note_measurement, why_stopped
+from hornbook.run.run_folder import RunFolder
+from hornbook.samples.batches import Batch, Samples, refuse_unknown_tokens
+from hornbook.samples.loader import Loader
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.track.console import Console
+from hornbook.track.metrics import MetricsLog
+
+MAX_FAILED_SAVES = 3
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One training run on one rank; only the first rank writes and speaks."""
+
+    recipe: Recipe
+    num_steps: int
+    folder: RunFolder
+    device: torch.device
+    world: World
+    state: TrainState
+    trainer: Trainer
+    samples: Samples
+    tokenizer: Tokenizer | None
+    console: Console
+    metrics: MetricsLog | None = None
+    samples_log: MetricsLog | None = None
+    require_folder: Callable[[], None] = lambda: None
+    """Raises StorageError if the run's folder is not where it was."""
+    best_before: tuple[str, float | None, int | None] = ("validation", None, None)
+    """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
+    failed_saves: int = 0
+    clock: "Clock" = field(default_factory=lambda: Clock())
+
+    @property
+    def is_finished(self) -> bool:
+        """True after the last step, or after the one with which early stopping has ended the run."""
+        return self.state.progress.step >= self.num_steps or self.why_stopped is not None
+
+    @property
+    def why_stopped(self) -> str | None:
+        """Why early stopping has ended the run; None where it has not."""
+        return why_stopped(self.state.progress, self.recipe.evaluation)
+
+    def is_due(self, every_steps: int | None) -> bool:
+        """Tell whether something that happens every so many steps, and at the end, happens after this one."""
+        return every_steps is not None and (self.state.progress.step % every_steps == 0 or self.is_finished)
+
+    @property
+    def ends_with_checkpoint(self) -> bool:
+        """Whether the current step is due to be saved; a skipped one never is, since its weights may be ruined."""
+        return self.is_due(self.recipe.checkpoint.every_steps) and not self.state.progress.skipped_in_a_row
+
+    def how_to_go_on(self) -> str:
+        """Say where the state is and how to resume."""
+        progress, again = self.state.progress, "run the same command again to go on"
+        if not progress.skipped_in_a_row:
+            return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
+        return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
+
+    def what_is_saved(self) -> str:
+        """Name the newest checkpoint on the disk, from which the same command would go on."""
+        steps = checkpoint.steps_in(self.folder.checkpoints)
+        if not steps:
+            return f"{self.folder.path} has no checkpoint"
+        return f"the newest checkpoint in {self.folder.path} is that of step {steps[-1]}"
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[list[Batch]]]:
+        """Give this rank's micro-batches, step by step from where the run is, in the host's memory."""
+        training = self.recipe.training
+        with Loader(
+            self.samples.maker,
+            global_batch_size=training.global_batch_size,
+            micro_batch_size=training.micro_batch_size,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            start_sample=self.state.progress.samples,
+            pin_memory=self.device.type == "cuda",
+        ) as loader:
+            self.clock.start()
+            yield ([self._checked(batch) for batch in batches] for batches in loader)
+
+    def record(self, result: StepResult) -> None:
+        """Add a step to the clock and, when it is due, to the log and the screen."""
+        progress = self.state.progress
+        progress.seconds += self.clock.tick(result.num_tokens)
+        if result.skipped:
+            self.console.warn(
+                f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
+                f"({progress.skipped_steps} skipped so far)"
+            )
+        if self.is_due(self.recipe.tracking.log_every_steps) or progress.step == 1:
+            row = self._train_row(result)
+            self.console.train(row, self.num_steps)
+            if self.metrics is not None:
+                self.metrics.append(row)
+
+    def validate(self) -> None:
+        """Measure the validation loss after the current step and log it."""
+        progress = self.state.progress
+        progress.validated_step = progress.step
+        if self.samples.held_out is None:
+            return
+        with self.clock.paused():
+            result = validate(
+                self.state.model,
+                self.samples.held_out,
+                self.trainer.objective,
+                world=self.world,
+                micro_batch_size=self.recipe.training.micro_batch_size,
+                max_windows=self.recipe.evaluation.max_windows,
+                num_bytes=self.samples.held_out_bytes,
+            )
+        if math.isfinite(result.loss):
+            progress.finite_step = progress.step
+        self.note_best("validation", result.loss)
+        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
+        del row["terms"]
+        self.console.validation(row)
+        if self.metrics is not None:
+            self.metrics.append(row)
+
+    def owes_validation(self) -> bool:
+        """Tell whether the current step ends with a validation that has not been made, perhaps cut off by a signal."""
+        due = self.is_due(self.recipe.evaluation.every_steps) or self.is_due(self.recipe.checkpoint.every_steps)
+        return due and self.state.progress.step > self.state.progress.validated_step
+
+    def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
+        """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.
+
+        That of the current step counts until its checkpoint turns out not to be saved.
+        """
+        progress, by = self.state.progress, self.recipe.checkpoint.best_by
+        if measure != by:
+            return
+        note_measurement(progress, self.recipe.evaluation, measure, value, higher=higher)
+        if not self.ends_with_checkpoint or not math.isfinite(value):
+            return
+        best = progress.best_value if progress.best_by == by else None
+        if best is None or (value > best if higher else value < best):
+            if progress.best_step != progress.step:
+                self.best_before = (progress.best_by, progress.best_value, progress.best_step)
+            progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
+
+    def _forget_unsaved_best(self) -> None:
+        progress = self.state.progress
+        if progress.best_step == progress.step:
+            progress.best_by, progress.best_value, progress.best_step = self.best_before
+
+    def owes_sample(self) -> bool:
+        """Tell whether the current step ends with a text that has not been written, perhaps cut off by a signal."""
+        due = self.is_due(self.recipe.tracking.sample_every_steps)
+        return due and self.state.progress.step > self.state.progress.sampled_step
+
+    def sample(self) -> None:
+        """Let the model write a text, for the screen and the report."""
+        self.state.progress.sampled_step = self.state.progress.step
+        with self.clock.paused():
+            if self.tokenizer is not None and self.samples_log is not None:
+                self._sample(self.tokenizer, self.samples_log)
+            self.world.barrier()
+
+    def _sample(self, tokenizer: Tokenizer, log: MetricsLog) -> None:
+        ids = generate(
+            self.state.model,
+            [tokenizer.require_end_of_text()],
+            num_tokens=self.recipe.tracking.sample_tokens,
+            seed=self.recipe.training.seed,
+            vocab_size=tokenizer.vocab_size,
+        )
+        text = tokenizer.decode(ids)
+        log.append({"step": self.state.progress.step, "prompt": "", "text": text})
+        self.console.sample(self.state.progress.step, text)
+
+    def save(self, *, must_succeed: bool) -> None:
+        """Commit a checkpoint and prune old ones.
+
+        While steps are being skipped nothing is saved. A save that fails leaves the older checkpoints as they are and
+        the run alive, unless it must succeed or several failed in a row. All ranks go on, or none does.
+
+        Raises:
+            DivergedError: the weights are not finite; nothing is saved.
+            StorageError: see above.
+        """
+        if self.state.progress.skipped_in_a_row:
+            self.console.warn(f"checkpoint not saved: step {self.state.progress.step} was skipped")
+            return
+        with self.clock.paused():
+            self._refuse_bad_weights()
+            error = self._commit() if self.world.is_first else None
+            self.world.barrier()
+            (failed,) = self.world.sum_integers([error is not None])
+        if not failed:
+            self.failed_saves = 0
+            return
+        self._forget_unsaved_best()
+        self.failed_saves += 1
+        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
+            raise error or StorageError("the first rank could not save a checkpoint; see what it says")
+        self.console.warn(f"checkpoint not saved, training goes on: {error}")
+
+    def _commit(self) -> StorageError | None:
+        """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
+        try:
+            self.require_folder()
+            path = checkpoint.save(self.folder.checkpoints, self._contents())
+        except StorageError as error:
+            return error
+        for log in (self.metrics, self.samples_log):
+            if log is not None:
+                log.sync()
+        self.console.checkpoint(path)
+        self.prune()
+        return None
+
+    def prune(self) -> None:
+        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
+
+        The last update may have ruined the weights of the newest. Unless their validation loss was finite, the one
+        before it stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
+        """
+        keep, progress = self.recipe.checkpoint, self.state.progress
+        try:
+            checkpoint.prune(
+                self.folder.checkpoints,
+                keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
+                keep=[progress.best_step] if keep.keep_best and progress.best_step is not None else [],
+            )
+        except StorageError as error:
+            self.console.warn(f"old checkpoints could not be removed: {error}")
+
+    def set_aside(self, step: int) -> None:
+        """Rename the checkpoint of ``step``, if there is one, since training diverged from its weights."""
+        if self.world.is_first:
+            try:
+                path = checkpoint.set_aside(self.folder.checkpoints, step)
+            except StorageError as error:
+                self.console.warn(
+                    f"training diverged from the checkpoint of step {step}, which stays in place: {error}"
+                )
+            else:
+                if path is not None:
+                    self.console.warn(f"training diverged from the checkpoint of step {step}: it is now {path}")
+        self.world.barrier()
+
+    def _refuse_bad_weights(self) -> None:
+        finite = [torch.isfinite(parameter.detach()).all() for _, parameter in self.state.model.own_parameters()]
+        if any(self.world.sum_integers([not bool(torch.stack(finite).all())])):
+            raise DivergedError(
+                f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
+                f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+            )
+
+    def _contents(self) -> checkpoint.Contents:
+        return checkpoint.Contents(
+            step=self.state.progress.step,
+            tensors=self.state.to_tensors(),
+            documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
+            files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
+        )
+
+    def _checked(self, batch: Batch) -> Batch:
+        refuse_unknown_tokens(batch, self.state.model.vocab_size)
+        return batch
+
+    def _train_row(self, result: StepResult) -> dict[str, Any]:
+        progress = self.state.progress
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "loss": result.loss,
+            **({} if len(result.terms) == 1 else result.terms),
+            **({"padding": result.padding} if self.samples.shows_padding else {}),
+            "learning_rate": result.learning_rate,
+            "gradient_norm": result.gradient_norm,
+            "tokens": progress.tokens,
+            "samples": progress.samples,
+            "tokens_per_second": self.clock.lap(),
+            "seconds": progress.seconds,
+            "skipped_steps": progress.skipped_steps,
+        }
+
+
+class Clock:
+    """Wall time of training alone: what happens while it is paused does not count."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._lap_seconds, self._lap_tokens = 0.0, 0
+
+    def start(self) -> None:
+        """Begin to count from now."""
+        self._last = time.perf_counter()
+
+    def tick(self, num_tokens: int) -> float:
+        """Return the seconds since the last tick, during which ``num_tokens`` were trained."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        self._lap_seconds += seconds
+        self._lap_tokens += num_tokens
+        return seconds
+
+    def lap(self) -> float:
+        """Return tokens per second since the last lap."""
+        rate = self._lap_tokens / max(self._lap_seconds, 1e-9)
+        self._lap_seconds, self._lap_tokens = 0.0, 0
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out."""
+        before = time.perf_counter()
+        yield
+        self._last += time.perf_counter() - before

@@ -1,0 +1,135 @@
+"""Batches for an encoder, by sample number: sequences of a source, masked and laid out in rows.
+
+    source.sequences(samples)  ->  dynamic_mask, unless they are masked already  ->  lay_out  ->  a batch each
+
+What is masked is a function of (seed, sample), so each epoch hides other tokens, and ranks, accumulation and layout
+change nothing.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.errors import DataError
+from hornbook.samples.batches import Batch, token_keys
+from hornbook.samples.layout import Layout, lay_out
+from hornbook.samples.masking import MaskRules, dynamic_mask
+from hornbook.samples.order import repeat_first
+from hornbook.samples.sequences import Sequence, SequenceSource
+
+_MEASURED_SEQUENCES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderBatches:
+    """Makes batches of a source's sequences: a `hornbook.samples.batches.BatchMaker`, and a ``HeldOut``.
+
+    Attributes:
+        source: the sequences.
+        rules: what to mask; None where all sequences are masked already.
+        most_masked: predicted tokens of a sequence, at most.
+        layout: of every batch.
+        seed: of the keys.
+        has_pairs: whether batches hold ``pair_labels``.
+        pad_id: the token of padding.
+        max_samples: sequences of an epoch at most, which are then the same ones in each
+            (`hornbook.samples.order.repeat_first`), masked anew; None for all.
+    """
+
+    source: SequenceSource
+    rules: MaskRules | None
+    most_masked: int
+    layout: Layout
+    seed: int
+    has_pairs: bool
+    pad_id: int
+    max_samples: int | None = None
+
+    @property
+    def num_windows(self) -> int:
+        """Sequences of an epoch."""
+        return min(self.source.num_sequences, self.max_samples or self.source.num_sequences)
+
+    def among_all(self, samples: Int64s) -> Int64s:
+        """The numbers that these samples have in the source."""
+        return repeat_first(samples, size=self.num_windows, whole=self.source.num_sequences, seed=self.seed)
+
+    def batches(self, samples: Int64s, /) -> list[Batch]:
+        """See ``BatchMaker``."""
+        numbers, size = samples.reshape(-1), samples.shape[1]
+        sequences = self.sequences(numbers)
+        keys = token_keys(self.seed, numbers, self.source.sequence_length)
+        starts = range(0, len(sequences), size)
+        return [self._lay_out(sequences[start : start + size], keys[start : start + size]) for start in starts]
+
+    def batch(self, numbers: Int64s, /) -> Batch:
+        """See ``HeldOut``: the first epoch's sequences, with the same masks each time and keys of zero."""
+        exists = numbers < self.num_windows
+        sequences = self.sequences(np.where(exists, numbers, 0))
+        scored = [found if there else found.unscored() for found, there in zip(sequences, exists, strict=True)]
+        return self._lay_out(scored, None)
+
+    def mean_length(self) -> float:
+        """Tokens of a sequence, measured on the first ones."""
+        samples = np.arange(min(self.num_windows, _MEASURED_SEQUENCES), dtype=np.int64)
+        return float(np.mean([len(sequence.tokens) for sequence in self.source.sequences(samples)]))
+
+    def sequences(self, samples: Int64s) -> list[Sequence]:
+        """The sequences of these samples as the model sees them, masked.
+
+        Raises:
+            DataError: one that was masked already has more to predict than there is room for; or, of those that are
+                masked here, one holds a token that the tokenizer does not have.
+        """
+        sequences = self.source.sequences(self.among_all(samples))
+        if self.rules is None:
+            self._refuse_more_masks(sequences)
+            return sequences
+        lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
+        tokens = np.concatenate([sequence.tokens for sequence in sequences])
+        _refuse_unknown_tokens(tokens, self.rules.special.vocab_size)
+        masked = dynamic_mask(tokens, lengths, samples, self.rules, most=self.most_masked)
+        ends = np.cumsum(lengths)
+        cuts = np.searchsorted(masked.places, ends[:-1])
+        parts = zip(
+            sequences,
+            np.split(masked.tokens, ends[:-1]),
+            np.split(masked.places, cuts),
+            np.split(masked.labels, cuts),
+            (ends - lengths).tolist(),
+            strict=True,
+        )
+        return [
+            sequence._replace(tokens=own, positions=places - start, labels=labels)
+            for sequence, own, places, labels, start in parts
+        ]
+
+    def _refuse_more_masks(self, sequences: Items[Sequence]) -> None:
+        most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
+        if most > self.most_masked:
+            raise DataError(
+                f"an instance has {most} masked tokens, and objective.max_predictions is {self.most_masked}: set it to "
+                "the most that the file has, or leave it out"
+            )
+
+    def _lay_out(self, sequences: Items[Sequence], keys: Int64s | None) -> Batch:
+        return lay_out(
+            sequences,
+            width=self.source.sequence_length,
+            layout=self.layout,
+            pad_id=self.pad_id,
+            keys=keys,
+            has_pairs=self.has_pairs,
+            num_predictions=None if self.layout == "unpadded" else len(sequences) * self.most_masked,
+        )
+
+
+def _refuse_unknown_tokens(tokens: Int64s, vocab_size: int) -> None:
+    unknown = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(unknown):
+        raise DataError(
+            f"the data hold token {unknown[0]}, but the tokenizer has 0 to {vocab_size - 1}: take the tokenizer that "
+            "made the data, or mend the data"
+        )

@@ -1,0 +1,71 @@
+"""Batches of sequences that have labels, by sample number: `hornbook.samples.layout`, and ``labels`` beside it.
+
+    labels    int64[S]      a class each              classification
+              int64[S, 2]   first and last token      spans, as places in the sequence
+
+Each epoch has all sequences, in an order that is a function of (seed, epoch): ranks, accumulation and layout change
+nothing, and the state of a loader is one number.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hornbook.arrays import Int64s
+from hornbook.samples.batches import Batch, token_keys
+from hornbook.samples.layout import Layout, lay_out
+from hornbook.samples.order import permute
+from hornbook.samples.sequences import Sequence
+from hornbook.samples.windows import NOT_SCORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledBatches:
+    """Makes batches of labelled sequences: a `hornbook.samples.batches.BatchMaker`, and a ``HeldOut``.
+
+    Attributes:
+        sequences: N, one or more.
+        labels: int64[N] or [N, 2].
+        width: tokens of a row that is padded or packed.
+        layout: of every batch.
+        pad_id: the token of padding.
+        seed: of order and keys.
+    """
+
+    sequences: list[Sequence]
+    labels: Int64s
+    width: int
+    layout: Layout
+    pad_id: int
+    seed: int
+
+    @property
+    def num_windows(self) -> int:
+        """Sequences of an epoch."""
+        return len(self.sequences)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sequence."""
+        return float(np.mean([len(sequence.tokens) for sequence in self.sequences]))
+
+    def batches(self, samples: Int64s, /) -> list[Batch]:
+        """See ``BatchMaker``."""
+        epochs, places = np.divmod(samples, self.num_windows)
+        numbers = permute(places, size=self.num_windows, seed=self.seed, epoch=epochs)
+        keys = (token_keys(self.seed, row, self.width) for row in samples)
+        return [self._batch(row, self.labels[row], of_row) for row, of_row in zip(numbers, keys, strict=True)]
+
+    def batch(self, numbers: Int64s, /) -> Batch:
+        """See ``HeldOut``; keys are zero."""
+        exists = numbers < self.num_windows
+        numbers = np.where(exists, numbers, 0)
+        labels = self.labels[numbers]
+        labels[~exists] = NOT_SCORED
+        return self._batch(numbers, labels, None)
+
+    def _batch(self, numbers: Int64s, labels: Int64s, keys: Int64s | None) -> Batch:
+        sequences = [self.sequences[number] for number in numbers.tolist()]
+        batch = lay_out(sequences, width=self.width, layout=self.layout, pad_id=self.pad_id, keys=keys)
+        return {**batch, "labels": torch.from_numpy(labels)}

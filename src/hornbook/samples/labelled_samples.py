@@ -1,0 +1,155 @@
+"""What a fine-tuning learns from: files of labelled texts, read whole, as sequences with their labels.
+
+[objective] name = "classification"    data.train = "train.jsonl"    --init-from runs/bert-tiny
+  open_labelled -> the recipe with its classes and its head, and LabelledSources -> build_samples
+"""
+
+import hashlib
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, SpanConfig
+from hornbook.errors import UserError
+from hornbook.samples.batches import Samples
+from hornbook.samples.labelled_batches import LabelledBatches
+from hornbook.samples.labelled_texts import encode_examples, label_numbers, labels_of, listed, read_examples
+from hornbook.samples.layout import choose_layout
+from hornbook.samples.order import permute
+from hornbook.samples.sequences import Sequence
+from hornbook.samples.sources import Sources
+from hornbook.samples.squad import labelled_windows, read_questions
+from hornbook.storage.files import sha256_file
+from hornbook.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTexts:
+    """What the files of a split hold.
+
+    Attributes:
+        sequences: N, in the order of the files.
+        labels: int64[N] or [N, 2], see `hornbook.samples.labelled_batches`.
+        fingerprint: a hash of the files and the tokenizer.
+    """
+
+    sequences: list[Sequence]
+    labels: Int64s
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSources(Sources):
+    """Labelled files in the place of token stores."""
+
+    texts: LabelledTexts
+    held_out_texts: LabelledTexts | None
+
+    @property
+    def fingerprints(self) -> dict[str, str | None]:
+        """Hashes of the contents, by which a resumed run knows its data."""
+        held_out = self.held_out_texts
+        return {"train": self.texts.fingerprint, "validation": held_out.fingerprint if held_out else None}
+
+    @property
+    def vocab_size(self) -> int | None:
+        """That of the tokenizer."""
+        return self.tokenizer.vocab_size if self.tokenizer else None
+
+
+def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, LabelledSources]:
+    """Read the files that ``recipe`` names; return it with the classes and the head that they ask for.
+
+    Raises:
+        UserError: no file is named for training, or a recipe's classes are not those of its model.
+        DataError: a file is missing or malformed, or a label is unknown.
+    """
+    if not recipe.data.train:
+        raise UserError(f"recipe {recipe.name!r} names no training data: add `--data.train FILE`, the labelled texts")
+    assert isinstance(recipe.model, EncoderConfig), "the validator refuses labels for other models"
+    recipe = _with_labels(recipe, recipe.model)
+    validation = recipe.data.validation
+    sources = LabelledSources(
+        train=(),
+        weights=(),
+        validation=None,
+        tokenizer=tokenizer,
+        num_validation_bytes=None,
+        texts=_read(recipe, recipe.data.train, tokenizer),
+        held_out_texts=_read(recipe, [validation], tokenizer) if validation else None,
+    )
+    return recipe, sources
+
+
+def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) -> Samples:
+    """Return the samples of a fine-tuning; arguments as ``build_samples``."""
+    assert sources.tokenizer is not None, "labelled texts are not read without one"
+    train, held_out, length = _limited(sources.texts, recipe), sources.held_out_texts, recipe.sequence_length
+    maker = LabelledBatches(
+        sequences=train.sequences,
+        labels=train.labels,
+        width=length,
+        layout="padded",
+        pad_id=sources.tokenizer.require_masking().pad,
+        seed=recipe.training.seed,
+    )
+    mean = maker.mean_length
+    maker = replace(maker, layout=choose_layout(mean, length, on_cpu=on_cpu, asked=recipe.data.layout))
+    labels = {"labels": listed(recipe.objective.labels)} if isinstance(recipe.objective, ClassificationConfig) else {}
+    return Samples(
+        maker=maker,
+        num_samples=maker.num_windows,
+        tokens_per_sample=mean,
+        held_out=replace(maker, sequences=held_out.sequences, labels=held_out.labels) if held_out else None,
+        shows_padding=True,
+        noun="sequence",
+        facts={**labels, "layout": f"{maker.layout}; {mean:.0f} tokens a sequence"},
+    )
+
+
+def _limited(texts: LabelledTexts, recipe: Recipe) -> LabelledTexts:
+    """The first ``data.max_samples`` that a run over all sequences would see."""
+    most, size = recipe.data.max_samples, len(texts.sequences)
+    if most is None or most >= size:
+        return texts
+    chosen = permute(np.arange(most), size=size, seed=recipe.training.seed, epoch=0)
+    return replace(texts, sequences=[texts.sequences[number] for number in chosen], labels=texts.labels[chosen])
+
+
+def _with_labels(recipe: Recipe, model: EncoderConfig) -> Recipe:
+    """Fill in the head of the model and, where they are not given, the classes of the training files."""
+    objective = recipe.objective
+    if isinstance(objective, ClassificationConfig):
+        labels = objective.labels or labels_of(
+            [example for path in recipe.data.train for example in read_examples(path, objective)],
+            ", ".join(recipe.data.train),
+        )
+        if len(set(labels)) < max(len(labels), 2) or model.num_labels not in (None, len(labels)):
+            raise UserError(
+                f"objective.labels are {listed(labels)}: expected two or more, each once, and as many as "
+                "model.num_labels if that is given"
+            )
+        model, objective = replace(model, num_labels=len(labels)), replace(objective, labels=labels)
+    head: Literal["classification", "span"] = "span" if isinstance(objective, SpanConfig) else "classification"
+    return replace(recipe, model=replace(model, head=head), objective=objective)
+
+
+def _read(recipe: Recipe, paths: Items[str], tokenizer: Tokenizer) -> LabelledTexts:
+    objective, length = recipe.objective, recipe.sequence_length
+    if isinstance(objective, ClassificationConfig):
+        examples = [example for path in paths for example in read_examples(path, objective)]
+        sequences = encode_examples(examples, tokenizer, length)
+        labels = label_numbers(examples, objective.labels)
+    else:
+        assert isinstance(objective, SpanConfig), "one's own labels need samples of one's own"
+        questions = [
+            question for path in paths for question in read_questions(path, unanswerable=objective.unanswerable)
+        ]
+        sequences, labels = labelled_windows(questions, tokenizer, objective, length)
+    hashes = [*(sha256_file(Path(path)) for path in paths), tokenizer.digest]
+    fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+    return LabelledTexts(sequences=sequences, labels=labels, fingerprint=fingerprint)

@@ -1,0 +1,56 @@
+"""A text once for each of its tokens, which is hidden there: what a pseudo-perplexity is measured on.
+
+    [CLS] the cat sat [SEP]     ->      0  [CLS] [MASK] cat sat [SEP]       to be predicted: the
+                                        1  [CLS] the [MASK] sat [SEP]                        cat
+                                        2  [CLS] the cat [MASK] [SEP]                        sat
+
+Copies are counted over all texts, and each is made when it is asked for: n tokens cost n looks at their text, and the
+memory of one batch.
+"""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.samples.batches import Batch
+from hornbook.samples.layout import Layout, lay_out
+from hornbook.samples.sequences import Sequence
+from hornbook.text.special_tokens import MaskingTokens
+
+
+class MaskedCopies:
+    """Copies of texts with one token hidden in each: a `hornbook.samples.batches.HeldOut`.
+
+    Args:
+        sequences: at least one, with [CLS] and [SEP], which are not hidden.
+        special: the tokenizer's special tokens.
+        layout: of the batches.
+    """
+
+    def __init__(self, sequences: Items[Sequence], special: MaskingTokens, layout: Layout) -> None:
+        frame = (special.cls, special.sep, special.pad)
+        self._sequences, self._special, self._layout = sequences, special, layout
+        self._places = [np.flatnonzero(~np.isin(sequence.tokens, frame)) for sequence in sequences]
+        self._ends = np.cumsum([len(places) for places in self._places])
+        self._width = max(len(sequence.tokens) for sequence in sequences)
+
+    @property
+    def num_windows(self) -> int:
+        """Copies of all texts together."""
+        return int(self._ends[-1])
+
+    def batch(self, numbers: Int64s, /) -> Batch:
+        """See ``HeldOut``."""
+        exists = numbers < self.num_windows
+        copies = [self._copy(number) for number in np.where(exists, numbers, 0).tolist()]
+        scored = [copy if there else copy.unscored() for copy, there in zip(copies, exists, strict=True)]
+        return lay_out(scored, width=self._width, layout=self._layout, pad_id=self._special.pad)
+
+    def _copy(self, number: int) -> Sequence:
+        owner = int(np.searchsorted(self._ends, number, side="right"))
+        sequence, places = self._sequences[owner], self._places[owner]
+        place = places[[number - int(self._ends[owner])]]
+        tokens = sequence.tokens.copy()
+        tokens[place] = self._special.mask
+        return sequence._replace(tokens=tokens, positions=place, labels=sequence.tokens[place])

@@ -1,0 +1,183 @@
+"""Several stores blended into one sequence of samples, by their weights and without a copy.
+
+    weights 2 : 1        wiki    w0  w1 | w2  w3 | w4  w5 | ...     each sample somewhere in its own cell of time:
+                         books      b0  |    b1  | b2     | ...     2 cells for wiki where books has 1
+    samples              w0 b0 w1  w2 w3 b1  b2 w4 w5 ...           read from left to right
+
+Sample j of a store with share p of the weights has its time in the j-th cell of length 1 / p, at a place that is a hash
+of (seed, store, j); sample n of the mixture is the n-th of all in the order of time. So by any time t a store has given
+t * p samples, more or less by one, and by any sample n it has given n * p, more or less by 1 + (stores - 2) * p. That
+is stratified sampling: no period, no table, and where all cells end together, as after an epoch, exact shares.
+
+Sample n is found among the few whose times are near n, since n samples take n units of time, give or take one a store.
+That is done for a page of samples at once, in whole numbers, so that no rounding depends on the page or the machine.
+The price: 0.5 us a sample. Each store goes through its own epochs, in its own order (`hornbook.samples.windows`).
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.samples.hashing import Purpose, mix64
+from hornbook.samples.order import repeat_first
+from hornbook.samples.windows import Piece, TokenSource, Window, Windows
+
+_PAGE_SIZE = 1024
+_KEPT_PAGES = 8
+_CELL_BITS = 32
+
+
+class Blend:
+    """Which source a sample comes from, and which of its samples it is: a pure function of (seed, n).
+
+    Args:
+        shares: of each source, whole numbers from 1 in any proportion. After ``sum(shares)`` samples, and every
+            multiple of it, each source has had exactly its share.
+        seed: any integer.
+    """
+
+    def __init__(self, shares: Sequence[int], seed: int) -> None:
+        assert shares, "nothing to blend"
+        assert min(shares) >= 1, "a source without a share"
+        self._shares, self._total, self._seed = list(shares), sum(shares), seed
+        self._page = lru_cache(maxsize=_KEPT_PAGES)(self._find_page)
+
+    def locate(self, samples: Int64s) -> tuple[Int64s, Int64s]:
+        """The source of each of the samples B, and its number there: int64[B] each."""
+        assert samples.min() >= 0, "samples count from 0"
+        pages, places = np.divmod(samples, _PAGE_SIZE)
+        found = np.empty((2, len(samples)), dtype=np.int64)
+        for page in np.unique(pages).tolist():
+            here = pages == page
+            found[:, here] = self._page(page)[:, places[here]]
+        return found[0], found[1]
+
+    def _find_page(self, page: int) -> Int64s:
+        """Sources and numbers of a page of samples: int64[2, page size]."""
+        first, margin = page * _PAGE_SIZE, len(self._shares)
+        begins = [max(0, first - margin) * share // self._total for share in self._shares]
+        ends = [(first + _PAGE_SIZE + margin) * share // self._total + 1 for share in self._shares]
+        near = sorted(
+            event
+            for source, (begin, end) in enumerate(zip(begins, ends, strict=True))
+            for event in self._times(source, begin, end)
+        )
+        skipped = first - sum(begins)
+        chosen = near[skipped : skipped + _PAGE_SIZE]
+        return np.array([(source, number) for _, source, number in chosen], dtype=np.int64).T
+
+    def _times(self, source: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(time in 2**-32 of a sample, source, number) of a source's samples ``begin .. end - 1``."""
+        draws = mix64(self._seed, Purpose.BLEND, source, np.arange(begin, end)) >> np.uint64(64 - _CELL_BITS)
+        for number, draw in enumerate(draws.tolist(), begin):
+            yield ((number << _CELL_BITS) + draw) * self._total // self._shares[source], source, number
+
+
+class Provenance(NamedTuple):
+    """What a sample of a mixture reads.
+
+    Attributes:
+        source: number of the store.
+        epoch: of that store, from 0.
+        pieces: which tokens of which of its documents, in order.
+    """
+
+    source: int
+    epoch: int
+    pieces: list[Piece]
+
+
+class Mixture:
+    """Training samples of one or several sources; of a single one they are its `Windows`.
+
+    An epoch has ``num_windows`` samples, as many as all sources have windows. Without weights a source's share is its
+    part of those, so each window comes once an epoch.
+
+    Args:
+        sources: one or more.
+        sequence_length: T, the inputs of a window.
+        seed: any integer.
+        weights: of each source, above 0, in any proportion; empty for the sources' sizes.
+        max_samples: of an epoch at most, which are then the same ones in each (``order.repeat_first``); None for all.
+
+    Attributes:
+        sequence_length: T.
+        num_windows: samples of an epoch.
+        shares: of each source in the samples; their sum is 1.
+
+    Raises:
+        UserError, DataError: as `Windows`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[TokenSource],
+        sequence_length: int,
+        seed: int,
+        weights: Sequence[float] = (),
+        *,
+        max_samples: int | None = None,
+    ) -> None:
+        assert len(weights) in (0, len(sources)), f"{len(weights)} weights for {len(sources)} sources"
+        self._windows = [
+            Windows(source, sequence_length, seed_of_source(number, seed)) for number, source in enumerate(sources)
+        ]
+        sizes = [windows.num_windows for windows in self._windows]
+        shares = whole_shares(weights) if weights else sizes
+        self._blend = Blend(shares, seed)
+        self.sequence_length = sequence_length
+        self._num_all, self._seed = sum(sizes), seed
+        self.num_windows = min(self._num_all, max_samples or self._num_all)
+        self.shares = [share / sum(shares) for share in shares]
+
+    def batch(self, samples: Int64s) -> Window:
+        """The windows of the samples B, stacked: int64[B, T+1]."""
+        sources, numbers = self._blend.locate(self._among_all(samples))
+        shape = (len(samples), self.sequence_length + 1)
+        tokens, documents = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        for source in np.unique(sources).tolist():
+            here = sources == source
+            window = self._windows[source].batch(numbers[here])
+            tokens[here], documents[here] = window.tokens, window.documents
+        return Window(tokens=tokens, documents=documents)
+
+    def provenance(self, sample: int) -> Provenance:
+        """Which tokens of which documents of which source the sample reads."""
+        (source,), (number,) = (found.tolist() for found in self._blend.locate(self._among_all(np.array([sample]))))
+        windows = self._windows[source]
+        is_part = self.num_windows < self._num_all
+        epoch = sample // self.num_windows if is_part else number // windows.num_windows
+        return Provenance(source, epoch, windows.provenance(number))
+
+    def _among_all(self, samples: Int64s) -> Int64s:
+        return repeat_first(samples, size=self.num_windows, whole=self._num_all, seed=self._seed)
+
+
+def joint_fingerprint(sources: Sequence[TokenSource], weights: Sequence[float]) -> str:
+    """A hash of the sources in their order and of their weights; a single source's own."""
+    if len(sources) == 1:
+        return sources[0].fingerprint
+    parts = [source.fingerprint for source in sources] + [repr(float(weight)) for weight in weights]
+    return hashlib.sha256(":".join(parts).encode()).hexdigest()
+
+
+def whole_shares(weights: Sequence[float]) -> list[int]:
+    """The smallest whole numbers in the proportion of weights, each taken for the decimal that it is written as.
+
+    ``[0.7, 0.3] -> [7, 3]``
+    """
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    common = math.lcm(*(fraction.denominator for fraction in exact))
+    whole = [int(fraction * common) for fraction in exact]
+    return [share // math.gcd(*whole) for share in whole]
+
+
+def seed_of_source(number: int, seed: int) -> int:
+    """Each source has an order of its own; the first has the run's, so that a store alone has the samples it has."""
+    return int(mix64(seed, Purpose.SOURCE_SEED, number)) if number else seed

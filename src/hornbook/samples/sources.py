@@ -1,0 +1,179 @@
+"""What a run reads: its stores, opened; and the recipe, completed with what only they know."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from hornbook.config import MaskingConfig, Recipe
+from hornbook.corpus.joined import join, open_held_out, refuse_other_tokenizers
+from hornbook.corpus.store import TokenStore, open_store
+from hornbook.errors import UserError
+from hornbook.samples.mixture import Mixture, joint_fingerprint
+from hornbook.samples.static_instances import StaticInstances, holds_instances
+from hornbook.samples.synthetic import SyntheticTokens
+from hornbook.samples.windows import TokenSource
+from hornbook.text.tokenizer import Tokenizer
+
+_NUM_SYNTHETIC_DOCUMENTS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The token sources of a run and the tokenizer that made them, where it is known."""
+
+    train: tuple[TokenSource, ...]
+    weights: tuple[float, ...]
+    """Of each, in any proportion; empty for their sizes."""
+    validation: TokenSource | None
+    tokenizer: Tokenizer | None
+    num_validation_bytes: int | None
+    held_out: tuple[TokenStore, ...] = ()
+    """What ``validation`` joins."""
+    instances: StaticInstances | None = None
+    """What an encoder is trained on in place of stores."""
+    held_out_instances: StaticInstances | None = None
+
+    @property
+    def fingerprints(self) -> dict[str, str | None]:
+        """Hashes of the contents, by which a resumed run knows its data."""
+        validation = self.validation or self.held_out_instances
+        train = self.instances.fingerprint if self.instances else joint_fingerprint(self.train, self.weights)
+        if self.instances and self.tokenizer:
+            train = hashlib.sha256(f"{train}:{self.tokenizer.digest}".encode()).hexdigest()
+        return {"train": train, "validation": validation.fingerprint if validation else None}
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens of the largest vocabulary that the data were made with; None if nobody says so."""
+        if self.instances and self.tokenizer:
+            return self.tokenizer.vocab_size
+        known = (getattr(source, "vocab_size", None) for source in self.train)
+        return max((size for size in known if size is not None), default=None)
+
+
+def open_sources(recipe: Recipe) -> Sources:
+    """Open the stores that ``recipe`` names; corpora named for training bring their validation stores along.
+
+    Raises:
+        UserError, DataError: a store is missing, malformed, or made with another tokenizer than its neighbor.
+    """
+    if recipe.data.synthetic:
+        train = (_synthetic(recipe),)
+        return Sources(train=train, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    hides_tokens = isinstance(recipe.objective, MaskingConfig)
+    if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
+        return _open_instances(recipe)
+    stores = open_train(recipe)
+    if recipe.data.tokenizer is not None:
+        raise UserError(
+            "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
+        )
+    held_out = _open_held_out(recipe)
+    refuse_other_tokenizers([*stores, *held_out])
+    validation = join(held_out)
+    return Sources(
+        train=stores,
+        weights=recipe.data.weights,
+        validation=validation,
+        held_out=tuple(held_out),
+        tokenizer=next(filter(None, (store.tokenizer() for store in stores)), None),
+        num_validation_bytes=validation.num_bytes if validation else None,
+    )
+
+
+def open_train(recipe: Recipe) -> tuple[TokenStore, ...]:
+    """Open the training stores.
+
+    Raises:
+        UserError, DataError: there is none, or one is missing or malformed.
+    """
+    if not recipe.data.train:
+        raise UserError(
+            f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
+            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
+        )
+    return tuple(open_store(path, split="train") for path in recipe.data.train)
+
+
+def complete(recipe: Recipe, sources: Sources) -> Recipe:
+    """Return ``recipe`` with the vocabulary of its training stores filled in.
+
+    Raises:
+        UserError: the model's vocabulary is unknown, or smaller than the stores'.
+    """
+    store_size, stores = sources.vocab_size, ", ".join(recipe.data.train)
+    model_size = recipe.model.vocab_size
+    if model_size is None and store_size is None:
+        raise UserError(
+            f"neither the training data ({stores}) nor the recipe say how large the vocabulary is: "
+            "add `--model.vocab-size N`, one more than the largest token id"
+        )
+    if model_size is not None and store_size is not None and model_size < store_size:
+        raise UserError(
+            f"model.vocab_size is {model_size}, but the training data ({stores}) were made with {store_size} tokens: "
+            f"leave model.vocab_size out, or set it to {store_size} or more"
+        )
+    return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
+
+
+def open_windows(recipe: Recipe, sources: Sources) -> Mixture:
+    """Return the windows of the training stores."""
+    data = recipe.data
+    length, seed = recipe.sequence_length, recipe.training.seed
+    return Mixture(sources.train, length, seed, sources.weights, max_samples=data.max_samples)
+
+
+def _open_instances(recipe: Recipe) -> Sources:
+    """Open files of instances.
+
+    Raises:
+        UserError: there are several, the file does not serve the recipe, or it is not masked and no tokenizer is named,
+            or another one than made it.
+        DataError: a file is damaged, or the tokenizer.
+    """
+    path, *others = recipe.data.train
+    if others:
+        raise UserError("files of instances are not blended: name one in data.train, or a folder of TFRecords")
+    tokenizer = Tokenizer.load(recipe.data.tokenizer) if recipe.data.tokenizer else None
+    instances = StaticInstances(path, seed=recipe.training.seed)
+    held_out = StaticInstances(recipe.data.validation, seed=0) if recipe.data.validation else None
+    for opened, name in ((instances, path), (held_out, recipe.data.validation)):
+        if opened and opened.sequence_length != recipe.sequence_length:
+            raise UserError(
+                f"{name} holds instances of {opened.sequence_length} tokens, and data.sequence_length is "
+                f"{recipe.sequence_length}: set it to {opened.sequence_length}, or make instances of that length"
+            )
+        if opened and not opened.is_masked and tokenizer is None:
+            raise UserError(
+                f"{name} holds instances that are not masked: say by `--data.tokenizer FOLDER` what made them, to mask "
+                "them in the training"
+            )
+        if opened and tokenizer and opened.first_token != (begin := tokenizer.require_masking().cls):
+            raise UserError(
+                f"{name} was not made with the tokenizer {recipe.data.tokenizer}: it begins with token "
+                f"{opened.first_token}, and that one's [CLS] or <s> is {begin}; name the right one by --data.tokenizer"
+            )
+    return Sources(
+        train=(),
+        weights=(),
+        validation=None,
+        tokenizer=tokenizer,
+        num_validation_bytes=None,
+        instances=instances,
+        held_out_instances=held_out,
+    )
+
+
+def _synthetic(recipe: Recipe) -> SyntheticTokens:
+    assert recipe.model.vocab_size is not None, "the validator asks for a vocabulary with synthetic data"
+    return SyntheticTokens(
+        vocab_size=recipe.model.vocab_size,
+        num_documents=_NUM_SYNTHETIC_DOCUMENTS,
+        document_length=recipe.sequence_length + 1,
+        seed=recipe.training.seed,
+    )
+
+
+def _open_held_out(recipe: Recipe) -> list[TokenStore]:
+    if recipe.data.validation is not None:
+        return [open_store(recipe.data.validation, split="validation")]
+    return open_held_out(recipe.data.train)

@@ -1,0 +1,192 @@
+"""Questions about texts, with answers out of them: SQuAD's JSON (Rajpurkar et al. 2016, 2018) and windows of its texts.
+
+    {"data": [{"paragraphs": [{"context": "...", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
+
+    context  c c c c c c c c c c      room for 6 tokens, stride 3
+    windows  [CLS] q q [SEP] c c c c c c [SEP]
+             [CLS] q q [SEP]       c c c c c c [SEP]
+             [CLS] q q [SEP]             c c c c [SEP]          the answer's place in each; 0 where it is not whole
+
+As in Google's run_squad, the stride is from beginning to beginning, and a window without the answer points at [CLS].
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.config import SpanConfig
+from hornbook.errors import DataError, UserError
+from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special
+from hornbook.samples.sequences import Sequence
+from hornbook.storage.json_files import parse_json, read_bytes
+from hornbook.text.readers.records import utf8_of
+from hornbook.text.tokenizer import Tokenizer
+
+NO_ANSWER = 0
+"""The place of [CLS], which stands for an answer that is not in the window."""
+
+
+class Answer(NamedTuple):
+    """A part of a text: its characters and where they begin."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question about a text; without answers if the text has none."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    place: str
+    """File and id, for errors."""
+
+
+class Window(NamedTuple):
+    """A question with a part of its text.
+
+    Attributes:
+        question: number of the question.
+        sequence: its tokens.
+        first: place in the sequence of the text's first token.
+        offsets: int64[n, 2], first and last character (exclusive) of each of the text's n tokens.
+        span: places of the answer's first and last token in the sequence.
+    """
+
+    question: int
+    sequence: Sequence
+    first: int
+    offsets: Int64s
+    span: tuple[int, int]
+
+
+def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
+    """Return the questions of a file in SQuAD's format, in its order.
+
+    Args:
+        path: the file.
+        unanswerable: whether questions may be without an answer.
+
+    Raises:
+        DataError: the file is missing, malformed or without questions, an answer is not at its place, or there is
+            none; names the question.
+        StorageError: it cannot be read.
+    """
+    document = parse_json(read_bytes(Path(path), "the file of questions", limit=LARGEST_FILE), path)
+    questions = list(_questions(document, path))
+    if not questions:
+        raise DataError(f"{path}: there are no questions in it; expected SQuAD's JSON")
+    for question in questions:
+        if not question.answers and not unanswerable:
+            raise DataError(
+                f"{question.place}: it has no answer; for a file like SQuAD 2.0 add --objective.unanswerable"
+            )
+    return questions
+
+
+def make_windows(
+    questions: Items[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
+) -> list[Window]:
+    """Return the windows of all questions, in their order.
+
+    Raises:
+        DataError: an answer or a text has no tokens.
+        UserError: the tokenizer lacks a special token, or ``sequence_length`` has no room for questions.
+    """
+    room = sequence_length - num_special(tokenizer, pair=True) - rules.max_question_tokens
+    if room < 1:
+        raise UserError(
+            f"sequences of {sequence_length} tokens have no room for questions of {rules.max_question_tokens} and a "
+            "text; make sequences longer, or lower objective.max_question_tokens"
+        )
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    encodings = tokenizer.rules.library().encode_batch(contexts, add_special_tokens=False)
+    found = {
+        context: (np.array(encoding.ids, dtype=np.int64), np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2))
+        for context, encoding in zip(contexts, encodings, strict=True)
+    }
+    asked = tokenizer.encode_batch([question.question for question in questions])
+    windows: list[Window] = []
+    for number, (question, tokens) in enumerate(zip(questions, asked, strict=True)):
+        ids, offsets = found[question.context]
+        short = tokens[: rules.max_question_tokens]
+        span = _token_span(question, offsets)
+        for start, end in _stretches(len(ids), room + rules.max_question_tokens - len(short), rules.document_stride):
+            sequence = frame(tokenizer, short, ids[start:end])
+            first = len(sequence.tokens) - 1 - (end - start)
+            inside = span is not None and start <= span[0] and span[1] < end
+            own = (first + span[0] - start, first + span[1] - start) if span and inside else (NO_ANSWER, NO_ANSWER)
+            windows.append(Window(number, sequence, first, offsets[start:end], own))
+    return windows
+
+
+def labelled_windows(
+    questions: Items[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
+) -> tuple[list[Sequence], Int64s]:
+    """Return the sequences of all windows and int64[N, 2], their spans; errors as ``make_windows``."""
+    windows = make_windows(questions, tokenizer, rules, sequence_length)
+    return [window.sequence for window in windows], np.array([window.span for window in windows], dtype=np.int64)
+
+
+def _stretches(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Yield beginning and end of each window of a text; no token is left out, whatever the stride."""
+    step = min(stride, room)
+    for start in range(0, max(num_tokens - room, 0) + step, step):
+        yield start, min(start + room, num_tokens)
+
+
+def _token_span(question: Question, offsets: Int64s) -> tuple[int, int] | None:
+    """Return the first and last token that have a part in the first answer; None without one."""
+    if not len(offsets):
+        raise DataError(f"{question.place}: its text has no tokens; mend the file")
+    if not question.answers:
+        return None
+    text, start = question.answers[0]
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
+    if not len(inside):
+        raise DataError(f"{question.place}: its answer {text!r:.80} has no tokens; mend the file")
+    return int(inside[0]), int(inside[-1])
+
+
+def _questions(document: Any, path: str) -> Iterator[Question]:
+    try:
+        for article in document["data"]:
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    yield _question(entry, paragraph["context"], path)
+    except (KeyError, TypeError, IndexError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else "a value of another kind"
+        raise DataError(
+            f"{path}: not SQuAD's JSON ({reason}); expected data, paragraphs, context, qas, id, question, answers, "
+            "text and answer_start"
+        ) from error
+
+
+def _question(entry: Any, context: Any, path: str) -> Question:
+    id_ = str(entry["id"])
+    place = f"{path}, question {id_[:80]!r}"
+    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in entry["answers"])
+    for text in (entry["question"], context, *(answer.text for answer in answers)):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{place}: question, context or answer is no text; mend the file")
+        utf8_of(text, place, f"the text {text[:40]!r}")
+    utf8_of(id_, place, "the id")
+    for text, start in answers:
+        if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
+            raise DataError(f"{place}: the answer {text!r:.80} is not at character {start} of its text; mend the file")
+    is_impossible = entry.get("is_impossible", False)
+    return Question(
+        id=id_,
+        question=entry["question"],
+        context=context,
+        answers=() if is_impossible else answers,
+        place=place,
+    )

@@ -1,0 +1,202 @@
+"""Training on a file of BERT's instances, masked when they were made or not: a table's lines, in an order of its own.
+
+    pretrain.tfrecord (plain or remasked), a folder of them, an Arrow data set
+
+    StaticInstances(path, seed=1).sequences(np.array([0, 7]))       an epoch holds every instance once
+
+As such files are many times the size of the text, records are read when they are asked for, from memory that is mapped;
+8 bytes a record say where they are. The price: an instance shows the same masks each time that it comes, so a file
+holds each pair several times (the duplication factor), and nothing here knows which are copies.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from hornbook.arrays import Int64s
+from hornbook.corpus.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.corpus.convert.bert_arrow import NumberedRows
+from hornbook.corpus.convert.bert_instances import Instance
+from hornbook.corpus.convert.bert_tfrecord import decode_instance
+from hornbook.corpus.convert.detect import detect_source
+from hornbook.corpus.store import splits_of
+from hornbook.errors import DataError, UserError
+from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
+from hornbook.samples.order import permute
+from hornbook.samples.sequences import Sequence
+from hornbook.storage.system import translated
+
+_HASHED_BYTES: Final = 1 << 16
+_LOOKED_AT: Final = 64
+
+Sizes = tuple[int, int | None]
+
+
+class Record(NamedTuple):
+    """Where an instance is: record or row ``number`` (from 0) of a file, read in this epoch."""
+
+    epoch: int
+    file: Path
+    number: int
+
+
+class _Numbered(Protocol):
+    """Instances by their number, each with what it is padded to: its tokens, and its predictions where told."""
+
+    files: tuple[Path, ...]
+
+    def __len__(self) -> int: ...
+
+    def instance(self, number: int) -> tuple[Sizes, Instance]: ...
+
+    def place(self, number: int) -> tuple[Path, int]:
+        """The file of an instance, and its number there."""
+
+
+class StaticInstances:
+    """A source of sequences that may be masked already; see `hornbook.samples.sequences.SequenceSource`.
+
+    Args:
+        path: TFRecords of either schema, a folder of them, or an Arrow data set.
+        seed: of the order.
+        format_name: one of ``INSTANCE_FORMATS``; None to tell by the content.
+        split: which split of an Arrow data set.
+
+    Attributes:
+        sequence_length: tokens that all are padded to in the file.
+        max_predictions: predictions that all are padded to in the file; None where it does not say.
+        num_sequences: instances in the file.
+        first_token: what the first one begins with: the [CLS] of the tokenizer that made it.
+        is_masked: whether the first ones have anything to predict; if not, none has, and sequences have no
+            ``positions``.
+
+    Raises:
+        UserError: it holds no instances, or an extra is not installed.
+        DataError: it is empty or damaged. Most damage is found when a record is read.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(
+        self, path: str | Path, *, seed: int, format_name: str | None = None, split: str | None = None
+    ) -> None:
+        self._path, self._seed = Path(path), seed
+        found = format_name or detect_source(self._path)
+        if found == "bert-tfrecord-packed":
+            raise UserError(
+                f"{path} packs several instances in a record; train on what `hornbook corpus convert {path} "
+                "new.tfrecord` makes of it"
+            )
+        if found not in INSTANCE_FORMATS:
+            raise UserError(f"{path} is of the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
+        self._table: _Numbered = (
+            _ArrowTable(self._path, split) if found == "bert-arrow" else _RecordTable(self._path, found)
+        )
+        self.num_sequences = len(self._table)
+        if not self.num_sequences:
+            raise DataError(f"{path}: holds no instance")
+        self._sizes, instance = self._table.instance(0)
+        self.sequence_length, self.max_predictions = self._sizes
+        if not len(instance.tokens):
+            raise DataError(f"{path}: its first instance has no token")
+        self.first_token = int(instance.tokens[0])
+        first = range(min(self.num_sequences, _LOOKED_AT))
+        self.is_masked = any(self._table.instance(number)[1].positions.size for number in first)
+        self.fingerprint = _fingerprint(self._table.files, seed)
+
+    def sequences(self, samples: Int64s) -> list[Sequence]:
+        """The instances of these samples (each >= 0), in their order.
+
+        Raises:
+            DataError: one is damaged, padded to another length than the first, or masked while the first ones are not.
+        """
+        return [self._sequence(number) for number in self._numbers(samples).tolist()]
+
+    def provenance(self, sample: int) -> Record:
+        """Where the instance of a sample is."""
+        (number,) = self._numbers(np.array([sample])).tolist()
+        return Record(sample // self.num_sequences, *self._table.place(number))
+
+    def _numbers(self, samples: Int64s) -> Int64s:
+        epochs, places = np.divmod(samples, self.num_sequences)
+        return permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
+
+    def _sequence(self, number: int) -> Sequence:
+        sizes, instance = self._table.instance(number)
+        if sizes != self._sizes:
+            raise DataError(f"{self._path}: instance {number} is padded to {sizes}, the first to {self._sizes}")
+        tokens, segments, positions, labels = (values.astype(np.int64) for values in instance[:4])
+        sequence = Sequence(tokens, segments, int(instance.next_sentence_label), positions, labels)
+        if self.is_masked:
+            return sequence
+        if positions.size:
+            raise DataError(
+                f"{self._path}: instance {number} is masked, the first ones are not; make a file of each kind"
+            )
+        return sequence._replace(positions=None, labels=None)
+
+
+class _RecordTable:
+    def __init__(self, path: Path, format_name: str) -> None:
+        self.files = find_tfrecords(path)
+        self._format = format_name
+        self._records = [NumberedRecords(file) for file in self.files]
+        self._ends = np.cumsum([len(records) for records in self._records], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def instance(self, number: int) -> tuple[Sizes, Instance]:
+        file, row = self._find(number)
+        records = self._records[file]
+        where = f"{self.files[file]}: the record at byte {records.offsets[row]}"
+        return decode_instance(parse_example(records.record(row), where), self._format, where)
+
+    def place(self, number: int) -> tuple[Path, int]:
+        file, row = self._find(number)
+        return self.files[file], row
+
+    def _find(self, number: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._ends, number, side="right"))
+        return file, number - (int(self._ends[file]) - len(self._records[file]))
+
+
+class _ArrowTable:
+    def __init__(self, path: Path, split: str | None) -> None:
+        self._rows = NumberedRows(path, split)
+        self.files = self._rows.files
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def instance(self, number: int) -> tuple[Sizes, Instance]:
+        instance, length = self._rows.row(number)
+        return (length, None), instance
+
+    def place(self, number: int) -> tuple[Path, int]:
+        return self._rows.place(number)
+
+
+def holds_instances(path: str | Path) -> bool:
+    """Tell whether a path holds instances for an encoder; a path that holds nothing known does not."""
+    place = Path(path)
+    if not place.exists() or (place.is_dir() and splits_of(place)):
+        return False
+    try:
+        return detect_source(place) in INSTANCE_SOURCES
+    except UserError:  # nothing that anybody knows
+        return False
+
+
+def _fingerprint(files: tuple[Path, ...], seed: int) -> str:
+    """A hash of the seed, and of the size and both ends of each file."""
+    digest = hashlib.sha256(f"{seed}".encode())
+    for path in files:
+        with translated("read", path), path.open("rb") as file:
+            size = file.seek(0, 2)
+            digest.update(f":{size}:".encode())
+            for place in (0, max(0, size - _HASHED_BYTES)):
+                file.seek(place)
+                digest.update(file.read(_HASHED_BYTES))
+    return digest.hexdigest()

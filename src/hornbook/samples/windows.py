@@ -1,0 +1,257 @@
+"""From documents to training examples: windows of one endless, circular stream of tokens.
+
+    documents   [5 6 7] [8 9]                         end-of-text is 0, sequence_length T is 3
+    stream       5 6 7 0 8 9 0 (5 6 7 ...             L = 7 tokens, the end joined to the beginning
+    windows        [6 7 0 8]  [8 9 0 5]               T + 1 tokens each, T of them targets; neighbours share one
+    documents       0 0 1 1    0 0 1 1                an end-of-text token opens the document that it precedes
+
+``Windows`` answers sample number n, counted since the run began: its epoch, its place in that epoch's order
+(`hornbook.samples.order`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
+state of a data loader is the number n. Windows run across documents, as in GPT-2 and Megatron-LM: no padding, every
+token equally likely. The price: a window may begin in mid-document, and each epoch leaves out the last L mod T tokens
+of its round, other ones in each epoch since the starts shift.
+
+``EvaluationWindows`` goes through the same stream once, in order, after an initial end-of-text token.
+
+An end-of-text token stands in the store ("stored"), is put in here ("inserted"), or there is none ("absent").
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.arrays import Int64s
+from hornbook.errors import DataError, UserError
+from hornbook.samples.hashing import Purpose, mix64
+from hornbook.samples.order import permute
+
+NOT_SCORED = -100  # the target that no loss counts, as torch's cross_entropy has it
+
+
+class TokenSource(Protocol):
+    """What examples need of a token store: `hornbook.corpus.store.TokenStore` is one, synthetic tokens are another."""
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are."""
+
+    @property
+    def document_lengths(self) -> Int64s:
+        """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
+
+    @property
+    def end_of_text(self) -> str:
+        """``"stored"``, ``"inserted"`` or ``"absent"``."""
+
+    @property
+    def end_of_text_id(self) -> int | None:
+        """The id of the end-of-text token; None only where it is absent."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the contents, by which a resumed run knows its data."""
+
+    def read(self, document: int, start: int, count: int, /) -> NDArray[Any]:
+        """Tokens ``start .. start + count - 1`` of one document, of any integer dtype."""
+
+
+class Piece(NamedTuple):
+    """Tokens ``start .. start + num_tokens - 1`` of document number ``document`` of the store."""
+
+    document: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """T + 1 consecutive tokens: the first T are inputs, the last T their targets.
+
+    Attributes:
+        tokens: int64[..., T+1].
+        documents: int64[..., T+1], number of the token's document, counted from 0 inside the window.
+    """
+
+    tokens: Int64s
+    documents: Int64s
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationWindow:
+    """T inputs with the targets that are to be scored.
+
+    Attributes:
+        tokens: int64[T].
+        targets: int64[T], `NOT_SCORED` where nothing is to be predicted.
+        documents: int64[T], number of the input token's document, counted from 0 inside the window.
+    """
+
+    tokens: Int64s
+    targets: Int64s
+    documents: Int64s
+
+
+class Stream:
+    """The documents of a source, one after the other and round again, with an end-of-text token after each.
+
+    Keeps 8 bytes a document in memory (where each begins); tokens are read when asked for.
+
+    Raises:
+        DataError: the source wants end-of-text tokens, but names no id for them.
+    """
+
+    def __init__(self, source: TokenSource) -> None:
+        if source.end_of_text != "absent" and source.end_of_text_id is None:
+            raise DataError(
+                f"the store's end-of-text tokens are {source.end_of_text}, but it does not say which id they have: "
+                "rebuild it with a tokenizer, or declare end-of-text absent"
+            )
+        self._source = source
+        self.has_end_of_text = source.end_of_text != "absent"
+        self.end_of_text_id = source.end_of_text_id or 0  # where it is absent, 0 fills up places that do not count
+        self._num_inserted = int(source.end_of_text == "inserted")
+        self._starts = np.zeros(source.num_documents + 1, dtype=np.int64)
+        np.cumsum(source.document_lengths + self._num_inserted, out=self._starts[1:])
+        self.length = int(self._starts[-1])
+
+    def read(self, starts: Int64s, count: int) -> Window:
+        """``count`` tokens from each place of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
+        tokens = np.empty((len(starts), count), dtype=np.int64)
+        opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins; one past the end, too
+        for row, start in enumerate(starts.tolist()):
+            self._fill(start, tokens[row], opens[row])
+        documents = np.cumsum(opens[:, :count], axis=1)
+        return Window(tokens=tokens, documents=documents - documents[:, :1])
+
+    def _fill(self, start: int, tokens: Int64s, opens: Int64s) -> None:
+        place = 0
+        for document, offset, taken, at_end in self._spans(start, len(tokens)):
+            own = taken - at_end * self._num_inserted
+            if own:
+                tokens[place : place + own] = self._source.read(document, offset, own)
+            if own < taken:
+                tokens[place + own] = self.end_of_text_id
+            place += taken
+            if at_end:
+                opens[place - self.has_end_of_text] = 1
+
+    def pieces(self, start: int, count: int) -> list[Piece]:
+        """The parts of documents that `read` would read; inserted end-of-text tokens belong to none."""
+        owned = (
+            Piece(document, offset, taken - at_end * self._num_inserted)
+            for document, offset, taken, at_end in self._spans(start, count)
+        )
+        return [piece for piece in owned if piece.num_tokens]
+
+    def _spans(self, start: int, count: int) -> Iterator[tuple[int, int, int, bool]]:
+        """(document, offset in it, number of stream tokens, whether they reach its end) for each document touched."""
+        document = int(self._starts.searchsorted(start, side="right")) - 1
+        while count > 0:
+            end = int(self._starts[document + 1])
+            taken = min(end - start, count)
+            if taken:
+                yield document, start - int(self._starts[document]), taken, start + taken == end
+            count -= taken
+            document = (document + 1) % self._source.num_documents
+            start = int(self._starts[document])
+
+
+class Windows:
+    """Training samples: sample n is a window of ``sequence_length + 1`` tokens, a pure function of (seed, n).
+
+    An epoch has ``num_windows = L // T`` windows, whose targets are distinct tokens of the stream of L. Epoch e starts
+    its windows at ``(hash(seed, e) + i * T) mod L`` and takes them in the order of `permute`.
+
+    Raises:
+        UserError: the stream has fewer than ``sequence_length + 1`` tokens.
+        DataError: as `Stream`.
+    """
+
+    def __init__(self, source: TokenSource, sequence_length: int, seed: int) -> None:
+        assert sequence_length >= 1, f"sequence_length {sequence_length} is not positive"
+        self._stream = Stream(source)
+        self._seed = seed
+        self.sequence_length = sequence_length
+        if self._stream.length < sequence_length + 1:
+            raise UserError(
+                f"the store has {self._stream.length} tokens (end-of-text included), but one sample takes "
+                f"{sequence_length + 1}: add text, or shorten data.sequence_length"
+            )
+        self.num_windows = self._stream.length // sequence_length
+
+    def batch(self, samples: Int64s) -> Window:
+        """The windows of the samples B, stacked: int64[B, T+1]."""
+        return self._stream.read(self._starts(samples), self.sequence_length + 1)
+
+    def provenance(self, sample: int, *, with_target: bool = True) -> list[Piece]:
+        """Which tokens of which documents the sample reads, in its order; an inserted end-of-text belongs to none.
+
+        ``with_target=False`` leaves out the last token, which is a target only.
+        """
+        start = int(self._starts(np.array([sample]))[0])
+        return self._stream.pieces(start, self.sequence_length + with_target)
+
+    def _starts(self, samples: Int64s) -> Int64s:
+        """Where in the stream each sample begins."""
+        assert samples.min() >= 0, "samples count from 0"
+        length = self._stream.length
+        epochs, places = np.divmod(samples, self.num_windows)
+        shifts = (mix64(self._seed, Purpose.SHIFT, epochs) % np.uint64(length)).astype(np.int64)
+        order = permute(places, size=self.num_windows, seed=self._seed, epoch=epochs)
+        return (shifts + order * self.sequence_length) % length
+
+
+class EvaluationWindows:
+    """The whole stream once, in store order, cut into windows of ``sequence_length`` targets.
+
+        stream      0 5 6 7 0 8 9 0            (an initial end-of-text, then each document and its end-of-text)
+        tokens     [0 5 6] [7 0 8] [9 0 0]     T = 3
+        targets    [5 6 7] [0 8 9] [0 . .]     . is NOT_SCORED, a padded place
+
+    Every token of every document is a target exactly once, and each document's first token is predicted from an
+    end-of-text token. The context of a target begins with its window: at most T tokens, one at a window's start. With
+    an ``overlap``, each window but the first begins with so many tokens whose targets the window before has scored:
+    the price of a context of more than ``overlap`` tokens is T / (T - overlap) times the work.
+
+    Two cases differ. With ``score_end_of_text=False`` the documents' own tokens alone are targets (for bits per byte:
+    an end-of-text token has no bytes); with True the end of each document counts too, as in the training loss. And a
+    store without end-of-text tokens has none to begin with: its very first token is context only.
+
+    Raises:
+        UserError: the store is empty.
+        DataError: as `Stream`.
+    """
+
+    def __init__(self, source: TokenSource, sequence_length: int, *, score_end_of_text: bool, overlap: int = 0) -> None:
+        assert 0 <= overlap < sequence_length, f"overlap {overlap} of windows of {sequence_length}"
+        self._stream = Stream(source)
+        self._score_end_of_text = score_end_of_text
+        self._num_targets = self._stream.length - int(not self._stream.has_end_of_text)
+        if self._num_targets < 1:
+            raise UserError("the store has no token to score: give a store with at least one document of text")
+        self.sequence_length = sequence_length
+        self._stride = sequence_length - overlap
+        self.num_windows = 1 + -(-max(0, self._num_targets - sequence_length) // self._stride)
+
+    def window(self, index: int) -> EvaluationWindow:
+        """Window ``index``; past the last one all targets are NOT_SCORED, so that ranks may run in step to the end."""
+        length, first = self.sequence_length, index * self._stride
+        count = min(max(self._num_targets - first, 0), length) if index < self.num_windows else 0
+        tokens = np.full(length, self._stream.end_of_text_id, dtype=np.int64)
+        targets = np.full(length, NOT_SCORED, dtype=np.int64)
+        documents = np.zeros(length, dtype=np.int64)
+        if count:
+            # The end-of-text before the first document is, on the circle, the one that closes the last.
+            place = (first - self._stream.has_end_of_text) % self._stream.length
+            window = self._stream.read(np.array([place]), count + 1)
+            tokens[:count], targets[:count] = window.tokens[0, :-1], window.tokens[0, 1:]
+            documents[:count] = window.documents[0, :-1]
+            documents[count:] = window.documents[0, -1] + 1
+        if index > 0:
+            targets[: length - self._stride] = NOT_SCORED
+        if not self._score_end_of_text and self._stream.has_end_of_text:
+            targets[targets == self._stream.end_of_text_id] = NOT_SCORED
+        return EvaluationWindow(tokens=tokens, targets=targets, documents=documents)

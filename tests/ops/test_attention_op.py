@@ -1,0 +1,103 @@
+"""Attention by blocks of queries against PyTorch's in float64: outputs and gradients, around the edges of a block."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from hornbook.ops import attention as module
+from hornbook.ops.attention import WeightDropout, cpu_attention, cpu_causal_attention, fits
+from hornbook.ops.dropout import keep_mask
+
+
+def make_qkv(num_tokens: int, head_size: int = 5, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Query, key and value [2, 3, T, K], strided as the stacked projection leaves them."""
+    draws = torch.Generator().manual_seed(num_tokens)
+    packed = torch.randn(2, num_tokens, 3, 3, head_size, generator=draws).to(dtype)
+    return [part.detach().requires_grad_() for part in packed.permute(2, 0, 3, 1, 4)]
+
+
+def reference(qkv: list[torch.Tensor], gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    double = [tensor.detach().double().requires_grad_() for tensor in qkv]
+    y = functional.scaled_dot_product_attention(*double, is_causal=True)
+    y.backward(gradient.double())
+    return (y.detach(), *(tensor.grad for tensor in double))
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_tokens=st.integers(1, 20), block=st.integers(1, 21), head_size=st.integers(1, 9))
+def test_outputs_and_gradients_equal_torch(num_tokens, block, head_size):
+    qkv = make_qkv(num_tokens, head_size)
+    gradient = torch.randn(2, 3, num_tokens, head_size, generator=torch.Generator().manual_seed(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_QUERIES", block)
+        y = cpu_causal_attention(*qkv)
+        y.backward(gradient)
+    ours = (y.detach(), *(tensor.grad for tensor in qkv))
+    for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [127, 128, 129, 300])
+def test_at_the_edges_of_a_real_block(num_tokens):
+    qkv = make_qkv(num_tokens)
+    gradient = torch.ones(2, 3, num_tokens, 5)
+    y = cpu_causal_attention(*qkv)
+    y.backward(gradient)
+    ours = (y.detach(), *(tensor.grad for tensor in qkv))
+    for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=1e-5)
+
+
+def test_bfloat16_keeps_its_dtype_and_comes_near():
+    qkv = make_qkv(200, 16, torch.bfloat16)
+    gradient = torch.randn(2, 3, 200, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    y = cpu_causal_attention(*qkv)
+    y.backward(gradient)
+    ours = (y.detach(), *(tensor.grad for tensor in qkv))
+    for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
+
+
+def plainly(qkv, there, keep, probability) -> torch.Tensor:
+    """Attention in both directions by one product, on fp64 copies."""
+    q, k, v = qkv
+    scores = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).masked_fill(~there[:, None, None], -torch.inf)
+    return (scores.softmax(-1) * keep / (1 - probability)) @ v
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_tokens=st.integers(1, 20),
+    block=st.integers(1, 21),
+    at_once=st.integers(1, 500),
+    probability=st.sampled_from([0.0, 0.4]),
+)
+def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once, probability):
+    qkv = make_qkv(num_tokens)
+    draws = torch.Generator().manual_seed(1)
+    gradient = torch.randn(2, 3, num_tokens, 5, generator=draws)
+    there = torch.rand(2, num_tokens, generator=draws) < 0.7
+    there[:, 0] = True
+    keys = torch.randint(1 << 32, (2, 3, num_tokens), generator=draws)
+    dropout = WeightDropout(keys, 7, probability) if probability else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_QUERIES", block)
+        patch.setattr(module, "_SCORES", at_once)
+        y = cpu_attention(*qkv, there_BT=there, dropout=dropout)
+        y.backward(gradient)
+    double = [tensor.detach().double().requires_grad_() for tensor in qkv]
+    expected = plainly(double, there, keep_mask(keys, 7, num_tokens, probability), probability)
+    expected.backward(gradient.double())
+    for mine, theirs in zip((y, *(t.grad for t in qkv)), (expected, *(t.grad for t in double)), strict=True):
+        torch.testing.assert_close(mine.detach().double(), theirs.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_long_sequences_are_sent_elsewhere():
+    assert fits(torch.empty(1, 1, 1024, 8))
+    assert not fits(torch.empty(64, 12, 1024, 1))
+    assert fits(torch.empty(1, 128, 1024, 1))
+    assert not fits(torch.empty(1, 128, 1024, 1), is_causal=False)
+    assert not fits(torch.empty(1, 1, 8, 8, device="meta"))

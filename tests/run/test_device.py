@@ -1,0 +1,141 @@
+"""Devices by name, and this process's share of the machine."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hornbook.errors import UserError
+from hornbook.run import device as module
+from hornbook.run.device import choose_device, default_threads, physical_cores, prepare, synchronize
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+def test_auto_takes_what_there_is(no_accelerator, monkeypatch):
+    assert choose_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto") == torch.device("mps")
+
+
+def test_a_gpu_comes_first_and_each_local_rank_has_its_own(two_gpus, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert choose_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device("cuda") == torch.device("cuda", 1)
+    assert choose_device("cuda:0") == torch.device("cuda", 0)
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "tpu", "", "CPU", "cpu:x", "cpu:1"])
+def test_a_device_that_is_not_there_is_one_line(no_accelerator, name):
+    with pytest.raises(UserError, match=r"no device .* it has cpu: choose") as caught:
+        choose_device(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:x", "cuda:", "cuda:-1"])
+def test_a_gpu_too_many_is_one_line(two_gpus, name):
+    with pytest.raises(UserError, match="no device"):
+        choose_device(name)
+
+
+def test_more_local_ranks_than_gpus_is_one_line(two_gpus, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="no device"):
+        choose_device("cuda")
+
+
+def test_hyperthreads_share_a_core(monkeypatch, tmp_path):
+    siblings = {0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"}
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(siblings), raising=False)
+    monkeypatch.setattr(module, "_siblings", siblings.__getitem__)
+    assert physical_cores() == 2
+
+
+def test_local_ranks_share_the_cores_and_none_goes_without(monkeypatch):
+    monkeypatch.setattr(module, "physical_cores", lambda: 8)
+    for cores, ranks, threads in ((16, None, 8), (16, "1", 8), (16, "3", 2), (16, "16", 1), (3, None, 3), (3, "2", 1)):
+        monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert default_threads() == threads
+
+
+def test_prepared_threads_and_denormals():
+    prepare(torch.device("cpu"), 1)
+    assert torch.get_num_threads() == 1
+    try:
+        assert (torch.tensor([1e-38]) * 1e-3).item() == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    synchronize(torch.device("cpu"))
+
+
+TOUCH = """
+import resource, torch
+from hornbook.run.device import prepare
+if {prepared}:
+    prepare(torch.device("cpu"), 1)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones({numbers})
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+for _ in range(3):
+    faults()
+print(sum(faults() for _ in range(4)))
+"""
+
+
+def _page_faults(*, prepared: bool) -> int:
+    """Pages that four buffers of 64 MiB, each freed before the next, fault in after others of that size.
+
+    glibc keeps smaller ones by itself, up to 32 MiB, once it has seen some.
+    """
+    program = TOUCH.format(prepared=prepared, numbers=16 << 20)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return int(finished.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left as they are")
+def test_a_prepared_process_takes_freed_memory_again():
+    """Where the kernel hands out huge pages the counts are smaller, but as far apart."""
+    assert _page_faults(prepared=True) < _page_faults(prepared=False) / 4
+
+
+def _allow_tf32():
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+
+
+def _allow_tf32_by_operation():
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+@pytest.mark.parametrize("allow", [_allow_tf32, _allow_tf32_by_operation])
+def test_fp32_is_not_tf32(allow):
+    """Nor is it after a part of one's own, such as transformers' CTC loss, has set cuDNN's flags for a while."""
+    allow()
+    prepare(torch.device("cpu"), 1)
+    for _ in range(2):
+        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+        with torch.backends.cudnn.flags(enabled=False):
+            pass

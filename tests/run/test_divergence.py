@@ -1,0 +1,101 @@
+"""Divergence: weights that an update ruined are finite and give NaN, and must not displace the ones before them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import tiny_runs
+from tiny_text import build_tiny
+
+from hornbook import checkpoint
+from hornbook.errors import DivergedError, StoppedBySignal
+from hornbook.track.metrics import read
+
+LENGTH = ("--training.steps=70", "--checkpoint.every-steps=5", "--evaluation.every-steps=5")
+KEEPS = (("--checkpoint.keep-last=1", "--checkpoint.keep-best=false"), ("--checkpoint.keep-last=2",))
+
+
+def ruined_after(step: int) -> tuple[str, ...]:
+    """Options of a run whose update of step ``step`` is so large that the next loss is NaN; the weights are finite."""
+    factors = f"--schedule.factors=0=1,{step - 1}=1e33,{step}=1"
+    return (*LENGTH, "--schedule.name=by_step", factors, "--optimizer.clip-norm=none")
+
+
+def kept(folder: Path) -> list[int]:
+    """Steps of the checkpoints that a resume may take; each of them is sound."""
+    found = checkpoint.list_checkpoints(folder / "run" / "checkpoints")
+    assert not [info.problems for info in found if info.problems]
+    return [info.step or 0 for info in found]
+
+
+def largest_weight(folder: Path) -> float:
+    """The largest magnitude of a weight in the newest sound checkpoint."""
+    newest = checkpoint.newest_sound(folder / "run" / "checkpoints", pytest.fail)
+    assert newest is not None
+    return max(float(tensor.abs().max()) for tensor in checkpoint.load(newest).tensors["model"].values())
+
+
+@pytest.mark.parametrize("keep", KEEPS, ids=str)
+@pytest.mark.parametrize(("ruined", "last_good"), [(32, 30), (35, 30)])
+def test_what_diverged_never_displaces_a_good_checkpoint(
+    tmp_path: Path, keep: tuple[str, ...], ruined: int, last_good: int
+) -> None:
+    with pytest.raises(DivergedError, match=rf"in 20 steps in a row up to step {ruined + 20}, .* step {last_good}:"):
+        tiny_runs.run_tiny(tmp_path, *ruined_after(ruined), *keep)
+    assert kept(tmp_path)[-1] == last_good
+    assert largest_weight(tmp_path) < 10
+    assert (tmp_path / "run/checkpoints/step-00000035.diverged").is_dir() == (ruined == 35)
+
+
+@pytest.mark.parametrize(
+    ("ruined", "validated", "expected"),
+    [(35, False, [30, 35]), (35, True, [30, 35]), (70, False, [30, 35]), (70, True, [35])],
+)
+def test_the_newest_checkpoint_displaces_the_one_before_once_its_loss_is_known(
+    tmp_path: Path, ruined: int, validated: bool, expected: list[int]
+) -> None:
+    """The run ends right after the save, before a skipped step could tell."""
+    corpus: tuple[str, ...] = ()
+    if validated:
+        build_tiny(tmp_path / "corpus")
+        corpus = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=none")
+    tiny_runs.run_tiny(tmp_path, *ruined_after(ruined), *KEEPS[0], "--training.steps=35", *corpus)
+    assert kept(tmp_path) == expected
+
+
+def test_a_signal_among_skipped_steps_saves_none_of_them_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 36)
+        with pytest.raises(StoppedBySignal, match=r"step 36 was skipped, so it is not saved; .* step 30; run the same"):
+            tiny_runs.run_tiny(tmp_path, *ruined_after(32), *KEEPS[0])
+    assert kept(tmp_path) == [25, 30]
+    with pytest.raises(DivergedError, match="up to step 52"):  # from step 30 on, as without the signal
+        tiny_runs.run_tiny(tmp_path, *ruined_after(32), *KEEPS[0])
+    rows = [row["step"] for row in read(tmp_path / "run/metrics.jsonl") if row["kind"] == "train"]
+    assert rows == list(range(1, 53))
+
+
+def test_a_run_that_ends_among_skipped_steps_has_diverged(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="in 3 steps in a row up to step 35"):
+        tiny_runs.run_tiny(tmp_path, *ruined_after(32), "--training.steps=35", *KEEPS[0])
+    assert kept(tmp_path) == [25, 30]
+
+
+def test_a_single_skipped_step_is_not_saved_and_the_next_due_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from hornbook.objective import CausalLM
+
+    sums, calls = CausalLM.sums, []
+
+    def poisoned(self: CausalLM, *arguments: object) -> dict[str, object]:
+        calls.append(1)
+        values = sums(self, *arguments)  # type: ignore[arg-type]
+        return {name: value * (math.nan if len(calls) == 10 else 1.0) for name, value in values.items()}
+
+    monkeypatch.setattr(CausalLM, "sums", poisoned)  # two micro-batches a step: the fifth is poisoned
+    tiny_runs.run_tiny(tmp_path, "--training.steps=15", "--checkpoint.every-steps=5", "--evaluation.every-steps=15")
+    assert kept(tmp_path) == [10, 15]
+    assert "checkpoint not saved: step 5 was skipped" in capfd.readouterr().err

@@ -1,0 +1,102 @@
+"""What is told before the first step: lengths, sizes and ends of texts that look like slips."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_runs
+from tiny_text import build_tiny
+
+from hornbook.config import (
+    BertConfig,
+    ByStepConfig,
+    CausalLMConfig,
+    CosineConfig,
+    DataConfig,
+    GPTConfig,
+    MaskedLMConfig,
+    PolynomialConfig,
+    Recipe,
+    TrainingConfig,
+)
+from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.samples.sources import Sources
+
+
+def recipe(**sections) -> Recipe:
+    return Recipe(training=TrainingConfig(steps=20), **sections)
+
+
+def sources(vocab_size: int | None) -> Sources:
+    class Store:
+        pass
+
+    store = Store()
+    store.vocab_size = vocab_size
+    return Sources(train=(store,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+
+
+def test_a_warmup_that_is_longer_than_the_run() -> None:
+    assert long_warmup(recipe(schedule=CosineConfig(warmup_steps=2000)), 20) == (
+        "schedule.warmup_steps is 2000, the run has 20 steps: the rate reaches 6e-06 of 0.0006; lower it, or use "
+        "--schedule.warmup-fraction"
+    )
+    by_root = recipe(schedule=PolynomialConfig(warmup_steps=80, warmup_power=0.5))
+    assert "the rate reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [CosineConfig(), CosineConfig(warmup_steps=20), CosineConfig(warmup_fraction=1.0), ByStepConfig()],
+)
+def test_a_warmup_that_ends_within_the_run(schedule) -> None:
+    assert long_warmup(recipe(schedule=schedule), 20) is None
+
+
+def test_a_batch_that_is_larger_than_the_data() -> None:
+    given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
+    told = "a batch has 512 windows, the data 120: each step learns them 4.3 times"
+    assert told in str(large_batch(given, 120, "window"))
+    assert large_batch(given, 512, "window") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "is_told"),
+    [(50257, 4096, True), (513, 512, True), (512, 500, False), (384, 300, False), (385, 300, True), (300, None, False)],
+)
+def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_told) -> None:
+    note = large_vocabulary(recipe(model=GPTConfig(vocab_size=own)), sources(theirs))
+    assert (note is not None) is is_told
+
+
+def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_tiny(tmp_path / "corpus")
+    data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
+    words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
+    told = "the vocabulary is 5,000, that of the data 300: --model.vocab-size none takes that"
+    tiny_runs.run_tiny(tmp_path, *words)
+    shown = capsys.readouterr().err
+    assert told in shown and shown.count("schedule.warmup_steps is 100, the run has 4 steps") == 1
+    tiny_runs.run_tiny(tmp_path, *words, "--training.steps=5")
+    shown = capsys.readouterr().err
+    assert told not in shown, "there are weights now"
+    assert "the run has 5 steps" in shown
+    tiny_runs.run_tiny(tmp_path, *words, "--training.steps=5")
+    assert "warmup" not in capsys.readouterr().err, "the run is finished"
+
+
+@pytest.mark.parametrize(
+    ("ends", "objective", "told"),
+    [
+        (("stored", "absent"), CausalLMConfig(), "between the documents of b, as between the others'"),
+        (("absent", "absent"), CausalLMConfig(), None),
+        (("stored", "inserted"), CausalLMConfig(), None),
+        (("stored", "absent"), MaskedLMConfig(), None),
+    ],
+)
+def test_stores_that_differ_in_their_ends(ends, objective, told) -> None:
+    stores = tuple(SimpleNamespace(end_of_text=end_of_text) for end_of_text in ends)
+    given = Sources(train=stores, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    model = GPTConfig() if isinstance(objective, CausalLMConfig) else BertConfig()
+    some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective)
+    assert told in note if (note := differing_ends(some, given)) else told is None

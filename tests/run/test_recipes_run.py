@@ -1,0 +1,55 @@
+"""Every recipe that comes along trains: shrunk, on random tokens, two steps; and phase 2 goes on from phase 1."""
+
+import math
+
+import pytest
+import torch
+
+from hornbook import checkpoint
+from hornbook.config import bundled_recipes, load_recipe
+from hornbook.run.initial_weights import InitFrom
+from hornbook.run.launch import train
+from hornbook.track.metrics import read
+
+_SMALL = (
+    "--model.num-layers=2 --model.hidden-size=32 --model.num-heads=2 --model.vocab-size=70 --model.max-positions=24 "
+    "--data.synthetic --training.steps=2 --training.global-batch-size=4 --training.micro-batch-size=2 "
+    "--tracking.sample-every-steps=none --precision.compute=fp32 --checkpoint.every-steps=2"
+)
+SMALL = _SMALL.split()
+
+
+def run_small(name, folder, *overrides, init_from=None):
+    resolved = load_recipe(name, [*SMALL, "--data.sequence-length=16", *overrides])
+    return train(resolved, output=folder, device="cpu", threads=1, init_from=init_from)
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_a_bundled_recipe_trains(tmp_path, name):
+    run_small(name, tmp_path / "run")
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "train"][-1] == 2
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    terms = {"mlm", "nsp"} & set(rows[0])
+    assert terms == ({"mlm", "nsp"} if "bert-" in name and "wikitext2" not in name else {"mlm"} & terms)
+
+
+@pytest.mark.parametrize("model", ["bert-base", "bert-large", "groupbert-base"])
+def test_phase_2_goes_on_from_phase_1_with_longer_sequences(tmp_path, model):
+    """One update of a vanishing rate leaves the weights of phase 1, and moments that tell whether its own were kept."""
+    run_small(f"{model}-phase1", tmp_path / "first")
+    for keep in (False, True):
+        start = InitFrom(source=str(tmp_path / "first"), keep_optimizer=keep)
+        overrides = ["--data.sequence-length=24", "--training.steps=1", "--optimizer.learning-rate=1e-30"]
+        run_small(f"{model}-phase2", tmp_path / f"keep-{keep}", *overrides, init_from=start)
+    first = checkpoint.load(tmp_path / "first" / "checkpoints" / "step-00000002")
+    fresh, kept = (
+        checkpoint.load(tmp_path / f"keep-{keep}" / "checkpoints" / "step-00000001") for keep in (False, True)
+    )
+    for second in (fresh, kept):
+        torch.testing.assert_close(second.tensors["model"], first.tensors["model"], rtol=0, atol=1e-20)
+    assert [second.documents["state"]["inherited_updates"] for second in (fresh, kept)] == [0, 2]
+    betas = {"exp_avg": 0.9, "exp_avg_sq": 0.999}
+    for name, moment in first.tensors["optimizer"].items():
+        inherited = kept.tensors["optimizer"][name] - fresh.tensors["optimizer"][name]
+        torch.testing.assert_close(inherited, betas[name.rpartition(".")[2]] * moment, rtol=1e-4, atol=1e-8)

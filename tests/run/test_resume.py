@@ -1,0 +1,267 @@
+"""A resumed run is the same run: bit-equal weights, moments, progress and log, wherever and however it stopped."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import tiny_runs
+from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
+from tiny_text import build_tiny
+
+from hornbook import checkpoint
+from hornbook.errors import CheckpointError, StoppedBySignal, StorageError, UserError
+from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
+
+VARIANTS = {
+    "fp32": (),
+    "bf16": ("--precision.compute=bf16",),
+    "no accumulation": ("--training.micro-batch-size=4",),
+    "attention dropout and document mask": ("--model.attention-dropout=0.2", "--data.document-mask"),
+}
+
+
+ENCODERS = {f"{family}, {layout}": (family, layout) for family, layout in zip(FAMILIES, LAYOUTS, strict=True)}
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS, *ENCODERS], ids=str)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    folder, name = tmp_path_factory.mktemp("whole"), request.param
+    if name in VARIANTS:
+        overrides = VARIANTS[name]
+    else:
+        family, layout = ENCODERS[name]
+        overrides = (*encoder(family), *on_corpus(build_sentences(folder / "corpus")), f"--data.layout={layout}")
+    tiny_runs.run_tiny(folder, *overrides)
+    return folder, overrides
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_resume_after_any_step_is_bit_equal(
+    whole: tuple[Path, tuple[str, ...]], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, overrides = whole
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, step)
+        with pytest.raises(StoppedBySignal, match=f"SIGTERM; step {step} of 8 is saved"):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    tiny_runs.run_tiny(tmp_path, *overrides)
+    assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(expected, 8)
+    assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(expected)
+
+
+def test_three_resumes_in_a_row_are_bit_equal(
+    whole: tuple[Path, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, overrides = whole
+    for step, number in ((2, signal.SIGINT), (3, signal.SIGUSR1), (6, signal.SIGTERM)):
+        with monkeypatch.context() as patch:
+            tiny_runs.stop_after(patch, step, number)
+            with pytest.raises(StoppedBySignal):
+                tiny_runs.run_tiny(tmp_path, *overrides)
+    tiny_runs.run_tiny(tmp_path, *overrides)
+    assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(expected, 8)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    first = tiny_runs.run_tiny(tmp_path)
+    before = tiny_runs.digest(tmp_path, 8)
+    again = tiny_runs.run_tiny(tmp_path)
+    assert again["step"] == first["step"] == 8
+    assert tiny_runs.digest(tmp_path, 8) == before
+
+
+def test_a_longer_run_goes_on(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path, "--schedule.name=constant")
+    longer = tiny_runs.run_tiny(tmp_path, "--schedule.name=constant", "--training.steps=10")
+    tiny_runs.run_tiny(tmp_path / "whole", "--schedule.name=constant", "--training.steps=10")
+    assert longer["step"] == 10
+    assert tiny_runs.digest(tmp_path, 10) == tiny_runs.digest(tmp_path / "whole", 10)
+
+
+def _child(folder: Path, operation: int, kind: str) -> int:
+    """Train in a child process that dies at a disk operation; return its exit status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with inject("any", operation, kind):
+                tiny_runs.run_tiny(folder)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_run_that_dies_at_any_disk_operation_loses_no_commit_and_ends_the_same(tmp_path: Path) -> None:
+    with count_operations() as operations:
+        tiny_runs.run_tiny(tmp_path / "whole")
+    expected = tiny_runs.digest(tmp_path / "whole", 8)
+    numbers = random.Random(7).sample(range(1, len(operations)), 12)
+    for number in sorted(numbers):
+        folder = tmp_path / f"crash-{number}"
+        assert _child(folder, number, random.Random(number).choice(["crash-before", "crash-after"])) == CRASH_STATUS
+        tiny_runs.run_tiny(folder)
+        assert tiny_runs.digest(folder, 8) == expected, f"after a crash at {operations[number - 1]}"
+
+
+def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path / "whole")
+    expected = tiny_runs.digest(tmp_path / "whole", 8)
+    folder, delays = tmp_path / "killed", random.Random(3)
+    seen = 0
+    for _ in range(12):
+        child = os.fork()
+        if child == 0:
+            try:
+                tiny_runs.run_tiny(folder)
+            finally:
+                os._exit(0)
+        time.sleep(delays.uniform(0.05, 0.4))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        newest = checkpoint.newest_sound(folder / "run" / "checkpoints", pytest.fail)
+        step = checkpoint.step_of(newest) if newest else 0
+        assert step >= seen, "a committed checkpoint was lost"
+        seen = step
+    tiny_runs.run_tiny(folder)
+    assert tiny_runs.digest(folder, 8) == expected
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    expected = tiny_runs.digest(tmp_path, 8)
+    _damage(tmp_path / "run" / "checkpoints" / "step-00000008" / name, damage)
+    capfd.readouterr()
+    tiny_runs.run_tiny(tmp_path)
+    error = capfd.readouterr().err
+    assert "warning" in error
+    assert "step-00000008" in error
+    assert tiny_runs.digest(tmp_path, 8) == expected
+
+
+def _damage(path: Path, damage: str) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    match damage:
+        case "truncate":
+            path.write_bytes(data[: len(data) // 2])
+        case "flip":
+            path.write_bytes(data)
+        case "delete":
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--model.num-layers=3", "model.num_layers was 2 and is now 3"),
+        ("--training.seed=5", "training.seed was 1234 and is now 5"),
+        ("--training.global-batch-size=8", "training.global_batch_size was 4 and is now 8"),
+        ("--optimizer.learning-rate=1e-3", "optimizer.learning_rate was 0.01 and is now 0.001"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    before = tiny_runs.digest(tmp_path, 8)
+    with pytest.raises(UserError, match=message):
+        tiny_runs.run_tiny(tmp_path, override)
+    assert tiny_runs.digest(tmp_path, 8) == before
+
+
+def test_layout_and_tracking_may_change(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    tiny_runs.run_tiny(tmp_path, "--training.micro-batch-size=1", "--tracking.log-every-steps=4", "--training.steps=9")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+
+
+def test_checkpoints_without_identity_are_refused(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(UserError, match=r"no run\.json"):
+        tiny_runs.run_tiny(tmp_path)
+
+
+def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with count_operations() as operations:
+        tiny_runs.run_tiny(tmp_path / "whole")
+    writes = [operation for operation in operations if operation.name == "write"]
+    first = next(index for index, write in enumerate(writes, 1) if "step-00000003" in str(write.path))
+    with inject("write", first + 1, "enospc"):
+        tiny_runs.run_tiny(tmp_path)
+    assert "checkpoint not saved, training goes on" in capfd.readouterr().err
+    assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
+
+
+def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    checkpoints, metrics = tmp_path / "run" / "checkpoints", tmp_path / "run" / "metrics.jsonl"
+    for path in checkpoints.glob("*/model.safetensors"):
+        _damage(path, "flip")
+    before = metrics.read_bytes()
+    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and no sound one: .* to begin anew, remove"):
+        tiny_runs.run_tiny(tmp_path)
+    assert metrics.read_bytes() == before
+    assert len(list(checkpoints.iterdir())) == 2
+    shutil.rmtree(checkpoints)
+    assert tiny_runs.run_tiny(tmp_path)["step"] == 8
+
+
+def test_a_kill_after_a_signal_at_a_due_step_leaves_each_measurement_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal leaves the validation and the text of step 6 to the resume, which is killed before it saves again."""
+    build_tiny(tmp_path / "corpus")
+    data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=none")
+    overrides = (*data, "--tracking.sample-every-steps=3")
+    tiny_runs.run_tiny(tmp_path / "whole", *overrides)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 6)
+        with pytest.raises(StoppedBySignal):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.run.loop.train_step", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tiny_runs.run_tiny(tmp_path, *overrides)
+    tiny_runs.run_tiny(tmp_path, *overrides)
+    assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(tmp_path / "whole")
+    samples = (folder / "run" / "samples.jsonl" for folder in (tmp_path, tmp_path / "whole"))
+    assert len({path.read_bytes() for path in samples}) == 1
+
+
+def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    with count_operations() as operations:
+        tiny_runs.run_tiny(tmp_path / "whole")
+    expected = sorted(path.name for path in (tmp_path / "whole/run/checkpoints").iterdir())
+    prune = [number for number, done in enumerate(operations, 1) if "step-00000003" in str(done.path)][-8:]
+    for number in prune:
+        folder = tmp_path / f"killed-{number}"
+        assert _child(folder, number, "crash-before") == CRASH_STATUS
+        tiny_runs.run_tiny(folder)
+        assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == expected
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    other = tmp_path / "other"
+    tiny_runs.run_tiny(other, "--model.hidden-size=64")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.copytree(other / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"attention\.out\.bias is \[64\] and should be \[32\]"):
+        tiny_runs.run_tiny(tmp_path)
+
+
+def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hornbook.checkpoint import commit
+
+    monkeypatch.setattr(commit, "free_bytes", lambda folder: 1000)
+    with pytest.raises(StorageError, match=r"KiB needed, 1,?000 (B|bytes) free; free some space"):
+        tiny_runs.run_tiny(tmp_path)
+    assert not (tmp_path / "run" / "checkpoints").exists()
