@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
-    0: ("errors", "extras", "storage", "wording", "__init__"),
+    0: ("arrays", "errors", "extras", "storage", "wording", "__init__"),
     1: ("config", "formats"),
     2: ("text",),
     3: ("corpus", "optim", "parallel"),

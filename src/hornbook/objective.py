@@ -49,7 +49,7 @@ class CausalLM:
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens."""
-        return {"causal_lm": head(x_BTD, batch["targets"])}
+        return {"causal_lm": head.cross_entropy(x_BTD, batch["targets"])}
 
 
 class MaskedLM:

@@ -6,7 +6,7 @@ import torch
 from tiny_huggingface import tiny_folder
 
 from hornbook.checkpoint import Contents, save
-from hornbook.cli.checkpoint_commands import list_command, verify_command
+from hornbook.cli.checkpoint_command import list_command, verify_command
 from hornbook.cli.main import main
 from hornbook.errors import CheckpointError
 

@@ -29,9 +29,9 @@ def command(monkeypatch):
     """Install a command ``fake`` whose body is given by the test."""
 
     def install(run, add_arguments=lambda parser: None):
-        module = types.ModuleType("hornbook.cli.fake")
+        module = types.ModuleType("hornbook.cli.fake_command")
         module.run, module.add_arguments = run, add_arguments
-        monkeypatch.setitem(sys.modules, "hornbook.cli.fake", module)
+        monkeypatch.setitem(sys.modules, "hornbook.cli.fake_command", module)
         monkeypatch.setitem(COMMANDS, "fake", "does what a test wants")
 
     return install

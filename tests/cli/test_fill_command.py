@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoder_runs import encoder_contents, encoder_tokenizer
 from tiny_text import TEXTS, tiny_tokenizer
 from written_runs import save_run
@@ -47,7 +48,7 @@ def expected(run: Path, ids: list[int], gap: int) -> torch.Tensor:
     batch = {"tokens": tokens, "positions": torch.arange(tokens.numel())[None], "keys": torch.zeros_like(tokens)}
     batch |= {"firsts": torch.tensor([0]), "lengths": torch.tensor([tokens.numel()])}
     with torch.no_grad():
-        return loaded.model.head.logits(loaded.model.trunk(batch))[0, 1 + gap].softmax(-1)
+        return loaded.model.head.logits(hidden_states(loaded.model, batch))[0, 1 + gap].softmax(-1)
 
 
 def fill(capsys, run: Path, *words: str) -> list[dict]:

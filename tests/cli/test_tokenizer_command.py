@@ -144,7 +144,7 @@ def test_malformed_lines(pipe, subcommand, data, part):
 
 
 def test_a_line_that_is_too_long(pipe, monkeypatch):
-    monkeypatch.setattr("hornbook.cli.tokenizer_commands._MAX_LINE_BYTES", 10)
+    monkeypatch.setattr("hornbook.cli.tokenizer_command._MAX_LINE_BYTES", 10)
     code, output, errors = pipe("encode", b"0123456789"[:9] + b"\n" + b"x" * 11)
     assert code == 2 and output.count(b"\n") == 1 and "line 2: longer than" in errors
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_trainer
+from tiny import hidden_states, random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.config import MomentumConfig, PrecisionConfig
 from hornbook.engine.loss_scale import Scaled, build_loss_scale
@@ -15,8 +15,8 @@ from hornbook.optim.updates import build_update
 def run(precision: PrecisionConfig, num_steps: int = 4, **changes):
     update = build_update(MomentumConfig())  # what it makes of a gradient is in proportion to it, unlike AdamW
     state = TrainState.fresh(tiny_model(), update)
-    trainer = tiny_trainer(update=update, loss_scale=build_loss_scale(precision), **changes)
-    results = [train_step(state, split(random_batch(4, 8, seed=step), 2), trainer) for step in range(num_steps)]
+    config = tiny_step_config(update=update, loss_scale=build_loss_scale(precision), **changes)
+    results = [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in range(num_steps)]
     return snapshot(state), results
 
 
@@ -55,7 +55,7 @@ def test_a_scale_that_is_too_large_is_a_skipped_step():
 def test_the_backward_pass_sees_the_scale():
     objective, batch = CausalLM(), random_batch(2, 8)
     state = tiny_state()
-    x_BTD = state.model.trunk(batch)
+    x_BTD = hidden_states(state.model, batch)
     scaled = Scaled(objective, 128.0)
     assert scaled.weights == {"causal_lm": 128.0}
     assert scaled.counts(batch) == objective.counts(batch)

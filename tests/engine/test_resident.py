@@ -13,9 +13,11 @@ from tiny_encoders import lay_out, make_samples, tiny_encoder
 from torch import Tensor
 
 from hornbook.config import ClassificationConfig, SpanConfig
-from hornbook.engine.executors import resident
+from hornbook.engine.executors.resident import resident
+from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM, Objective, Pretraining, build_objective
+from hornbook.optim.updates import Update
 from hornbook.samples.batches import Batch
 
 NUM_TOKENS = 16384
@@ -79,8 +81,7 @@ def gradients(case: str, dtype: torch.dtype, size: int = NUM_SAMPLES, layout: st
     labels = SPANS if case == "span" else CLASSES
     batches = gpt_batches(size) if case == "gpt" else encoder_batches(size, labels, layout)
     counts = {name: sum(objective.counts(batch)[name] for batch in batches) for name in objective.weights}
-    resident(model, batches, objective, counts)
-    model.fold_tied_gradients()
+    resident(TrainState.fresh(model, Update(state_names=(), apply=lambda *_: None)), batches, objective, counts)
     return {name: parameter.grad for name, parameter in model.own_parameters() if parameter.grad is not None}
 
 

@@ -3,45 +3,49 @@
 import json
 
 import torch
-from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_trainer
+from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
+from hornbook.objective import CausalLM
 from hornbook.optim.updates import Update
 
 
 def trained(num_steps: int, state: TrainState | None = None) -> TrainState:
     state = state or tiny_state()
     for _ in range(num_steps):
-        train_step(state, [random_batch(2, 8, seed=state.progress.step)], tiny_trainer())
+        train_step(state, [random_batch(2, 8, seed=state.progress.step)], tiny_step_config())
     return state
 
 
 def test_fresh_moments_are_zero_and_named_by_the_update():
     state = TrainState.fresh(tiny_model(), Update(state_names=("a", "b", "c"), apply=lambda *_: None))
-    assert set(state.moments) == {name for name, _ in state.model.own_parameters()}
+    assert set(state.home.moments) == {name for name, _ in state.model.own_parameters()}
     for name, parameter in state.model.own_parameters():
-        assert set(state.moments[name]) == {"a", "b", "c"}
-        assert all(tensor.shape == parameter.shape and not tensor.any() for tensor in state.moments[name].values())
+        assert set(state.home.moments[name]) == {"a", "b", "c"}
+        assert all(tensor.shape == parameter.shape and not tensor.any() for tensor in state.home.moments[name].values())
 
 
 def test_vectors_are_not_decayed_and_what_has_no_gradient_has_no_slot():
     state = tiny_state()
-    assert state.slots() == []
+    with state.home.slots("model") as slots:
+        assert slots == []
     batch = random_batch(2, 8)
-    state.model.head(state.model.trunk(batch), batch["targets"]).backward()
-    decayed = {slot.parameter.data_ptr(): slot.decay for slot in state.slots()}
-    assert len(decayed) == len(list(state.model.own_parameters()))
-    for name, parameter in state.model.own_parameters():
-        assert decayed[parameter.data_ptr()] is (not name.endswith("bias") and "norm" not in name), name
+    state.model(CausalLM().sums, batch)["causal_lm"].backward()
+    state.home.keep_gradients("model")
+    with state.home.slots("model") as slots:
+        decayed = {slot.name: slot.decay for slot in slots}
+    assert list(decayed) == [name for name, _ in state.model.own_parameters()]
+    for name in decayed:
+        assert decayed[name] is (not name.endswith("bias") and "norm" not in name), name
 
 
 def test_slots_know_roles_and_stacked_parts():
     state = tiny_state()
     for _, parameter in state.model.own_parameters():
         parameter.grad = torch.zeros_like(parameter)
-    names = {parameter.data_ptr(): name for name, parameter in state.model.own_parameters()}
-    slots = {names[slot.parameter.data_ptr()]: slot for slot in state.slots()}
+    with state.home.slots("model") as opened:
+        slots = {slot.name: slot for slot in opened}
     attention = "blocks.0.attention"
     found = {name: (slots[name].role, slots[name].num_parts) for name in slots if name.startswith(attention)}
     assert found == {
@@ -55,7 +59,7 @@ def test_slots_know_roles_and_stacked_parts():
 
 
 def test_tensors_have_logical_shapes_and_no_second_table():
-    files = tiny_state().to_tensors()
+    files = tiny_state().home.tensors()
     assert set(files) == {"model", "optimizer"}
     assert files["model"]["embedding.tokens"].shape == (70, 16)
     assert files["optimizer"]["embedding.tokens.exp_avg"].shape == (70, 16)
@@ -66,7 +70,7 @@ def test_tensors_have_logical_shapes_and_no_second_table():
 def test_a_loaded_state_goes_on_like_the_one_that_was_saved():
     saved = trained(2)
     tensors = {
-        file: {name: tensor.clone() for name, tensor in values.items()} for file, values in saved.to_tensors().items()
+        file: {name: tensor.clone() for name, tensor in values.items()} for file, values in saved.home.tensors().items()
     }
     progress = json.loads(json.dumps(saved.to_json()))
     loaded = tiny_state(seed=99)

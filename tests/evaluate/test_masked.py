@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer, stories
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 from tiny_tasks import tiny_input, values
@@ -21,7 +22,7 @@ from hornbook.corpus.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task, run_tasks
 from hornbook.exchange.restore import LoadedModel
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
 from hornbook.samples.instance_builder import InstanceOptions, build_instances
 from hornbook.samples.layout import lay_out
@@ -64,7 +65,7 @@ def logits_of(model, sequence) -> tuple[torch.Tensor, torch.Tensor]:
     masked = sequence if sequence.positions is not None else sequence.unscored()
     batch = lay_out([masked], width=LENGTH, layout="unpadded", pad_id=0)
     model.eval()
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     pair = model.head.classifier(model.head.pooled(x_BTD, batch["firsts"]))
     return model.head.logits(x_BTD)[0].double(), pair[0].double()
 
@@ -245,7 +246,7 @@ def test_pseudo_perplexity_of_a_file_of_text(model, tmp_path):
         assert f"{len(sequences)} of {counted(len(sequences), 'sequence')}; documents" in rows[1].convention
 
 
-class Share(World):
+class Share(Ranks):
     """One of several ranks that keeps its own sums."""
 
     def sum_floats(self, values):
@@ -256,11 +257,11 @@ class Share(World):
 
 
 def test_ranks_share_the_copies(model, corpora):
-    def measure(world):
-        rows = run_task("pseudo_perplexity", given(model, corpora["lines"], world=world, micro_batch_size=2))
+    def measure(ranks):
+        rows = run_task("pseudo_perplexity", given(model, corpora["lines"], ranks=ranks, micro_batch_size=2))
         return values(rows)["nats_per_token"], int(re.search(r"over ([\d,]+) tokens", rows[1].convention)[1])
 
-    (whole, count), parts = measure(World()), [measure(Share(rank, 3)) for rank in range(3)]
+    (whole, count), parts = measure(Ranks()), [measure(Share(rank, 3)) for rank in range(3)]
     assert sum(own for _, own in parts) == count
     assert sum(nats * own for nats, own in parts) == pytest.approx(whole * count, rel=1e-5)
 

@@ -7,7 +7,7 @@ from tiny import randomize, tiny_model
 from tiny_tasks import log_probabilities
 
 from hornbook.evaluate.spans import Span, batches, score
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks
 from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [2, 9, 25, 3, 9, 14, 24, 5, 2, 17]
@@ -32,7 +32,7 @@ def spans():
 def test_equals_one_at_a_time_in_the_order_of_the_spans(model, spans, micro_batch_size):
     banned = torch.zeros(70, dtype=torch.bool)
     banned[:35] = True
-    scores = score(model, spans, world=World(), micro_batch_size=micro_batch_size, banned_V=banned)
+    scores = score(model, spans, ranks=Ranks(), micro_batch_size=micro_batch_size, banned_V=banned)
     assert len(scores) == len(spans)
     hits = [0, 0]
     for span, found in zip(spans, scores, strict=True):
@@ -48,11 +48,11 @@ def test_equals_one_at_a_time_in_the_order_of_the_spans(model, spans, micro_batc
 
 
 def test_without_a_ban_both_are_the_same(model, spans):
-    for found in score(model, spans, world=World(), micro_batch_size=4):
+    for found in score(model, spans, ranks=Ranks(), micro_batch_size=4):
         assert found.likeliest.tolist() == found.likeliest_allowed.tolist()
 
 
-class Share(World):
+class Share(Ranks):
     """One of several ranks that keeps its own sums."""
 
     def sum_floats(self, values):
@@ -61,8 +61,8 @@ class Share(World):
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_ranks_share_the_spans_and_compute_in_step(model, spans, size):
-    whole = score(model, spans, world=World(), micro_batch_size=2)
-    parts = [score(model, spans, world=Share(rank, size), micro_batch_size=2) for rank in range(size)]
+    whole = score(model, spans, ranks=Ranks(), micro_batch_size=2)
+    parts = [score(model, spans, ranks=Share(rank, size), micro_batch_size=2) for rank in range(size)]
     for index, expected in enumerate(whole):
         assert sum(part[index].nats for part in parts) == pytest.approx(expected.nats, rel=1e-6)
         assert sum(part[index].likeliest.astype(int) for part in parts).tolist() == expected.likeliest.tolist()

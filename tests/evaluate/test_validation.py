@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from tiny import randomize, tiny_model
+from tiny import hidden_states, randomize, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
 from hornbook.objective import CausalLM
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks
 from hornbook.samples.batches import HeldOutWindows
 from hornbook.samples.loader import evaluation_batches
 from hornbook.samples.synthetic import SyntheticTokens
@@ -19,7 +19,7 @@ from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 SOURCE = SyntheticTokens(vocab_size=70, seed=1, num_documents=7, document_length=9)
 
 
-class Share(World):
+class Share(Ranks):
     """One of several ranks that keeps its own sums."""
 
     def sum_floats(self, values):
@@ -54,7 +54,7 @@ def naive(model, windows, indices, *, document_mask: bool = False) -> tuple[floa
         batch["keys"] = torch.zeros_like(batch["tokens"])
         if document_mask:
             batch["documents"] = torch.tensor(window.documents)[None]
-        logits = model.head.logits(model.trunk(batch))[0].detach().double()
+        logits = model.head.logits(hidden_states(model, batch))[0].detach().double()
         for row, target in zip(logits.log_softmax(-1), window.targets.tolist(), strict=True):
             if target != NOT_SCORED:
                 nats -= float(row[target])
@@ -71,7 +71,7 @@ def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text
     result = measure(
         model,
         windows,
-        world=World(),
+        ranks=Ranks(),
         micro_batch_size=micro_batch_size,
         document_mask=document_mask,
         num_bytes=123,
@@ -84,7 +84,7 @@ def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text
 
 def test_document_mask_matters(model):
     plain, masked = (
-        measure(model, make_windows(), world=World(), micro_batch_size=4, document_mask=mask) for mask in (False, True)
+        measure(model, make_windows(), ranks=Ranks(), micro_batch_size=4, document_mask=mask) for mask in (False, True)
     )
     assert plain.tokens == masked.tokens
     assert plain.loss != masked.loss
@@ -93,15 +93,15 @@ def test_document_mask_matters(model):
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_share_the_windows(model, size):
     windows = make_windows()
-    whole = measure(model, windows, world=World(), micro_batch_size=2)
-    parts = [measure(model, windows, world=Share(rank, size), micro_batch_size=2) for rank in range(size)]
+    whole = measure(model, windows, ranks=Ranks(), micro_batch_size=2)
+    parts = [measure(model, windows, ranks=Share(rank, size), micro_batch_size=2) for rank in range(size)]
     assert sum(part.tokens for part in parts) == whole.tokens
     assert sum(part.loss * part.tokens for part in parts) == pytest.approx(whole.loss * whole.tokens, rel=1e-6)
 
 
 def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
     windows = make_windows()
-    result = measure(model, windows, world=World(), micro_batch_size=2, max_windows=3, num_bytes=123)
+    result = measure(model, windows, ranks=Ranks(), micro_batch_size=2, max_windows=3, num_bytes=123)
     nats, count = naive(model, windows, [index * windows.num_windows // 3 for index in range(3)])
     assert (result.tokens, result.bits_per_byte) == (count, None)
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
@@ -109,34 +109,34 @@ def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
 
 def test_more_windows_than_there_are_is_all_of_them(model):
     windows = make_windows()
-    whole = measure(model, windows, world=World(), micro_batch_size=2, num_bytes=123)
-    assert measure(model, windows, world=World(), micro_batch_size=2, max_windows=999, num_bytes=123) == whole
+    whole = measure(model, windows, ranks=Ranks(), micro_batch_size=2, num_bytes=123)
+    assert measure(model, windows, ranks=Ranks(), micro_batch_size=2, max_windows=999, num_bytes=123) == whole
 
 
 def test_bits_need_bytes(model):
-    assert measure(model, make_windows(), world=World(), micro_batch_size=2).bits_per_byte is None
+    assert measure(model, make_windows(), ranks=Ranks(), micro_batch_size=2).bits_per_byte is None
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_model_keeps_its_mode_and_gets_no_gradients(model, training):
     model.train(training)
-    first = measure(model, make_windows(), world=World(), micro_batch_size=2)
+    first = measure(model, make_windows(), ranks=Ranks(), micro_batch_size=2)
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert measure(model, make_windows(), world=World(), micro_batch_size=2) == first
+    assert measure(model, make_windows(), ranks=Ranks(), micro_batch_size=2) == first
 
 
 def test_a_token_that_the_model_lacks_is_refused_in_one_line() -> None:
     windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
     with pytest.raises(DataError, match=r"the data hold token \d+, but model\.vocab_size is 70"):
-        measure(tiny_model(), windows, world=World(), micro_batch_size=1)
+        measure(tiny_model(), windows, ranks=Ranks(), micro_batch_size=1)
 
 
 def test_the_mode_comes_back_after_an_error(model):
     model.train()
     windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
     with pytest.raises(DataError):
-        measure(model, windows, world=World(), micro_batch_size=1)
+        measure(model, windows, ranks=Ranks(), micro_batch_size=1)
     assert model.training
 
 
@@ -154,7 +154,7 @@ class Watched(CausalLM):
 
 
 def test_bits_per_byte_are_those_of_the_text_alone(model):
-    options = {"world": World(), "micro_batch_size": 3, "num_bytes": 123}
+    options = {"ranks": Ranks(), "micro_batch_size": 3, "num_bytes": 123}
     plain = measure(model, make_windows(), **options)
     watched = validate(model, HeldOutWindows(make_windows()), Watched(), **options)
     assert watched.bits_per_byte == plain.bits_per_byte
@@ -166,9 +166,9 @@ def test_sums_are_added_batch_by_batch_in_float64(model):
     held_out, objective, nats, count = HeldOutWindows(make_windows()), CausalLM(), 0.0, 0
     model.eval()
     for batch in evaluation_batches(held_out, micro_batch_size=1, rank=0, world_size=1):
-        nats += float(objective.sums(model.head, model.trunk(batch), batch)["causal_lm"].detach())
+        nats += float(objective.sums(model.head, hidden_states(model, batch), batch)["causal_lm"].detach())
         count += objective.counts(batch)["causal_lm"]
-    assert measure(model, make_windows(), world=World(), micro_batch_size=1).loss == nats / count
+    assert measure(model, make_windows(), ranks=Ranks(), micro_batch_size=1).loss == nats / count
 
 
 class Fetched(TorchDispatchMode):
@@ -186,6 +186,6 @@ def test_nothing_is_fetched_batch_by_batch(model, monkeypatch):
     fetched = []
     for micro_batch_size in (64, 2):
         with Fetched() as mode:
-            measure(model, make_windows(), world=World(), micro_batch_size=micro_batch_size)
+            measure(model, make_windows(), ranks=Ranks(), micro_batch_size=micro_batch_size)
         fetched.append(mode.count)
     assert fetched[0] == fetched[1]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from tiny import randomize, tiny_model
+from tiny import hidden_states, randomize, tiny_model
 
 from hornbook.model import LanguageModel
 
@@ -30,7 +30,7 @@ def lively_model(**changes) -> LanguageModel:
 def logits_after(model: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
     """The logits ``[V]`` of the token after a window."""
     batch = {"tokens": torch.tensor([list(ids)]), "positions": torch.arange(len(ids))[None]}
-    return model.head.logits(model.trunk({**batch, "keys": torch.zeros_like(batch["tokens"])}))[0, -1]
+    return model.head.logits(hidden_states(model, {**batch, "keys": torch.zeros_like(batch["tokens"])}))[0, -1]
 
 
 def greedy(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -22,6 +22,7 @@ def make_slots(state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq"), seed: i
     draws = torch.Generator().manual_seed(seed)
     slots = [
         Slot(
+            name="bias" if role == "bias" else "weight",
             parameter=torch.randn(shape, generator=draws),
             gradient=torch.randn(shape, generator=draws),
             state={name: torch.zeros(shape) for name in state_names},

@@ -7,7 +7,7 @@ import torch
 
 from hornbook.config import AdamWConfig, GPTConfig
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import Trainer
+from hornbook.engine.step import StepConfig
 from hornbook.model import LanguageModel, build_model, initialize
 from hornbook.objective import CausalLM
 from hornbook.optim.updates import build_update
@@ -27,6 +27,12 @@ def tiny_model(seed: int = 7, compute_dtype: torch.dtype = torch.float32, **chan
     model = build_model(tiny_config(**changes), compute_dtype)
     initialize(model, seed)
     return model
+
+
+def hidden_states(model: LanguageModel, batch: Batch) -> torch.Tensor:
+    """What the last block gives, ``[B, T, D]``."""
+    x_BTD: torch.Tensor = model(lambda head, x_BTD, batch: x_BTD, batch)
+    return x_BTD
 
 
 def randomize(model: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None:
@@ -60,7 +66,7 @@ def split(batch: Batch, size: int) -> list[Batch]:
     return [{name: tensor[at : at + size] for name, tensor in batch.items()} for at in range(0, num_samples, size)]
 
 
-def tiny_trainer(world: World | None = None, learning_rate: float = 1e-2, **changes) -> Trainer:
+def tiny_step_config(world: World | None = None, learning_rate: float = 1e-2, **changes) -> StepConfig:
     """AdamW at a constant rate."""
     config = AdamWConfig(learning_rate=learning_rate)
     parts = {
@@ -70,17 +76,17 @@ def tiny_trainer(world: World | None = None, learning_rate: float = 1e-2, **chan
         "clip_norm": 1.0,
         "world": world or World(),
     }
-    return Trainer(**{**parts, **changes})
+    return StepConfig(**{**parts, **changes})
 
 
-def tiny_state(seed: int = 7, **changes) -> TrainState:
+def tiny_state(seed: int = 7, world: World | None = None, **changes) -> TrainState:
     """A fresh training state of ``tiny_model``."""
-    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()))
+    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world and world.data)
 
 
 def snapshot(state: TrainState) -> dict[str, torch.Tensor]:
     """Copies of all weights and moments."""
-    files = state.to_tensors()
+    files = state.home.tensors()
     return {f"{file}/{name}": tensor.clone() for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
@@ -96,6 +102,16 @@ def distance(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tenso
     rounding, and AdamW divides rounding by rounding: they drift apart at no consequence.
     """
     ours, theirs = _flat_weights(first), _flat_weights(second)
+    return float((ours - theirs).norm() / ours.norm())
+
+
+def gradient_distance(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> float:
+    """L2 norm of the difference of all gradients, as a share of theirs; of snapshots after AdamW's first step.
+
+    The moment ``exp_avg`` is a tenth of the clipped gradient then.
+    """
+    names = [name for name in first if name.endswith(".exp_avg")]
+    ours, theirs = (torch.cat([side[name].double().flatten() for name in names]) for side in (first, second))
     return float((ours - theirs).norm() / ours.norm())
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from tiny import randomize
+from tiny import hidden_states, randomize
 from torch import Tensor
 
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
@@ -108,7 +108,7 @@ def _rows(samples: Sequence[Sample], layout: str, num_columns: int) -> list[list
 
 def loss_of(model: EncoderModel, batch: Batch) -> Tensor:
     """The mean over the masked tokens plus, where the model has a head for it, the mean over the pairs."""
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     total, _ = model.head.predict(x_BTD, batch["predictions"], batch["targets"])
     loss = total / (batch["targets"] != NOT_SCORED).sum()
     if model.head.classifier is not None:

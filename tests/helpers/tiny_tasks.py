@@ -1,7 +1,7 @@
 """Inputs of evaluation tasks: a random model, a tokenizer of 300 tokens, and the plainest way to score a sequence."""
 
 import torch
-from tiny import randomize, tiny_config, tiny_model
+from tiny import hidden_states, randomize, tiny_config, tiny_model
 from tiny_text import SHARED, tiny_tokenizer
 
 from hornbook.config import DataConfig, Recipe
@@ -31,7 +31,7 @@ def log_probabilities(model, ids) -> torch.Tensor:
     tokens = torch.tensor([list(ids)])
     positions = torch.arange(tokens.shape[1])[None]
     batch = {"tokens": tokens, "positions": positions, "keys": torch.zeros_like(tokens)}
-    return model.head.logits(model.trunk(batch))[0].double().log_softmax(-1)
+    return model.head.logits(hidden_states(model, batch))[0].double().log_softmax(-1)
 
 
 def values(rows) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import random_batch, randomize, tiny_model
+from tiny import hidden_states, random_batch, randomize, tiny_model
 from torch.nn import functional
 
 from hornbook.model import attention
@@ -95,9 +95,9 @@ def test_later_tokens_do_not_matter(changes):
     model = tiny_model(**changes)
     randomize(model)
     batch = random_batch(2, 12)
-    before = model.trunk(batch)
+    before = hidden_states(model, batch)
     batch["tokens"][:, 8:] = (batch["tokens"][:, 8:] + 1) % 70
-    after = model.trunk(batch)
+    after = hidden_states(model, batch)
     assert torch.equal(after[:, :8], before[:, :8])
     assert not torch.allclose(after[:, 8:], before[:, 8:])
 
@@ -111,11 +111,11 @@ def test_documents_that_share_a_window_are_as_if_alone(changes):
     randomize(model)
     window = random_batch(1, 12)
     window["documents"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3]])
-    together = model.trunk(window)
+    together = hidden_states(model, window)
     spans = [(0, 3)] if changes else [(0, 3), (3, 8), (8, 9), (9, 12)]
     for start, stop in spans:
         alone = {name: tensor[:, start:stop] for name, tensor in window.items() if name != "documents"}
-        torch.testing.assert_close(model.trunk(alone), together[:, start:stop])
+        torch.testing.assert_close(hidden_states(model, alone), together[:, start:stop])
 
 
 def test_a_mask_that_is_given_is_not_made_again(monkeypatch):
@@ -123,15 +123,15 @@ def test_a_mask_that_is_given_is_not_made_again(monkeypatch):
     made = []
     monkeypatch.setattr(attention, "causal_mask", lambda *of: made.append(of) or causal_mask(*of))
     model = tiny_model(attention_dropout=0.3)
-    model.trunk(random_batch(1, 12) | {"documents": torch.zeros(1, 12, dtype=torch.int64)})
+    hidden_states(model, random_batch(1, 12) | {"documents": torch.zeros(1, 12, dtype=torch.int64)})
     assert len(made) == 1
 
 
 def test_a_document_mask_changes_what_follows_the_first_document():
     model = tiny_model()
     window = random_batch(1, 12)
-    open_attention = model.trunk(window)
-    masked = model.trunk({**window, "documents": torch.tensor([[0] * 5 + [1] * 7])})
+    open_attention = hidden_states(model, window)
+    masked = hidden_states(model, {**window, "documents": torch.tensor([[0] * 5 + [1] * 7])})
     torch.testing.assert_close(masked[:, :5], open_attention[:, :5])
     assert not torch.allclose(masked[:, 6:], open_attention[:, 6:])
 

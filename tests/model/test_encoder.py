@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoders import (
     FAMILIES,
     LAYOUTS,
@@ -63,10 +64,10 @@ def test_keys_of_places_are_made_once_a_micro_batch():
 def test_neither_the_order_of_the_sequences_nor_their_number_matters(family):
     """Alone, each sequence has the hidden states that it has in a batch; dropout included."""
     model, samples = tiny_encoder(family, **DROPOUTS), make_samples(LENGTHS)
-    together = model.trunk(lay_out(samples[::-1], "packed")).flatten(0, 1)
+    together = hidden_states(model, lay_out(samples[::-1], "packed")).flatten(0, 1)
     firsts = lay_out(samples[::-1], "packed")["firsts"].flip(0)
     for sample, first in zip(samples, firsts.tolist(), strict=True):
-        alone = model.trunk(lay_out([sample], "unpadded"))[0]
+        alone = hidden_states(model, lay_out([sample], "unpadded"))[0]
         torch.testing.assert_close(together[first : first + len(alone)], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -76,7 +77,7 @@ def test_padding_is_finite_and_changes_nothing(family):
     batch = lay_out(samples, "padded", num_columns=9)
     loss, gradients = gradients_of(model, batch)
     batch["tokens"][torch.arange(9) >= batch["lengths"].unsqueeze(1)] = 69
-    assert model.trunk(batch).isfinite().all()
+    assert hidden_states(model, batch).isfinite().all()
     other, others = gradients_of(model, batch)
     assert torch.equal(loss, other)
     assert distance(others, gradients) == 0.0
@@ -90,7 +91,7 @@ def test_a_sequence_of_no_tokens_is_left_out():
     batch["firsts"] = torch.cat([batch["firsts"], torch.tensor([0])])
     batch["lengths"] = torch.cat([batch["lengths"], torch.tensor([0])])
     batch["pair_labels"] = torch.cat([batch["pair_labels"], torch.tensor([NOT_SCORED])])
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     pairs, _ = model.head.relate(x_BTD, batch["firsts"], batch["pair_labels"])
     total, _ = model.head.predict(x_BTD, batch["predictions"], batch["targets"])
     torch.testing.assert_close(pairs / 2 + total / (batch["targets"] != NOT_SCORED).sum(), expected)
@@ -101,7 +102,7 @@ def test_no_sequence_at_all():
     model = tiny_encoder("groupbert")
     empty = torch.empty(0, dtype=torch.int64)
     batch = lay_out(make_samples([5]), "padded") | {"firsts": empty, "lengths": empty, "targets": empty}
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     assert x_BTD.isfinite().all()
     loss, num_correct = model.head.predict(x_BTD, empty, empty)
     loss.backward()
@@ -110,9 +111,9 @@ def test_no_sequence_at_all():
 
 def test_a_token_sees_what_comes_after_it_and_no_other_sequence():
     model, samples = tiny_encoder(), make_samples([6, 6])
-    before = model.trunk(lay_out(samples, "unpadded"))[0]
+    before = hidden_states(model, lay_out(samples, "unpadded"))[0]
     samples[0].tokens[5] = (samples[0].tokens[5] + 1) % 70
-    after = model.trunk(lay_out(samples, "unpadded"))[0]
+    after = hidden_states(model, lay_out(samples, "unpadded"))[0]
     assert not torch.isclose(after[0], before[0]).any(-1).all()
     assert (after[0] - before[0]).abs().max() > 1e-3
     assert torch.equal(after[6:], before[6:])
@@ -150,7 +151,7 @@ def test_the_tensorflow_bert_has_neither_biases_nor_a_transform():
     assert not {name for name in names if "qkv_bias" in name or "out.bias" in name or "transform" in name}
     assert "head.bias" not in names
     batch = lay_out(make_samples(LENGTHS), "packed")
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     places = batch["predictions"][:4]
     table = model.embedding.tokens[:70]
     torch.testing.assert_close(model.head.logits(x_BTD.flatten(0, 1)[places]), x_BTD.flatten(0, 1)[places] @ table.t())
@@ -203,7 +204,7 @@ def test_compute_dtype_is_that_of_all_activations(family, layout):
 def test_entries_of_the_head_agree(family):
     model = tiny_encoder(family).eval()
     batch = lay_out(make_samples(LENGTHS), "packed")
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     places, targets = batch["predictions"], batch["targets"]
     total, num_correct = model.head.predict(x_BTD, places, targets)
     losses = model.head.token_losses(x_BTD, places, targets)
@@ -223,7 +224,7 @@ def test_entries_of_the_head_agree(family):
 def test_pooled_is_one_vector_a_sequence():
     model, samples = tiny_encoder().eval(), make_samples(LENGTHS)
     batches = [lay_out(samples, layout) for layout in LAYOUTS]
-    pooled = [model.head.pooled(model.trunk(batch), batch["firsts"]) for batch in batches]
+    pooled = [model.head.pooled(hidden_states(model, batch), batch["firsts"]) for batch in batches]
     assert pooled[0].shape == (len(samples), 32)
     for other in pooled[1:]:
         torch.testing.assert_close(other, pooled[0], atol=1e-5, rtol=1e-5)

@@ -4,15 +4,16 @@ import math
 
 import pytest
 import torch
-from tiny import random_batch, randomize, tiny_config, tiny_model
+from tiny import hidden_states, random_batch, randomize, tiny_config, tiny_model
 from torch.nn import functional
 
 from hornbook.model import LanguageModel, build_model
+from hornbook.objective import CausalLM
 from hornbook.samples.windows import NOT_SCORED
 
 
 def table_gradients(model: LanguageModel, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    model.head(model.trunk(batch), batch["targets"]).backward()
+    model.head.cross_entropy(hidden_states(model, batch), batch["targets"]).backward()
     return model.embedding.tokens.grad, model.head.table.grad
 
 
@@ -28,7 +29,7 @@ def test_folded_gradient_is_that_of_one_tied_parameter():
     tied = tiny_model()
     randomize(tied)
     tied.head.table = tied.embedding.tokens
-    x_ND = tied.head.norm(tied.trunk(batch)).flatten(0, 1)
+    x_ND = tied.head.norm(hidden_states(tied, batch)).flatten(0, 1)
     scores = (x_ND @ tied.embedding.tokens.t())[:, :70]
     functional.cross_entropy(scores, batch["targets"].flatten(), reduction="sum").backward()
     torch.testing.assert_close(model.embedding.tokens.grad, tied.embedding.tokens.grad, rtol=1e-4, atol=1e-5)
@@ -74,7 +75,7 @@ def test_padding_gets_neither_probability_nor_gradient():
     with torch.no_grad():
         model.embedding.tokens[70:] = 1e3  # would swallow all probability if it counted
     batch = random_batch(2, 8)
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     logits = model.head.logits(x_BTD)
     assert logits.shape == (2, 8, 70)
     expected = functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="none")
@@ -86,18 +87,18 @@ def test_padding_gets_neither_probability_nor_gradient():
 def test_token_losses_sum_to_the_loss_and_leave_out_what_is_not_scored():
     model = tiny_model()
     batch = random_batch(3, 8, unscored=0.5)
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     losses = model.head.token_losses(x_BTD, batch["targets"])
     assert losses.shape == batch["targets"].shape
     assert (losses[batch["targets"] == NOT_SCORED] == 0).all()
-    torch.testing.assert_close(losses.sum(), model.head(x_BTD, batch["targets"]).detach())
+    torch.testing.assert_close(losses.sum(), model.head.cross_entropy(x_BTD, batch["targets"]).detach())
 
 
 def test_a_fresh_model_knows_nothing():
     """The first loss is the logarithm of the vocabulary."""
     batch = random_batch(8, 24)
     model = tiny_model()
-    mean = model.head.token_losses(model.trunk(batch), batch["targets"]).mean()
+    mean = model.head.token_losses(hidden_states(model, batch), batch["targets"]).mean()
     assert float(mean) == pytest.approx(math.log(70), rel=0.01)
 
 
@@ -146,15 +147,15 @@ def test_activations_are_what_their_names_say(activation):
 def test_compute_dtype_is_that_of_all_activations_and_of_nothing_else():
     model = tiny_model(compute_dtype=torch.bfloat16, residual_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1)
     dtypes = {}
-    for name, module in model.named_modules():
+    modules = {name: module for name, module in model.named_modules() if name not in ("", "head")}
+    for name, module in modules.items():
         module.register_forward_hook(lambda _module, _args, output, name=name: dtypes.update({name: output.dtype}))
     batch = random_batch(2, 8)
-    loss = model.head(model.trunk(batch), batch["targets"])
+    loss = model(CausalLM().sums, batch)["causal_lm"]
     loss.backward()
     assert len(dtypes) > 10
-    assert dtypes.pop("head") == torch.float32
     assert set(dtypes.values()) == {torch.bfloat16}
-    assert loss.dtype == model.head.logits(model.trunk(batch)).dtype == torch.float32
+    assert loss.dtype == model.head.logits(hidden_states(model, batch)).dtype == torch.float32
     assert {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -162,11 +163,11 @@ def test_positions_come_from_the_batch():
     model = tiny_model()
     batch = random_batch(1, 6)
     moved = {**batch, "positions": batch["positions"] + 3}
-    expected = model.trunk(moved)
-    assert not torch.allclose(model.trunk(batch), expected)
+    expected = hidden_states(model, moved)
+    assert not torch.allclose(hidden_states(model, batch), expected)
     with torch.no_grad():
         model.embedding.positions[:6] = model.embedding.positions[3:9].clone()
-    assert torch.equal(model.trunk(batch), expected)
+    assert torch.equal(hidden_states(model, batch), expected)
 
 
 def test_an_unknown_section_is_refused():

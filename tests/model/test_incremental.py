@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import randomize, tiny_config, tiny_model
+from tiny import hidden_states, randomize, tiny_config, tiny_model
 from torch import nn
 
 from hornbook.generate import Sampling, generate, make_decoder
@@ -10,6 +10,7 @@ from hornbook.generate.decoder import CachedDecoder, PlainDecoder
 from hornbook.model import LanguageModel, initialize
 from hornbook.model.block import PreNormBlock
 from hornbook.model.embedding import TokenAndPositionEmbedding
+from hornbook.model.forward import forward_resident
 from hornbook.model.head import TiedHead
 from hornbook.model.incremental import attend, incremental, incremental_block
 
@@ -33,11 +34,11 @@ class LoudBlock(PreNormBlock):
 class BackwardsModel(LanguageModel):
     """Has a way of its own through its blocks."""
 
-    def trunk(self, batch):
+    def forward(self, use, batch):
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"])
         for block in reversed(self.blocks):
             x_BTD = block(x_BTD, {"keys": batch["keys"]})
-        return x_BTD
+        return self.head(use, x_BTD, batch)
 
 
 class QuietHead(TiedHead):
@@ -96,7 +97,7 @@ def forward_pass_a_token(model, prompt, num_tokens):
     for _ in range(num_tokens):
         tokens = torch.tensor([window])
         batch = {"tokens": tokens, "positions": torch.arange(len(window))[None], "keys": torch.zeros_like(tokens)}
-        ids.append(int(model.head.logits(model.trunk(batch))[0, -1].argmax()))
+        ids.append(int(model.head.logits(hidden_states(model, batch))[0, -1].argmax()))
         window = [*window, ids[-1]] if len(window) < 24 else [*window, ids[-1]][-12:]
     return ids
 
@@ -105,7 +106,9 @@ def test_a_head_of_ones_own_is_asked():
     model = model_of(plain_blocks(), head=QuietHead)
     decoder = make_decoder(model)
     assert isinstance(decoder, CachedDecoder)
-    torch.testing.assert_close(decoder.start([[1, 2, 3]], 5), PlainDecoder(model).start([[1, 2, 3]], 5))
+    torch.testing.assert_close(
+        decoder.start([[1, 2, 3]], 5), PlainDecoder(model, forward_resident).start([[1, 2, 3]], 5)
+    )
 
 
 def test_a_block_of_ones_own_may_keep_what_it_wants():

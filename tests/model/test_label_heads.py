@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoders import FAMILIES, LAYOUTS, lay_out, make_samples, tiny_encoder, tiny_encoder_config
 
 from hornbook.config import ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
-from hornbook.samples.batches import placed
+from hornbook.samples.batches import to_device
 
 HEADS = {
     "classification": ({"head": "classification", "num_labels": 3}, ClassificationConfig(), torch.tensor([2, -100, 0])),
@@ -20,7 +21,7 @@ def outcome(model, objective, labels, layout):
     """Sums, counts and all gradients of one micro-batch."""
     batch = {**lay_out(make_samples(LENGTHS), layout), "labels": labels}
     model.zero_grad()
-    sums = objective.sums(model.head, model.trunk(batch), batch)
+    sums = objective.sums(model.head, hidden_states(model, batch), batch)
     first = next(iter(objective.weights))
     sums[first].backward()
     model.fold_tied_gradients()
@@ -58,10 +59,10 @@ def test_parameters_are_counted_and_drawn_from_the_seed(family, head):
 def test_the_count_of_what_is_right():
     model = tiny_encoder(head="classification", num_labels=3).eval()
     batch = lay_out(make_samples(LENGTHS), "packed")
-    logits = model.head.label_logits(model.trunk(batch), batch)
+    logits = model.head.label_logits(hidden_states(model, batch), batch)
     right = logits.argmax(1)
     batch["labels"] = torch.tensor([right[0], (right[1] + 1) % 3, -100])
-    loss, num_correct = model.head.classify(model.trunk(batch), batch)
+    loss, num_correct = model.head.classify(hidden_states(model, batch), batch)
     assert int(num_correct) == 1
     by_hand = -logits.log_softmax(1)[[0, 1], batch["labels"][:2]].sum()
     torch.testing.assert_close(loss, by_hand)
@@ -70,12 +71,12 @@ def test_the_count_of_what_is_right():
 def test_a_span_lies_in_its_own_sequence():
     model = tiny_encoder(head="span").eval().requires_grad_(False)
     batch = lay_out(make_samples(LENGTHS), "packed")
-    logits = model.head.span_logits(model.trunk(batch), batch)
+    logits = model.head.span_logits(hidden_states(model, batch), batch)
     assert logits.shape == (3, 20, 2)
     lengths = batch["lengths"].tolist()
     assert [int(row[:, 0].isfinite().sum()) for row in logits] == lengths
     batch["labels"] = torch.stack([row.argmax(0) for row in logits])
-    loss, num_correct = model.head.locate(model.trunk(batch), batch)
+    loss, num_correct = model.head.locate(hidden_states(model, batch), batch)
     assert int(num_correct) == 3
     assert float(loss) == pytest.approx(-float(logits.log_softmax(1).amax(1).sum()) / 2, rel=1e-5)
 
@@ -89,7 +90,7 @@ def test_the_host_never_waits_for_a_device(family, head, layout):
     config = MaskedLMConfig() if head == "masked" and family == "roberta" else config
     model = tiny_encoder(family, attention_dropout=0.1, residual_dropout=0.2, **changes).train().to("meta")
     model.tie()
-    batch = placed({**lay_out(make_samples(LENGTHS), layout), "labels": labels}, torch.device("meta"))
-    sums = build_objective(config).sums(model.head, model.trunk(batch), batch)
+    batch = to_device({**lay_out(make_samples(LENGTHS), layout), "labels": labels}, torch.device("meta"))
+    sums = build_objective(config).sums(model.head, hidden_states(model, batch), batch)
     sum(sums.values()).backward()
     assert all(parameter.grad.is_meta for _, parameter in model.named_parameters() if parameter.grad is not None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import random_batch, split, tiny_model
+from tiny import hidden_states, random_batch, split, tiny_model
 
 from hornbook.model.layers import Dropout
 from hornbook.ops.dropout import keep_mask, mix
@@ -127,13 +127,15 @@ def test_model_with_dropout_does_not_see_the_batch(changes):
     """Samples one by one or reversed give what the whole batch gives; another key or mode gives something else."""
     model = tiny_model(**changes)
     batch = random_batch(4, 10)
-    whole = model.trunk(batch)
-    torch.testing.assert_close(torch.cat([model.trunk(part) for part in split(batch, 1)]), whole)
-    torch.testing.assert_close(model.trunk({name: tensor.flip(0) for name, tensor in batch.items()}).flip(0), whole)
-    assert torch.equal(model.trunk(batch), whole)
+    whole = hidden_states(model, batch)
+    torch.testing.assert_close(torch.cat([hidden_states(model, part) for part in split(batch, 1)]), whole)
+    torch.testing.assert_close(
+        hidden_states(model, {name: tensor.flip(0) for name, tensor in batch.items()}).flip(0), whole
+    )
+    assert torch.equal(hidden_states(model, batch), whole)
     other_keys = {**batch, "keys": batch["keys"].flip(0)}
-    assert not torch.allclose(model.trunk(other_keys), whole)
+    assert not torch.allclose(hidden_states(model, other_keys), whole)
     model.eval()
     plain = tiny_model()
-    assert torch.equal(model.trunk(batch), plain.trunk(batch))
-    assert not torch.allclose(model.trunk(batch), whole)
+    assert torch.equal(hidden_states(model, batch), hidden_states(plain, batch))
+    assert not torch.allclose(hidden_states(model, batch), whole)

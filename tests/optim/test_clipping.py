@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from hornbook.optim.clipping import clip, clip_by_global_norm
-from hornbook.optim.norms import norms_of
+from hornbook.optim.clipping import clip, clip_by_global_norm, norms_of
 
 
 def two_gradients() -> list[torch.Tensor]:

@@ -27,8 +27,8 @@ def test_a_name_and_a_shape_say_what_a_parameter_is(name, shape, role, num_parts
 
 def test_parts_are_views():
     parameter = torch.arange(18.0).view(3, 3, 2)
-    slot = Slot(parameter=parameter, gradient=parameter, state={}, num_parts=3)
+    slot = Slot(name="weight", parameter=parameter, gradient=parameter, state={}, num_parts=3)
     slot.cut(parameter)[1].zero_()
     assert parameter[1].abs().sum() == 0 and parameter[0].sum() == 15
     assert slot.decay
-    assert not Slot(parameter=parameter, gradient=parameter, state={}, role="norm").decay
+    assert not Slot(name="weight", parameter=parameter, gradient=parameter, state={}, role="norm").decay

@@ -6,23 +6,23 @@ A world of one sends nothing; so its groups serve a world that believes itself t
 import torch
 import torch.distributed as dist
 
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks, World
 
 DEVICE = torch.device("cuda", 0)
 
 
 def main() -> None:
     joined = World.join(DEVICE)
-    world = World(0, 2, DEVICE, joined._host, joined._waiting)
+    data = Ranks(0, 2, joined.data._tensors, joined.data._host)
     assert dist.get_backend() == "nccl"
     assert torch.cuda.current_device() == DEVICE.index
-    world.barrier()
+    World(data, device=DEVICE, waiting=joined._waiting).barrier()
     torch.cuda.set_sync_debug_mode("error")
-    assert world.sum_integers([True, 2**53 + 1]) == [1, 2**53 + 1]
-    assert world.sum_floats([1.0 + 2.0**-40]) == [1.0 + 2.0**-40]
+    assert data.sum_integers([True, 2**53 + 1]) == [1, 2**53 + 1]
+    assert data.sum_floats([1.0 + 2.0**-40]) == [1.0 + 2.0**-40]
     torch.cuda.set_sync_debug_mode("default")
     gradient = torch.full((2, 3), 1.5, device=DEVICE)
-    world.sum_gradients([gradient])
+    data.sum_gradients([gradient])
     assert gradient.tolist() == [[1.5] * 3] * 2
     joined.leave()
 

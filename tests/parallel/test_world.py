@@ -110,7 +110,7 @@ def test_sums_over_ranks(ranks):
         sums = numbers["sums"]
         assert sums["integers"] == [size, total, size * (2**53 + 1)]
         assert sums["floats"] == [size, total + size * 2.0**-40]
-        assert sums["of the host"] == [[size, total], [size / 2]]
+        assert sums["votes"] == [True, list(range(1, size)), 7]
         assert sums["tensor"] == [[1.5 * size, total]]
         assert sums["gradients"] == [[total + size] * 3, [[0.0, size**2], [2.0 * size**2, 3.0 * size**2]]]
         assert sums["is_first"] is (rank == 0)

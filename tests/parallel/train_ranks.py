@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_trainer
+from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_step_config
 from tiny_encoder_runs import encoder, on_corpus
 
 from hornbook.config import load_recipe
@@ -61,11 +61,11 @@ def global_batch(step: int) -> dict[str, torch.Tensor]:
 def train(world: World) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Train on this rank's part of each global batch; return weights and moments, and the numbers of each step."""
     share = GLOBAL_BATCH_SIZE // world.size
-    state, trainer = tiny_state(residual_dropout=0.1), tiny_trainer(world, objective=Poisoned())
+    state, config = tiny_state(world=world, residual_dropout=0.1), tiny_step_config(world, objective=Poisoned())
     rows = []
     for step in range(NUM_STEPS):
         own = {name: tensor[world.rank * share :][:share] for name, tensor in global_batch(step).items()}
-        result = train_step(state, split(own, 2), trainer)
+        result = train_step(state, split(own, 2), config)
         rows.append([result.loss, result.gradient_norm, result.num_tokens, result.skipped])
     return snapshot(state), {"steps": rows, "progress": progress_of(state), "sums": sums(world)}
 
@@ -74,13 +74,12 @@ def sums(world: World) -> dict[str, object]:
     """The sums that a world offers, of numbers that only survive if their width is kept."""
     world.barrier()
     gradients = [torch.full((3,), float(world.rank + 1)), torch.arange(4.0).view(2, 2) * world.size]
-    world.sum_gradients(gradients)
-    beside = World(world.rank, world.size, torch.device("meta"))  # a device that no number ever comes back from
+    world.data.sum_gradients(gradients)
     return {
-        "integers": world.sum_integers([1, world.rank, 2**53 + 1]),
-        "floats": world.sum_floats([1.0, 2.0**-40 + world.rank]),
-        "tensor": world.sum_tensor(torch.tensor([[1.5, world.rank]])).tolist(),
-        "of the host": [beside.sum_integers([1, world.rank]), beside.sum_floats([0.5])],
+        "integers": world.data.sum_integers([1, world.rank, 2**53 + 1]),
+        "floats": world.data.sum_floats([1.0, 2.0**-40 + world.rank]),
+        "tensor": world.data.sum_tensor(torch.tensor([[1.5, world.rank]])).tolist(),
+        "votes": [world.any(world.rank == 1), world.ranks_where(world.rank > 0), world.from_first(world.rank + 7)],
         "gradients": [gradient.tolist() for gradient in gradients],
         "is_first": world.is_first,
     }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from tiny import random_batch, snapshot, tiny_state, tiny_trainer
+from tiny import random_batch, snapshot, tiny_state, tiny_step_config
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hornbook import checkpoint
@@ -64,13 +64,13 @@ def train_with_gaps(world: World) -> list[dict[str, torch.Tensor]]:
 
     The first is rank 0's, or one process's first micro-batch.
     """
-    state, trainer = tiny_state(), tiny_trainer(world, objective=Skipping())
+    state, config = tiny_state(world=world), tiny_step_config(world, objective=Skipping())
     snapshots = []
     for step in range(3):
         batch = random_batch(2 * SHARE, 12, seed=step)
         batch["targets"][SHARE * (2 - step) :] = NOT_SCORED
         halves = [{name: tensor[half * SHARE :][:SHARE] for name, tensor in batch.items()} for half in range(2)]
-        train_step(state, halves[world.rank :][: 2 // world.size], trainer)
+        train_step(state, halves[world.rank :][: 2 // world.size], config)
         snapshots.append(snapshot(state))
     return snapshots
 

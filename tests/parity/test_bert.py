@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoders import LAYOUTS, Sample, distance, gradients_of, lay_out, make_samples, tiny_encoder
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, RobertaConfig, RobertaForMaskedLM
@@ -136,7 +137,7 @@ def test_logits_losses_and_gradients_equal_transformers(sizes, lengths, family, 
     assert distance(renamed(family, model, gradients), theirs) < 1e-5
 
     with torch.no_grad():
-        x_ND = model.trunk(batch).flatten(0, 1)
+        x_ND = hidden_states(model, batch).flatten(0, 1)
         for number, sample in enumerate(samples):
             first, length = int(batch["firsts"][number]), len(sample.tokens)
             ours = model.head.logits(x_ND[first : first + length])
@@ -153,7 +154,7 @@ def test_the_losses_of_each_task_equal_transformers():
         masked = hf_model("bert", model, {}, BertForMaskedLM)(
             **{name: value for name, value in inputs.items() if name != "next_sentence_label"}
         )
-        x_BTD = model.trunk(batch)
+        x_BTD = hidden_states(model, batch)
         total, num_correct = model.head.predict(x_BTD, batch["predictions"], batch["targets"])
         pairs, num_related = model.head.relate(x_BTD, batch["firsts"], batch["pair_labels"])
     labels = inputs["labels"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import hidden_states
 from tiny_bundle import google_variables, with_slots, write_bundle, write_json
 from tiny_encoders import lay_out, make_samples, tiny_encoder, tiny_encoder_config
 from tiny_huggingface import edit_config, edit_weights, refusal, same
@@ -71,7 +72,7 @@ def our_outputs(folder: Path, family: str) -> list[Tensor]:
     model = load_model(folder, torch.device("cpu"), compute="fp32").model
     (sample,) = make_samples([20])
     batch = lay_out([sample], "unpadded")
-    x_BTD = model.trunk(batch)
+    x_BTD = hidden_states(model, batch)
     outputs = [model.head.logits(x_BTD)]
     if family == "bert":
         outputs.append(model.head.classifier(model.head.pooled(x_BTD, batch["firsts"])))
@@ -153,7 +154,7 @@ def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path
     segments = {"token_type_ids": sample.segments[None]} if family == "bert" else {}
     with torch.no_grad():
         theirs = inner(input_ids=sample.tokens[None], **segments).last_hidden_state
-        torch.testing.assert_close(trunk.trunk(lay_out([sample], "unpadded")), theirs, **LOSSLESS)
+        torch.testing.assert_close(hidden_states(trunk, lay_out([sample], "unpadded")), theirs, **LOSSLESS)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_a_strangers_pickled_classifier(tmp_path):
     with torch.no_grad():
         batch = lay_out([sample], "unpadded")
         expected = theirs(input_ids=sample.tokens[None], token_type_ids=sample.segments[None]).logits
-        torch.testing.assert_close(model.head.label_logits(model.trunk(batch), batch), expected, **LOSSLESS)
+        torch.testing.assert_close(model.head.label_logits(hidden_states(model, batch), batch), expected, **LOSSLESS)
     write_folder(tmp_path / "hf", contents)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["type_vocab_size"] == 16
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny import hidden_states
 from tiny_encoders import lay_out, make_samples
 from tiny_huggingface import edit_config
 from transformers import (
@@ -64,16 +65,16 @@ def test_logits_losses_and_gradients_are_the_same(tmp_path, kind, layout):
     if kind in CLASSIFIERS:
         batch["labels"] = torch.tensor([2, 0, 1])
         output = theirs(**inputs, labels=batch["labels"])
-        logits, expected = loaded.model.head.label_logits(loaded.model.trunk(batch), batch), output.logits
+        logits, expected = loaded.model.head.label_logits(hidden_states(loaded.model, batch), batch), output.logits
     else:
         batch["labels"] = torch.tensor([[1, 4], [0, 0], [7, 19]])
         starts, ends = batch["labels"].T
         output = theirs(**inputs, start_positions=starts, end_positions=ends)
-        logits = loaded.model.head.span_logits(loaded.model.trunk(batch), batch)
+        logits = loaded.model.head.span_logits(hidden_states(loaded.model, batch), batch)
         expected = torch.stack([output.start_logits, output.end_logits], dim=2)
     torch.testing.assert_close(logits, expected, **CLOSE)
     objective = build_objective(loaded.recipe.objective)
-    sums, counts = objective.sums(loaded.model.head, loaded.model.trunk(batch), batch), objective.counts(batch)
+    sums, counts = objective.sums(loaded.model.head, hidden_states(loaded.model, batch), batch), objective.counts(batch)
     name = next(iter(objective.weights))
     loss = sums[name] / counts[name]
     torch.testing.assert_close(loss, output.loss, **CLOSE)

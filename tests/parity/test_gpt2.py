@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from tiny import random_batch, randomize, tiny_config
+from tiny import hidden_states, random_batch, randomize, tiny_config
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hornbook.model import LanguageModel, build_model, initialize
@@ -82,7 +82,7 @@ def summed_losses(model: LanguageModel, peer: GPT2LMHeadModel, batch: Batch) -> 
     """Our sum over the targets, and transformers'; its labels are given shifted, since one sequence has one token."""
     targets = batch["targets"]
     theirs = peer(input_ids=batch["tokens"], labels=targets, shift_labels=targets, num_items_in_batch=1).loss
-    return model.head(model.trunk(batch), targets), theirs
+    return model.head.cross_entropy(hidden_states(model, batch), targets), theirs
 
 
 def gradient_error(model: LanguageModel, peer: GPT2LMHeadModel) -> float:
@@ -112,7 +112,7 @@ def test_logits_loss_and_gradients_equal_transformers(shape: dict):
     batch = random_batch(3, num_tokens, vocab_size=config.vocab_size, unscored=0.3, seed=1)
     batch["targets"][0, 0] = 5
 
-    logits = model.head.logits(model.trunk(batch))
+    logits = model.head.logits(hidden_states(model, batch))
     torch.testing.assert_close(logits, peer(input_ids=batch["tokens"]).logits, atol=1e-5, rtol=0)
 
     ours, theirs = summed_losses(model, peer, batch)
@@ -131,9 +131,9 @@ def test_bfloat16_stays_near_fp32():
         initialize(model, 3)
         randomize(model, scale=0.1)
     batch = random_batch(4, 24, seed=2)
-    logits = [model.head.logits(model.trunk(batch)) for model in (precise, rough)]
+    logits = [model.head.logits(hidden_states(model, batch)) for model in (precise, rough)]
     assert (logits[0] - logits[1]).abs().max() < 0.2 * logits[0].std()
-    losses = [model.head(model.trunk(batch), batch["targets"]) for model in (precise, rough)]
+    losses = [model.head.cross_entropy(hidden_states(model, batch), batch["targets"]) for model in (precise, rough)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.0)
     for loss, model in zip(losses, (precise, rough), strict=True):
         loss.backward()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import random_batch
+from tiny import hidden_states, random_batch
 from tiny_bundle import openai_variables, write_bundle, write_json
 from tiny_huggingface import tiny_contents
 from tiny_text import SHARED, TEXTS, tiny_tokenizer
@@ -81,7 +81,7 @@ def our_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def logits_of(model, tokens: torch.Tensor) -> torch.Tensor:
     batch = random_batch(*tokens.shape) | {"tokens": tokens}
-    return model.head.logits(model.trunk(batch))
+    return model.head.logits(hidden_states(model, batch))
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def weights_of(path: Path, group: str = "model") -> dict[str, torch.Tensor]:
 def test_a_run_starts_from_the_weights_of_another(trained: Path, tmp_path: Path, keep: bool) -> None:
     recipe = tiny_recipe(tmp_path, "--training.seed=5").recipe
     with open_run(recipe, tmp_path / "run", World(), InitFrom(source=str(trained), keep_optimizer=keep)) as run:
-        tensors, progress = run.state.to_tensors(), run.state.progress
+        tensors, progress = run.state.home.tensors(), run.state.progress
         assert all(torch.equal(tensors["model"][name], value) for name, value in weights_of(trained).items())
         moments = weights_of(trained, "optimizer")
         assert all(torch.equal(tensors["optimizer"][name], value) for name, value in moments.items()) is keep
@@ -78,11 +78,11 @@ def _assert_bias_correction_counts_on(run: Any, first: int) -> None:
     """Moments that have seen eight updates are not corrected as if this were the first; the schedule begins anew."""
     seen = []
     update = Update(state_names=(), apply=lambda slots, rate, count: seen.append((round(rate, 9), count)))
-    trainer = replace(run.trainer, update=update)
+    config = replace(run.step_config, update=update)
     with run.batches() as batches:
         for _ in range(2):
-            train_step(run.state, next(batches), trainer)
-    assert seen == [(round(run.trainer.schedule(index), 9), first + index) for index in range(2)]
+            train_step(run.state, next(batches), config)
+    assert seen == [(round(run.step_config.schedule(index), 9), first + index) for index in range(2)]
 
 
 def test_kept_moments_go_on_into_the_next_run(trained: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_hugging_face_folder_is_a_start(tmp_path: Path) -> None:
     sizes = ["--model.hidden-size=16", "--model.max-positions=24", "--model.vocab-size=300"]
     recipe = tiny_recipe(tmp_path, *sizes, f"--data.train={corpus}").recipe
     with open_run(recipe, tmp_path / "run", World(), init) as run:
-        found = run.state.to_tensors()["model"]
+        found = run.state.home.tensors()["model"]
         expected = tiny_contents().tensors["model"]
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert run.tokenizer is not None and run.tokenizer.digest == tiny_tokenizer().digest
@@ -235,14 +235,14 @@ def test_ranks_start_alike(trained: Path, tmp_path: Path) -> None:
 
         is_first = False
 
-        def sum_integers(self, values: Any) -> list[int]:
-            return list(values)
+        def from_first(self, value: int) -> int:
+            return 0
 
     recipe = tiny_recipe(tmp_path, "--training.seed=5").recipe
     with open_run(recipe, tmp_path / "run", World(), InitFrom(source=str(trained))):
         pass
-    with open_run(recipe, tmp_path / "run", Second(1, 1), InitFrom(source=str(trained))) as run:
-        found = run.state.to_tensors()["model"]
+    with open_run(recipe, tmp_path / "run", Second(), InitFrom(source=str(trained))) as run:
+        found = run.state.home.tensors()["model"]
         assert all(torch.equal(found[name], value) for name, value in weights_of(trained).items())
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from tiny_text import TEXTS, one_line, tiny_tokenizer
 
-from hornbook.cli.tokenizer_commands import _KINDS
+from hornbook.cli.tokenizer_command import _KINDS
 from hornbook.errors import DataError, UserError
 from hornbook.text.byte_pairs import byte_symbols
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS

@@ -1,7 +1,7 @@
 """From words to an exit code: one command is imported and run, and whatever happens is answered in one place.
 
     hornbook corpus build texts --json
-        -> hornbook.cli.corpus_commands.run(arguments) -> {"documents": 12, ...}
+        -> hornbook.cli.corpus_command.run(arguments) -> {"documents": 12, ...}
            what it printed  -> standard error
            the result       -> {"documents": 12, ...}    the last line of standard output
            exit code        -> 0
@@ -41,7 +41,7 @@ COMMANDS = {
     "bench": "time training steps, generation, or the building of a corpus",
     "demo": "the whole way on Python's own source files, in some minutes",
 }
-"""Every command with its line of help; its module is ``hornbook.cli.<command>``."""
+"""Every command with its line of help; its module is ``hornbook.cli.<command>_command``."""
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -123,7 +123,7 @@ def execute(words: Sequence[str]) -> dict[str, object]:
     if chosen is None or chosen not in COMMANDS:
         parser.parse_args(words)  # --help, --version, or the error that there is no such command
         raise AssertionError("argparse took a command line without a command")
-    module = importlib.import_module(f"hornbook.cli.{chosen}")
+    module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
     result: dict[str, object] | None = module.run(parser.parse_args(words))
     return result or {}

@@ -3,7 +3,7 @@
 from hornbook.config import Recipe
 from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import Trainer
+from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
 from hornbook.optim.precision import compute_dtype
@@ -12,7 +12,7 @@ from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 
 
-def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, Trainer]:
+def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
     Args:
@@ -26,7 +26,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     model.tie()
     update = build_update(recipe.optimizer)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
-    trainer = Trainer(
+    config = StepConfig(
         objective=build_objective(recipe.objective),
         update=update,
         schedule=lambda index: peak * factor(index),
@@ -35,4 +35,4 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         loss_scale=build_loss_scale(recipe.precision),
         world=world,
     )
-    return TrainState.fresh(model, update), trainer
+    return TrainState.fresh(model, update, world.data), config

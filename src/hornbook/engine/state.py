@@ -4,18 +4,16 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import get_type_hints
 
 import torch
-from torch import Tensor
 
+from hornbook.engine.home import Home, InMemory, Tensors
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
-from hornbook.optim.slots import Slot, num_parts_of, role_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks
 
 _MOST = 1 << 62
 """Above all counts, and so that the samples of one more step can be numbered."""
@@ -83,76 +81,46 @@ class Progress:
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
         return cls(**values)
 
+    def advance(self, *, samples: int, tokens: int, skipped: bool) -> None:
+        """Count a step of so many samples and tokens, which updated the weights or was skipped."""
+        self.step += 1
+        self.samples += samples
+        self.tokens += tokens
+        self.num_updates += not skipped
+        self.skipped_steps += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+
 
 @dataclass(kw_only=True)
 class TrainState:
-    """A model, its optimizer's state and its progress."""
+    """A model, the home of its weights and optimizer state, and the run's progress."""
 
     model: LanguageModel
-    moments: dict[str, dict[str, Tensor]]
-    """By parameter name, then by state name; tensors of the parameter's shape."""
+    home: Home
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def fresh(cls, model: LanguageModel, update: Update) -> "TrainState":
-        """Return the state before the first step: moments are zero."""
-        moments = {
-            name: {key: torch.zeros_like(parameter) for key in update.state_names}
-            for name, parameter in model.own_parameters()
-        }
-        return cls(model=model, moments=moments)
+    def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks | None = None) -> "TrainState":
+        """Return the state before the first step, whole in memory.
 
-    def share_gradients(self, world: World) -> None:
-        """Give each parameter the sum of its gradients over all ranks, in place.
-
-        An objective or a model may skip a part where a micro-batch has nothing for it. Its gradient is zero then, and
-        counts as such: so a parameter has a gradient if it has one on any rank, as it would in one process.
+        Args:
+            model: on its device, initialized.
+            update: names the optimizer's state, which is zero.
+            ranks: the data-parallel ranks; None for one process.
         """
-        parameters = [parameter for _, parameter in self.model.own_parameters()]
-        ranks_with_gradient = world.sum_integers([parameter.grad is not None for parameter in parameters])
-        shared = [parameter for parameter, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]
-        for parameter in shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        world.sum_gradients([parameter.grad for parameter in shared if parameter.grad is not None])
-
-    def slots(self) -> list[Slot]:
-        """Return parameter, gradient and moments of everything that has a gradient."""
-        return [
-            Slot(
-                parameter=parameter.detach(),
-                gradient=parameter.grad,
-                state=self.moments[name],
-                role=role_of(name, parameter),
-                num_parts=num_parts_of(name),
-            )
-            for name, parameter in self.model.own_parameters()
-            if parameter.grad is not None
-        ]
+        return cls(model=model, home=InMemory.fresh(model, update, ranks or Ranks()))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint."""
-        return sum(tensor.nbytes for tensors in self.to_tensors().values() for tensor in tensors.values())
+        return sum(tensor.nbytes for tensors in self.home.tensors().values() for tensor in tensors.values())
 
-    def to_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of a checkpoint by file: logical shapes, no padding, names of this project."""
-        logical = self.model.logical
-        weights = {name: logical(name, parameter.detach()) for name, parameter in self.model.own_parameters()}
-        moments = {
-            f"{name}.{key}": logical(name, tensor)
-            for name, states in self.moments.items()
-            for key, tensor in states.items()
-        }
-        return {"model": weights, "optimizer": moments}
-
-    def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_tensors(self, tensors: Tensors) -> None:
         """Copy a checkpoint's tensors in; the caller has checked that names and shapes agree."""
-        own = self.to_tensors()
         with torch.no_grad():
-            for file, values in own.items():
+            for group, values in self.home.tensors().items():
                 for name, tensor in values.items():
-                    tensor.copy_(tensors[file][name])
+                    tensor.copy_(tensors[group][name])
 
     def to_json(self) -> dict[str, object]:
         """Return the progress as JSON."""

@@ -2,8 +2,8 @@
 
 ::
 
-    micro-batches -> counts of the global batch -> executor -> gradients -> sum over ranks -> norm
-                                                                  finite?  yes: clip, update
+    micro-batches -> counts of the global batch -> executor -> global gradients at home, part by part -> norm
+                                                                  finite?  yes: clip and update each part
                                                                            no:  skip, count, go on
 """
 
@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.engine.executors import Executor, resident
+from hornbook.engine.executors import Executor
+from hornbook.engine.executors.resident import resident
 from hornbook.engine.loss_scale import Scaled, no_scale
 from hornbook.engine.state import TrainState
+from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective
 from hornbook.optim.clipping import clip
-from hornbook.optim.norms import norms_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks, World
 from hornbook.samples.batches import Batch, Size, size_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class StepConfig:
     """The fixed parts of a step."""
 
     objective: Objective
@@ -37,6 +38,8 @@ class Trainer:
     clip_norm: float | None
     world: World
     executor: Executor = resident
+    forward: Forward = forward_resident
+    """What validation, tasks and samples look at the model through; it goes with the executor."""
     clip_scope: ClipScope = "global"
     loss_scale: Callable[[int], float] = no_scale
     """From the number of the update, from 0, to the factor of its loss."""
@@ -59,32 +62,31 @@ class StepResult:
     skipped: bool
 
 
-def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Trainer) -> StepResult:
+def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepConfig) -> StepResult:
     """Advance ``state`` by one global batch.
 
     A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
     weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
     """
-    world, objective, progress = trainer.world, trainer.objective, state.progress
-    counts, size = global_counts(micro_batches, objective, world)
-    scale = trainer.loss_scale(progress.num_updates)
-    sums = trainer.executor(state.model, micro_batches, Scaled(objective, scale), counts)
-    state.model.fold_tied_gradients()
-    state.share_gradients(world)
-    slots = state.slots()
-    gradients = [slot.gradient for slot in slots]
+    home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
+    counts, size = global_counts(micro_batches, objective, ranks)
+    scale = config.loss_scale(progress.num_updates)
+    scaled = objective if scale == 1.0 else Scaled(objective, scale)
+    terms = global_means(config.executor(state, micro_batches, scaled, counts), counts, ranks)
     if scale != 1.0:
-        torch._foreach_div_(gradients, scale)
-    terms = global_means(sums, counts, world)
+        home.divide_gradients(scale)
+    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
     scored = {name: mean for name, mean in terms.items() if mean is not None}
-    norm = float(norms_of(gradients).norm())
     skipped = not all(map(math.isfinite, (*scored.values(), norm)))
-    learning_rate = trainer.schedule(progress.num_updates)
+    learning_rate = config.schedule(progress.num_updates)
     if not skipped:
-        clip(gradients, norm, trainer.clip_norm, trainer.clip_scope)
-        trainer.update.apply(slots, learning_rate, progress.inherited_updates + progress.num_updates + 1)
-    state.model.zero_grad(set_to_none=True)
-    _advance(state, size, skipped=skipped)
+        count = progress.inherited_updates + progress.num_updates + 1
+        for part in home.parts():
+            with home.slots(part) as slots:
+                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope)
+                config.update.apply(slots, learning_rate, count)
+    home.drop_gradients()
+    progress.advance(samples=size.samples, tokens=size.tokens, skipped=skipped)
     return StepResult(
         loss=_weighted_sum(scored, objective.weights),
         terms=terms,
@@ -96,19 +98,19 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], trainer: Train
     )
 
 
-def global_counts(micro_batches: Sequence[Batch], objective: Objective, world: World) -> tuple[dict[str, int], Size]:
+def global_counts(micro_batches: Sequence[Batch], objective: Objective, ranks: Ranks) -> tuple[dict[str, int], Size]:
     """Return by term the scored items of the global batch, all micro-batches of all ranks, and its size."""
     counts = [objective.counts(batch) for batch in micro_batches]
     own = [sum(count[name] for count in counts) for name in objective.weights]
     own += map(sum, zip(*map(size_of, micro_batches), strict=True))
-    everywhere = world.sum_integers(own)
+    everywhere = ranks.sum_integers(own)
     size = Size(*everywhere[len(objective.weights) :])
     return dict(zip(objective.weights, everywhere, strict=False)), size
 
 
-def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) -> dict[str, float | None]:
+def global_means(sums: dict[str, Tensor], counts: dict[str, int], ranks: Ranks) -> dict[str, float | None]:
     """Return by term the sum over all ranks divided by the global count, None where nothing is scored."""
-    total = world.sum_tensor(torch.stack(list(sums.values())))
+    total = ranks.sum_tensor(torch.stack(list(sums.values())))
     return {
         name: value / counts[name] if counts[name] else None for name, value in zip(sums, total.tolist(), strict=True)
     }
@@ -116,13 +118,3 @@ def global_means(sums: dict[str, Tensor], counts: dict[str, int], world: World) 
 
 def _weighted_sum(terms: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
     return sum(weights[name] * mean for name, mean in terms.items()) if any(weights[name] for name in terms) else None
-
-
-def _advance(state: TrainState, size: Size, *, skipped: bool) -> None:
-    progress = state.progress
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0

@@ -49,7 +49,8 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
         loaded.model,
         HeldOutWindows(windows, document_mask=document_mask),
         CausalLM(),
-        world=given.world,
+        forward=given.forward,
+        ranks=given.ranks,
         micro_batch_size=given.micro_batch_size,
         num_bytes=store.num_bytes,
     )

@@ -75,10 +75,8 @@ def classification(given: TaskInput) -> list[Row]:
 
 def class_logits(given: TaskInput, sequences: list[Sequence]) -> torch.Tensor:
     """Return fp32 ``[N, C]`` on the CPU, a row a sequence."""
-    model, head = given.loaded.model, given.loaded.model.head
-    assert isinstance(head, ClassificationHead), "the recipe says so"
-    batches = laid_out(given, sequences)
-    return torch.cat([head.label_logits(model.trunk(batch), batch).cpu() for batch in batches])
+    model, batches = given.loaded.model, laid_out(given, sequences)
+    return torch.cat([given.forward(model, batch, ClassificationHead.label_logits).cpu() for batch in batches])
 
 
 def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:

@@ -6,7 +6,7 @@ from typing import TypeVar
 from hornbook.config import LabelledConfig
 from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.samples.batches import Batch, placed
+from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import Sequence
 
@@ -43,13 +43,12 @@ def objective_of(given: TaskInput, kind: type[Learned], lacks: str) -> Learned:
 
 
 def laid_out(given: TaskInput, sequences: list[Sequence]) -> Iterator[Batch]:
-    """Yield batches on the model's device, without padding on a CPU; nothing random happens in them."""
+    """Yield batches, without padding on a CPU; nothing random happens in them."""
     size = given.micro_batch_size
     for start in range(0, len(sequences), size):
-        batch = lay_out(
+        yield lay_out(
             sequences[start : start + size],
             width=given.window_length,
             layout="unpadded" if given.device.type == "cpu" else "padded",
             pad_id=given.require_tokenizer().require_masking().pad,
         )
-        yield placed(batch, given.device)

@@ -88,7 +88,9 @@ def lambada(given: TaskInput) -> list[Row]:
     model, window, spans = given.loaded.model, given.window_length, read(given)
     banned_V = stop_word_tokens(given.require_tokenizer(), model.vocab_size).to(given.device)
     cut = [span.cut(window) for span in spans]
-    scores = score(model, cut, world=given.world, micro_batch_size=given.micro_batch_size, banned_V=banned_V)
+    scores = score(
+        model, cut, forward=given.forward, ranks=given.ranks, micro_batch_size=given.micro_batch_size, banned_V=banned_V
+    )
     num_cut = sum(span.num_inputs > window for span in spans)
     shared = f"{counted(len(spans), 'passage')}, {num_cut:,} of them cut on the left to {window:,} tokens"
     published = _PUBLISHED if len(spans) == PUBLISHED_PASSAGES and num_cut == 0 else {}

@@ -78,7 +78,8 @@ def masked_lm(given: TaskInput) -> list[Row]:
         given.loaded.model,
         batches,
         build_objective(objective),
-        world=given.world,
+        forward=given.forward,
+        ranks=given.ranks,
         micro_batch_size=given.micro_batch_size,
         max_windows=given.max_sequences,
     )
@@ -133,7 +134,12 @@ def pseudo_perplexity(given: TaskInput) -> list[Row]:
     """
     copies, what = read_copies(given)
     result = validate(
-        given.loaded.model, copies, MaskedLM(), world=given.world, micro_batch_size=given.micro_batch_size
+        given.loaded.model,
+        copies,
+        MaskedLM(),
+        forward=given.forward,
+        ranks=given.ranks,
+        micro_batch_size=given.micro_batch_size,
     )
     scored = f"{result.tokens:,} tokens, each hidden by itself and all others seen (Salazar et al. 2020): {what}"
     means = "exp(nats_per_token): depends on the tokenizer, and is no perplexity of a decoder"

@@ -11,6 +11,7 @@ once. The price: all spans are in memory, some bytes a token.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hornbook.model import LanguageModel
-from hornbook.parallel.world import World
-from hornbook.samples.batches import Batch, placed
+from hornbook.model.forward import Forward, forward_resident
+from hornbook.model.head import OutputHead
+from hornbook.parallel.world import Ranks
+from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
 _LOGITS_AT_ONCE = 512
@@ -79,26 +82,33 @@ def batches(
         yield numbers, _batch([spans[number] for number in numbers or order[-1:]])
 
 
-@torch.no_grad()
 def score(
-    model: LanguageModel, spans: Sequence[Span], *, world: World, micro_batch_size: int, banned_V: Tensor | None = None
+    model: LanguageModel,
+    spans: Sequence[Span],
+    *,
+    forward: Forward = forward_resident,
+    ranks: Ranks | None = None,
+    micro_batch_size: int,
+    banned_V: Tensor | None = None,
 ) -> list[Score]:
     """Score the ends of all spans; the same on every rank.
 
     Args:
-        model: in evaluation mode, on the world's device.
+        model: in evaluation mode.
         spans: none longer than ``max_positions + 1`` tokens.
-        world: ranks share the spans.
+        forward: takes a batch through the model.
+        ranks: share the spans; None for one process.
         micro_batch_size: spans at a time.
         banned_V: bool ``[V]``, tokens that ``likeliest_allowed`` passes over; None for no token.
     """
+    ranks = ranks or Ranks()
     starts = np.cumsum([0, *(span.num_scored for span in spans)])
     results_3N = np.zeros((3, starts[-1]))
-    for numbers, batch in batches(spans, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size):
-        scored_3M = _score_batch(model, placed(batch, world.device), banned_V)
+    for numbers, batch in batches(spans, micro_batch_size=micro_batch_size, rank=ranks.rank, world_size=ranks.size):
+        scored_3M = forward(model, batch, partial(_score_ends, banned_V=banned_V)).cpu().double().numpy()
         places = [place for number in numbers for place in range(starts[number], starts[number + 1])]
         results_3N[:, places] = scored_3M[:, : len(places)]
-    summed = world.sum_floats(results_3N.ravel().tolist())
+    summed = ranks.sum_floats(results_3N.ravel().tolist())
     nats, likeliest, allowed = np.reshape(summed, results_3N.shape)
     return [
         Score(nats=nats[start:end], likeliest=likeliest[start:end] > 0, likeliest_allowed=allowed[start:end] > 0)
@@ -122,15 +132,15 @@ def _batch(spans: Sequence[Span]) -> Batch:
     }
 
 
-def _score_batch(model: LanguageModel, batch: Batch, banned_V: Tensor | None) -> NDArray[np.float64]:
-    """Return nats, whether likeliest, and whether likeliest allowed, of a batch's scored tokens: float64[3, N]."""
+def _score_ends(head: OutputHead, x_BTD: Tensor, batch: Batch, *, banned_V: Tensor | None) -> Tensor:
+    """Return nats, whether likeliest, and whether likeliest allowed, of a batch's scored tokens: fp32 ``[3, N]``."""
     scored_BT = batch["targets"] != NOT_SCORED
-    x_ND, targets_N = model.trunk(batch)[scored_BT], batch["targets"][scored_BT]
+    x_ND, targets_N = x_BTD[scored_BT], batch["targets"][scored_BT]
     parts = []
     for x, targets in zip(torch.split(x_ND, _LOGITS_AT_ONCE), torch.split(targets_N, _LOGITS_AT_ONCE), strict=True):
-        logits = model.head.logits(x)
+        logits = head.logits(x)
         nats = -torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
         allowed = logits if banned_V is None else logits.masked_fill(banned_V, -torch.inf)
         hits = [(values.argmax(-1) == targets).float() for values in (logits, allowed)]
-        parts.append(torch.stack([nats, *hits]).cpu())
-    return torch.cat(parts, 1).double().numpy()
+        parts.append(torch.stack([nats, *hits]))
+    return torch.cat(parts, 1)

@@ -114,11 +114,9 @@ def answer(
 ) -> Mapping[int, str]:
     """Return the model's answer to each question, by its number; empty for none."""
     model, found = given.loaded.model, dict[int, list[Found]]()
-    head = model.head
-    assert isinstance(head, SpanHead), "the recipe says so"
     place = iter(windows)
     for batch in laid_out(given, [window.sequence for window in windows]):
-        for logits in head.span_logits(model.trunk(batch), batch).cpu().numpy():
+        for logits in given.forward(model, batch, SpanHead.span_logits).cpu().numpy():
             window = next(place)
             context = questions[window.question].context
             found.setdefault(window.question, []).append(best_span(logits, window, context, rules.max_answer_tokens))

@@ -22,9 +22,9 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
-from hornbook.model.mode import evaluation_mode
+from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.optim.precision import dtype_name
-from hornbook.parallel.world import World
+from hornbook.parallel.world import Ranks
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -50,8 +50,10 @@ class TaskInput:
     loaded: LoadedModel
     data: str | None = None
     """The path that the user gave for this task, or None."""
-    world: World = field(default_factory=World)
-    """The ranks that share the work, and the device of this one."""
+    forward: Forward = forward_resident
+    """Takes a batch through the model."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The data-parallel ranks that share the work."""
     micro_batch_size: int = 16
     """Sequences at a time."""
     window: int | None = None
@@ -91,7 +93,7 @@ class TaskInput:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.world.device
+        return self.loaded.model.device
 
     @property
     def window_length(self) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.model import LanguageModel
-from hornbook.model.mode import evaluation_mode
+from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.objective import Objective
-from hornbook.parallel.world import World
-from hornbook.samples.batches import Batch, HeldOut, placed, refuse_unknown_tokens
+from hornbook.parallel.world import Ranks
+from hornbook.samples.batches import Batch, HeldOut, refuse_unknown_tokens
 from hornbook.samples.loader import evaluation_batches
 
 
@@ -33,13 +33,13 @@ def perplexity(nats: float) -> float:
     return math.inf if nats > 709.0 else math.exp(nats)
 
 
-@torch.no_grad()
 def validate(
     model: LanguageModel,
     held_out: HeldOut,
     objective: Objective,
     *,
-    world: World,
+    forward: Forward = forward_resident,
+    ranks: Ranks | None = None,
     micro_batch_size: int,
     max_windows: int | None = None,
     num_bytes: int | None = None,
@@ -53,19 +53,20 @@ def validate(
         model: left in the mode in which it came.
         held_out: windows or sequences.
         objective: the terms of the loss.
-        world: ranks share the windows.
+        forward: takes a batch through the model.
+        ranks: share the windows; None for one process.
         micro_batch_size: windows at a time.
         max_windows: score only so many, spread over the store.
         num_bytes: bytes of text that the store was made from, where every token of it is scored.
     """
-    names = list(objective.weights)
+    names, ranks = list(objective.weights), ranks or Ranks()
     batches = evaluation_batches(
-        held_out, micro_batch_size=micro_batch_size, rank=world.rank, world_size=world.size, max_windows=max_windows
+        held_out, micro_batch_size=micro_batch_size, rank=ranks.rank, world_size=ranks.size, max_windows=max_windows
     )
     with evaluation_mode(model):
-        sums, counts = _add_up(model, batches, objective, world.device)
-    totals = dict(zip(names, world.sum_floats(sums), strict=True))
-    scored = dict(zip(names, world.sum_integers(counts), strict=True))
+        sums, counts = _add_up(model, batches, objective, forward)
+    totals = dict(zip(names, ranks.sum_floats(sums), strict=True))
+    scored = dict(zip(names, ranks.sum_integers(counts), strict=True))
     terms = {name: totals[name] / scored[name] if scored[name] else math.nan for name in names}
     complete = max_windows is None or max_windows >= held_out.num_windows
     first = names[0]
@@ -78,15 +79,14 @@ def validate(
 
 
 def _add_up(
-    model: LanguageModel, batches: Iterable[Batch], objective: Objective, device: torch.device
+    model: LanguageModel, batches: Iterable[Batch], objective: Objective, forward: Forward
 ) -> tuple[list[float], list[int]]:
     """Return the sum and the count of each term over this rank's batches; only the end waits for the device."""
     names = list(objective.weights)
     found, counts = [], [0] * len(names)
     for batch in batches:
         refuse_unknown_tokens(batch, model.vocab_size)
-        moved, scored = placed(batch, device), objective.counts(batch)
-        sums = objective.sums(model.head, model.trunk(moved), moved)
+        sums, scored = forward(model, batch, objective.sums), objective.counts(batch)
         found.append(torch.stack([sums[name] for name in names]))
         counts = [count + scored[name] for count, name in zip(counts, names, strict=True)]
     totals = torch.zeros(len(names), dtype=torch.float64)

@@ -176,7 +176,8 @@ def _reading_rows(task: str, reading: Reading, text: str, given: TaskInput) -> l
         given.loaded.model,
         HeldOutWindows(windows),
         CausalLM(),
-        world=given.world,
+        forward=given.forward,
+        ranks=given.ranks,
         micro_batch_size=given.micro_batch_size,
     )
     nats, num_bytes, num_words = result.loss * result.tokens, len(reading.text.encode()), count_words(text) - 1
@@ -207,7 +208,7 @@ def _harness_rows(task: str, text: str, given: TaskInput) -> list[Row]:
     pages, length = list(articles(text)), model.max_positions
     encoded, end_of_text = tokenizer.encode_batch([*map(detokenize_wikitext, pages)]), tokenizer.require_end_of_text()
     spans = [span for ids in encoded for span in rolling_spans(ids.tolist(), end_of_text, length)]
-    scores = score(model, spans, world=given.world, micro_batch_size=given.micro_batch_size)
+    scores = score(model, spans, forward=given.forward, ranks=given.ranks, micro_batch_size=given.micro_batch_size)
     nats = sum(float(found.nats.sum()) for found in scores)
     num_words = sum(len(re.split(r"\s+", page)) for page in pages)
     num_bytes = sum(len(page.encode()) for page in pages)

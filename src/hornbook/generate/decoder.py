@@ -21,6 +21,8 @@ from torch import Tensor
 from hornbook.generate.cache import Cache
 from hornbook.model import LanguageModel
 from hornbook.model.attention import document_mask
+from hornbook.model.forward import Forward, forward_resident
+from hornbook.model.head import at_places
 from hornbook.model.incremental import IncrementalModel, incremental
 
 
@@ -45,15 +47,16 @@ class Decoder(Protocol):
         ...
 
 
-def make_decoder(model: LanguageModel) -> Decoder:
+def make_decoder(model: LanguageModel, forward: Forward = forward_resident) -> Decoder:
     """Return the quickest decoder that the model allows.
 
     Args:
         model: in evaluation mode. If a block keeps no keys and values (see `hornbook.model.incremental`), every token
             computes the whole window.
+        forward: takes a batch through the model. Only a resident model has all weights at hand, which a cache needs.
     """
-    quick = incremental(model)
-    return PlainDecoder(model) if quick is None else CachedDecoder(quick)
+    quick = incremental(model) if forward is forward_resident else None
+    return PlainDecoder(model, forward) if quick is None else CachedDecoder(quick)
 
 
 class CachedDecoder:
@@ -116,8 +119,8 @@ class PlainDecoder:
     Rows are padded on the right, where a causal model does not look.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    def __init__(self, model: LanguageModel, forward: Forward) -> None:
+        self._model, self._forward = model, forward
         self._windows: list[list[int]] = []
 
     def start(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Tensor:
@@ -136,16 +139,16 @@ class PlainDecoder:
         """See ``Decoder``."""
         self._windows = [self._windows[row] for row in rows]
 
-    @torch.inference_mode()
     def _logits(self) -> Tensor:
-        device, longest = self._model.embedding.tokens.device, max(map(len, self._windows))
-        padded = [window + [0] * (longest - len(window)) for window in self._windows]
-        tokens_BT = torch.tensor(padded, device=device)
-        positions_BT = torch.arange(longest, device=device).expand_as(tokens_BT)
-        keys_BT = torch.zeros_like(tokens_BT)
-        x_BTD = self._model.trunk({"tokens": tokens_BT, "positions": positions_BT, "keys": keys_BT})
-        lasts_B = torch.tensor([len(window) - 1 for window in self._windows], device=device)
-        return self._model.head.logits(x_BTD[torch.arange(len(lasts_B), device=device), lasts_B])
+        longest = max(map(len, self._windows))
+        tokens_BT = torch.tensor([window + [0] * (longest - len(window)) for window in self._windows])
+        positions_BT = torch.arange(longest).expand_as(tokens_BT)
+        batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": torch.zeros_like(tokens_BT)}
+        lasts_B = torch.tensor([row * longest + len(window) - 1 for row, window in enumerate(self._windows)])
+        logits_BV: Tensor = self._forward(
+            self._model, batch, lambda head, x_BTD, _: head.logits(at_places(x_BTD, lasts_B))
+        )
+        return logits_BV
 
 
 def forget_half(window: list[int], max_positions: int) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
-from hornbook.model.mode import evaluation_mode
-from hornbook.samples.batches import placed
+from hornbook.model.forward import Forward, evaluation_mode, forward_resident
+from hornbook.model.head import at_places
+from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import Sequence, framed
 from hornbook.text.tokenizer import Tokenizer
@@ -67,14 +68,17 @@ class GapFiller:
         model: an encoder.
         tokenizer: the one that it was trained with.
         top_k: how many tokens to name for each gap.
+        forward: takes a batch through the model.
 
     Raises:
         UserError: the model has no head for masked tokens; the tokenizer has no mask token, or has tokens that the
             model does not know; or there are fewer tokens than are to be named.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int) -> None:
-        self._model, self._tokenizer, self._top_k = model, tokenizer, top_k
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int, forward: Forward = forward_resident
+    ) -> None:
+        self._model, self._tokenizer, self._top_k, self._forward = model, tokenizer, top_k, forward
         if not isinstance(model.head, EncoderHead):
             raise UserError(
                 "the model was fine-tuned and has no head for masked tokens any more; fill gaps with the one that it "
@@ -106,17 +110,13 @@ class GapFiller:
             raise UserError(f"{place} has {length} tokens with {frame}, but the model has {most} positions; shorten it")
         return Gapped(prompt=prompt, sequence=sequence._replace(positions=gaps, labels=sequence.tokens[gaps]))
 
-    @torch.no_grad()
     def fill(self, requests: Items[Gapped]) -> list[Filled]:
         """Fill the gaps of one text or several, in one batch."""
         sequences = [request.sequence for request in requests]
         width = max(len(sequence.tokens) for sequence in sequences)
-        device = self._model.embedding.tokens.device
-        laid_out = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
-        batch = placed(laid_out, device)
+        batch = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
         with evaluation_mode(self._model):
-            x_ND = self._model.trunk(batch).flatten(0, 1)
-            logits_PV = self._model.head.logits(x_ND[batch["predictions"]])
+            logits_PV = self._forward(self._model, batch, _logits_of_gaps)
         best = logits_PV.softmax(-1)[:, : self._tokenizer.vocab_size].topk(self._top_k)
         gaps = map(self._guesses, best.indices.tolist(), best.values.tolist())
         return [self._filled(request, list(islice(gaps, self._num_gaps(request)))) for request in requests]
@@ -141,3 +141,7 @@ class GapFiller:
         if isinstance(self._tokenizer.rules, WordPieces) and not token.startswith(PREFIX):
             return text + token
         return text.rstrip() + token.removeprefix(PREFIX)
+
+
+def _logits_of_gaps(head: EncoderHead, x_BTD: Tensor, batch: Batch) -> Tensor:
+    return head.logits(at_places(x_BTD, batch["predictions"]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hornbook.generate.decoder import Decoder, make_decoder
 from hornbook.generate.sampling import Chooser, Sampling, draws_of
 from hornbook.model import LanguageModel
-from hornbook.model.mode import evaluation_mode
+from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 
 OnToken = Callable[[int, int], bool]
 """Called with (row, id) for every id that is chosen, that of a stop too; True ends that text."""
@@ -28,6 +28,7 @@ def generate(
     vocab_size: int | None = None,
     sampling: Sampling | None = None,
     stop_id: int | None = None,
+    forward: Forward = forward_resident,
 ) -> list[int]:
     """Return up to ``num_tokens`` ids that continue ``prompt``.
 
@@ -39,10 +40,11 @@ def generate(
         vocab_size: only smaller ids are chosen, where the tokenizer has fewer than the model; None for the model's.
         sampling: how ids are chosen.
         stop_id: end when this id is chosen; it is not returned.
+        forward: takes a batch through the model.
     """
     with evaluation_mode(model):
         (ids,) = generate_batch(
-            make_decoder(model),
+            make_decoder(model, forward),
             [prompt],
             num_tokens=num_tokens,
             vocab_size=min(model.vocab_size, vocab_size or model.vocab_size),

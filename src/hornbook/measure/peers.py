@@ -13,7 +13,7 @@ from hornbook.extras import require
 from hornbook.measure.generation import Generate
 from hornbook.measure.throughput import Step, synthetic_loader
 from hornbook.parallel.world import World
-from hornbook.samples.batches import Batch, placed, size_of
+from hornbook.samples.batches import Batch, size_of, to_device
 from hornbook.samples.windows import NOT_SCORED
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
@@ -40,7 +40,7 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     def step() -> int:
         micro_batches = next(loader)
         for batch in micro_batches:
-            inputs = placed(_inputs(batch), world.device)
+            inputs = to_device(_inputs(batch), world.device)
             with torch.autocast(world.device.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
                 loss = model(**inputs).loss
             (loss / len(micro_batches)).backward()

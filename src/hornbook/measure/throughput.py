@@ -98,10 +98,10 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
         recipe: its ``model.vocab_size`` must be set.
         world: gives the device; one process.
     """
-    state, trainer = build_training(recipe, 1 << 30, world)
+    state, config = build_training(recipe, 1 << 30, world)
     loader = synthetic_loader(recipe, world.device)
 
     def step() -> int:
-        return train_step(state, next(loader), trainer).num_tokens
+        return train_step(state, next(loader), config).num_tokens
 
     return step

@@ -7,6 +7,9 @@ two uses apart (pipeline stages, phased execution) add the same two sums as a ru
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +18,7 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
 from hornbook.ops.linear import cast
+from hornbook.samples.batches import Batch
 
 
 class OutputHead(nn.Module):
@@ -33,6 +37,10 @@ class OutputHead(nn.Module):
         self.vocab_size = vocab_size
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         self.norm = norm
+
+    def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
+        """Return ``use(self, x_BTD, batch)``: whoever uses a head calls it, so that hooks of the module run."""
+        return use(self, x_BTD, batch)
 
     def draw(self, draw: Draw) -> None:
         """Set the bias to zero; the table is the embedding's."""
@@ -75,7 +83,7 @@ class TiedHead(OutputHead):
     def __init__(self, hidden_size: int, vocab_size: int, *, epsilon: float) -> None:
         super().__init__(vocab_size, norm=LayerNorm(hidden_size, epsilon=epsilon))
 
-    def forward(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
         x_ND = self.prepare(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size)

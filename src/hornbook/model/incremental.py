@@ -26,7 +26,7 @@ from hornbook.model.layers import LayerNorm, Linear
 from hornbook.ops.attention import cpu_causal_attention, fits
 from hornbook.ops.layer_norm import affine_dtype, layer_norm
 
-_WAY = ("trunk", "embed", "make_context")
+_WAY = ("forward", "embed", "make_context")
 """What a model must have of `LanguageModel` to be run by the plain way of this module."""
 
 
@@ -60,7 +60,7 @@ class IncrementalModel:
     """
 
     def __init__(self, model: LanguageModel, blocks: Sequence[IncrementalBlock]) -> None:
-        self.device, dtype = model.embedding.tokens.device, model.embedding.compute_dtype
+        self.device, dtype = model.device, model.compute_dtype
         self.cache_shapes = [block.cache_shape for block in blocks]
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
         self.max_positions = model.max_positions
@@ -93,10 +93,9 @@ class IncrementalModel:
 
 def incremental(model: LanguageModel) -> IncrementalModel | None:
     """Return the model as generation runs it, or None if it has a block that keeps nothing, or a way of its own."""
-    dtype = getattr(model.embedding, "compute_dtype", None)
-    if dtype is None or any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _WAY):
+    if any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _WAY):
         return None
-    blocks = [incremental_block(block, dtype) for block in model.blocks]
+    blocks = [incremental_block(block, model.compute_dtype) for block in model.blocks]
     known = [block for block in blocks if block is not None]
     return IncrementalModel(model, known) if len(known) == len(blocks) else None
 

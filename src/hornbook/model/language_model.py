@@ -3,13 +3,16 @@
 ::
 
     batch {tokens, positions, keys, ...}
-      -> embedding -> x_BTD -> blocks[0] .. blocks[L-1] -> x_BTD -> head -> losses or logits
+      -> embedding -> x_BTD -> blocks[0] .. blocks[L-1] -> x_BTD -> head(use, x_BTD, batch) -> losses or logits
 
-The parts are what pipelining, phased execution and sparsity hold on to; ``trunk`` is the plain way through them.
+A model and its head are *called*, with the function that uses the head, and never reached into: so a model that is
+sharded, cut into pipeline stages or fetched from files runs the same objectives and tasks as one in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hornbook.model.attention import Context, document_mask
@@ -24,8 +27,12 @@ class LanguageModel(nn.Module):
     Args:
         embedding: called with (tokens, positions, keys), each ``[B, T]``; holds the padded table ``tokens`` ``[V, D]``.
         blocks: each called with (x ``[B, T, D]``, context).
-        head: tied to the embedding's table.
+        head: tied to the embedding's table; called with (use, x ``[B, T, D]``, batch).
         max_positions: longest sequence that the model can take.
+
+    Attributes:
+        vocab_size: tokens that exist, without the padding of the table.
+        compute_dtype: dtype of the activations; parameters are fp32.
     """
 
     is_causal = True
@@ -39,24 +46,31 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
         self.max_positions = max_positions
+        self.vocab_size = head.vocab_size
+        self.compute_dtype = embedding.compute_dtype
         self.tie()
 
     @property
-    def vocab_size(self) -> int:
-        """Tokens that exist, without the padding of the table."""
-        return self.head.vocab_size
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next(self.parameters()).device
 
     def tie(self) -> None:
         """Let head and embedding share one table; call it again after moving the model to another device."""
         self.head.tie(self.embedding.tokens)
 
-    def trunk(self, batch: Batch) -> Tensor:
-        """Return the hidden states ``[B, T, D]`` before the head."""
+    def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
+        """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
+
+        Args:
+            use: what is made of the head and the hidden states, such as an objective's ``sums``.
+            batch: on the model's device.
+        """
         context = self.make_context(batch)
         x_BTD = self.embed(batch)
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
-        return x_BTD
+        return self.head(use, x_BTD, batch)
 
     def embed(self, batch: Batch) -> Tensor:
         """Return what the first block is given, ``[B, T, D]``."""

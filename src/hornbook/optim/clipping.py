@@ -1,4 +1,4 @@
-"""Gradients that are too long are cut to length, all together or each tensor by itself."""
+"""Norms of many tensors at once, and gradients clipped by them: all together, or each tensor by its own."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,20 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.optim.norms import norms_of
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of each fp32 tensor, ``[len(tensors)]``, without waiting for the device.
+
+    A CPU adds up all squares of a tensor in a few fp32 numbers, which stop growing long before the end of a large one:
+    the norm of BERT-base's token table comes out 1.3e-3 too small. So there it is the norm of the norms of the rows,
+    at the same speed.
+    """
+    rows = [
+        torch.linalg.vector_norm(tensor, dim=-1) if tensor.dim() > 1 and tensor.device.type == "cpu" else tensor
+        for tensor in tensors
+    ]
+    return torch.stack(torch._foreach_norm(rows))
 
 
 def clip(gradients: Sequence[Tensor], norm: float, limit: float | None, scope: ClipScope) -> None:

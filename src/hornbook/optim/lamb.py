@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import LambConfig
 from hornbook.optim.adam import adam_directions
-from hornbook.optim.norms import norms_of
+from hornbook.optim.clipping import norms_of
 from hornbook.optim.slots import Slot
 
 _Pair = tuple[Tensor, Tensor]

@@ -22,6 +22,8 @@ Role = Literal["matrix", "norm", "bias"]
 class Slot:
     """One parameter with what its update needs; all tensors have the parameter's shape."""
 
+    name: str
+    """Of the parameter in its model, as in ``blocks.0.attention.out.weight``."""
     parameter: Tensor
     gradient: Tensor
     state: dict[str, Tensor]

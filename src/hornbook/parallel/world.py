@@ -1,14 +1,15 @@
-"""The ranks of a run, and the few sums that data parallel training needs.
+"""The processes of a run: where this one stands, and what all of them do together.
 
-Each rank holds the whole model and takes its share of every global batch. Losses are divided by *global* counts before
-the backward pass, so gradients are simply added over ranks::
+A run's ranks lie along axes. ``world.data`` is the axis of data parallelism: its ranks take shares of every global
+batch and add up counts, means and gradients. Votes, barriers and the election of the rank that writes concern all
+ranks. Losses are divided by *global* counts before the backward pass, so gradients are simply added::
 
-    counts --sum--> divide --> backward --> gradients --sum--> the same update on every rank
+    counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
 One process is a world of one: nothing is sent. Under ``torchrun`` tensors go through NCCL on GPUs and gloo on CPUs, and
 numbers that the host knows always through gloo: a GPU would add them up only after all that it was asked to do before.
 At a barrier the others wait for what the first rank does alone, such as writing a large checkpoint, so barriers have a
-group with a time-out of hours. A rank that is lost is noticed by `watch`, which tells it from one that is busy.
+group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
 """
 
 import os
@@ -30,32 +31,84 @@ _PATIENCE = timedelta(hours=12)
 """At a barrier."""
 
 
-class World:
-    """The processes of one run; ``World()`` is a run of one process.
+class Ranks:
+    """The ranks along one axis of a run; ``Ranks()`` is a single one.
 
     Args:
         rank, size: which of them this is, and of how many.
-        device: of this one's tensors.
-        host: sums the host's own numbers, so that no device is waited for; None for one process.
-        waiting: waits for hours; None for one process.
-        watch: over the other ranks; None for one process.
+        tensors: the group that adds up tensors on their device; None for a single rank.
+        host: the group that adds up the host's own numbers, so that no device is waited for; None for a single rank.
+        watch: names a lost rank when a sum fails; None for a single rank.
     """
 
     def __init__(
         self,
         rank: int = 0,
         size: int = 1,
-        device: torch.device | None = None,
+        tensors: dist.ProcessGroup | None = None,
         host: dist.ProcessGroup | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._tensors, self._host, self._watch = tensors, host, watch
+
+    def sum_integers(self, values: Sequence[int]) -> list[int]:
+        """Return the sums over the ranks; the device is not waited for."""
+        return [int(value) for value in self._sum_on_host(values, torch.int64)] if self.size > 1 else list(values)
+
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over the ranks, added up in double precision; the device is not waited for."""
+        return [float(value) for value in self._sum_on_host(values, torch.float64)] if self.size > 1 else list(values)
+
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the ranks of ``tensor``, which is written in place."""
+        if self.size > 1:
+            with explained(self._watch):
+                dist.all_reduce(tensor, group=self._tensors)
+        return tensor
+
+    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Add up the gradients of the ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            self.sum_tensor(flat)
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
+        total = torch.tensor(values, dtype=dtype)
+        with explained(self._watch):
+            dist.all_reduce(total, group=self._host)
+        sums: list[float] = total.tolist()
+        return sums
+
+
+class World:
+    """All processes of a run; ``World()`` is a run of one process.
+
+    Args:
+        everyone: all ranks.
+        data: those that share each global batch; None for all.
+        device: of this rank's tensors.
+        waiting: the group that waits for hours at a barrier; None for one process.
+        watch: over the other ranks; None for one process.
+    """
+
+    def __init__(
+        self,
+        everyone: Ranks | None = None,
+        data: Ranks | None = None,
+        device: torch.device | None = None,
         waiting: dist.ProcessGroup | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self.rank = rank
-        self.size = size
+        self._everyone = everyone or Ranks()
+        self.data = data or self._everyone
         self.device = device or torch.device("cpu")
-        self._host = host
-        self._waiting = waiting
-        self._watch = watch
+        self._waiting, self._watch = waiting, watch
 
     @classmethod
     def join(cls, device: torch.device) -> "World":
@@ -63,18 +116,20 @@ class World:
         if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
             return cls(device=device)
         store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
-        # torchrun may keep the store over a restart, and what the dead ranks left in it would be taken for the living
+        # torchrun may keep the store over a restart; a new prefix hides the keys that the dead ranks left in it
         store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        ranks = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
+        options = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            dist.init_process_group("nccl", device_id=device, **ranks)
+            dist.init_process_group("nccl", device_id=device, **options)
             host = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         else:
-            dist.init_process_group("gloo", **ranks)
+            dist.init_process_group("gloo", **options)
             host = dist.group.WORLD
+        watch = Watch(store, rank, size)
+        everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(rank, size, device, host, waiting, Watch(store, rank, size))
+        return cls(everyone, device=device, waiting=waiting, watch=watch)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -84,63 +139,49 @@ class World:
             dist.destroy_process_group()
 
     @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+        return self._everyone.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self._everyone.size
+
+    @property
     def is_first(self) -> bool:
         """True on the one rank that writes files and speaks."""
         return self.rank == 0
 
-    def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """Return the sums over all ranks; the device is not waited for."""
-        if self.size == 1:
-            return list(values)
-        return [int(value) for value in self._sum_on_host(values, torch.int64)]
+    def ranks_where(self, condition: bool) -> list[int]:
+        """Return the ranks on which ``condition`` is true, the same on all of them."""
+        votes = [condition and rank == self.rank for rank in range(self.size)]
+        return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
 
-    def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks, added up in double precision; the device is not waited for."""
-        if self.size == 1:
-            return list(values)
-        return [float(value) for value in self._sum_on_host(values, torch.float64)]
+    def any(self, condition: bool) -> bool:
+        """Tell whether ``condition`` is true on some rank, the same on all of them."""
+        return self._everyone.sum_integers([condition])[0] > 0
 
-    def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all ranks of ``tensor``, which is written in place."""
-        if self.size > 1:
-            with self._explained():
-                dist.all_reduce(tensor)
-        return tensor
-
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Add up the gradients of all ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
-        if self.size == 1:
-            return
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            with self._explained():
-                dist.all_reduce(flat)
-            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+    def from_first(self, value: int) -> int:
+        """Return the first rank's ``value`` on every rank."""
+        return self._everyone.sum_integers([value if self.is_first else 0])[0]
 
     def barrier(self) -> None:
         """Wait for all ranks, hours if need be."""
         if self.size > 1:
-            with self._explained():
+            with explained(self._watch):
                 dist.barrier(group=self._waiting)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Name the rank that was lost, if that is why a sum inside the block fails."""
-        try:
-            yield
-        except RuntimeError as error:  # gloo's own has no other type
-            if self._watch is None:
-                raise
-            raise self._watch.explain(error) from error
 
-    def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
-        total = torch.tensor(values, dtype=dtype)
-        with self._explained():
-            dist.all_reduce(total, group=self._host)
-        sums: list[float] = total.tolist()
-        return sums
+@contextmanager
+def explained(watch: Watch | None) -> Iterator[None]:
+    """Name the rank that was lost, if that is why communication inside the block fails."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo's own has no other type
+        if watch is None:
+            raise
+        raise watch.explain(error) from error
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -130,7 +130,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
         raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
-    own = state.to_tensors()
+    own = state.home.tensors()
     new, unused = _other_head(contents, recipe, own["model"])
     weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
     state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
@@ -174,7 +174,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     groups = {"model", "optimizer"} if has_moments else {"model"}
     with torch.device("meta"):
         fresh = TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
-    own = fresh.to_tensors()
+    own = fresh.home.tensors()
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
     found = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}

@@ -87,7 +87,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
         steps = num_steps(recipe, samples)
-        state, trainer = build_training(recipe, steps, world)
+        state, step_config = build_training(recipe, steps, world)
         _restore(state, recipe, folder, world, console)
         if first:
             if state.progress.step < steps:
@@ -100,7 +100,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             device=world.device,
             world=world,
             state=state,
-            trainer=trainer,
+            step_config=step_config,
             samples=samples,
             tokenizer=sources.tokenizer,
             console=console,
@@ -126,7 +126,7 @@ def facts(run: Run) -> dict[str, str]:
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
-        "device": f"{_device(run)}, {str(model.embedding.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
@@ -209,7 +209,7 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
     damaged = checkpoint.steps_in(folder.checkpoints) if world.is_first and chosen is None else []
     world.barrier()  # to read all of a checkpoint takes its time
-    step, num_damaged = world.sum_integers([checkpoint.step_of(chosen) if chosen else 0, len(damaged)])
+    step, num_damaged = world.from_first(checkpoint.step_of(chosen) if chosen else 0), world.from_first(len(damaged))
     if num_damaged:
         raise CheckpointError(
             f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
@@ -221,7 +221,7 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
         return
     path = checkpoint.folder_of(folder.checkpoints, step)
     contents = checkpoint.load(path)
-    refuse_mismatch(state.to_tensors(), contents.tensors, what=str(folder.checkpoints))
+    refuse_mismatch(state.home.tensors(), contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
     state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
     if state.progress.step != step:

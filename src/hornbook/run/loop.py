@@ -27,7 +27,7 @@ def train_until_done(run: Run) -> None:
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
         for micro_batches in batches:
-            run.record(train_step(run.state, micro_batches, run.trainer))
+            run.record(train_step(run.state, micro_batches, run.step_config))
             _refuse_divergence(run)
             stopping = _agree_to_stop(run, signals) and not run.is_finished  # nobody would make up for what ends a run
             if not stopping:
@@ -52,7 +52,7 @@ def _measure(run: Run) -> None:
 
 def _agree_to_stop(run: Run, signals: Received) -> bool:
     """Tell whether any rank was asked to stop, so that all ranks save and leave after the same step."""
-    return run.world.sum_integers([signals.name is not None])[0] > 0
+    return run.world.any(signals.name is not None)
 
 
 def _refuse_divergence(run: Run) -> None:

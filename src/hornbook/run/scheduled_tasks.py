@@ -94,9 +94,7 @@ def _checked(
         tasks.check_tasks(names, given, data)
     except HornbookError as error:
         found = error
-    ranks = range(run.world.size)
-    failures = run.world.sum_integers([found is not None and rank == run.world.rank for rank in ranks])
-    return found, [rank for rank in ranks if failures[rank]]
+    return found, run.world.ranks_where(found is not None)
 
 
 def _of_others(failed: Sequence[int]) -> str:
@@ -130,4 +128,10 @@ def _input(run: Run) -> TaskInput:
         step=run.state.progress.step,
         path=run.folder.path,
     )
-    return TaskInput(loaded=loaded, world=run.world, micro_batch_size=run.recipe.training.micro_batch_size, overlap=0)
+    return TaskInput(
+        loaded=loaded,
+        forward=run.step_config.forward,
+        ranks=run.world.data,
+        micro_batch_size=run.recipe.training.micro_batch_size,
+        overlap=0,
+    )

@@ -15,7 +15,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepResult, Trainer
+from hornbook.engine.step import StepConfig, StepResult
 from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import validate
 from hornbook.generate import generate
@@ -41,7 +41,7 @@ class Run:
     device: torch.device
     world: World
     state: TrainState
-    trainer: Trainer
+    step_config: StepConfig
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
@@ -95,8 +95,8 @@ class Run:
             self.samples.maker,
             global_batch_size=training.global_batch_size,
             micro_batch_size=training.micro_batch_size,
-            rank=self.world.rank,
-            world_size=self.world.size,
+            rank=self.world.data.rank,
+            world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
             pin_memory=self.device.type == "cuda",
         ) as loader:
@@ -128,8 +128,9 @@ class Run:
             result = validate(
                 self.state.model,
                 self.samples.held_out,
-                self.trainer.objective,
-                world=self.world,
+                self.step_config.objective,
+                forward=self.step_config.forward,
+                ranks=self.world.data,
                 micro_batch_size=self.recipe.training.micro_batch_size,
                 max_windows=self.recipe.evaluation.max_windows,
                 num_bytes=self.samples.held_out_bytes,
@@ -179,20 +180,22 @@ class Run:
         """Let the model write a text, for the screen and the report."""
         self.state.progress.sampled_step = self.state.progress.step
         with self.clock.paused():
-            if self.tokenizer is not None and self.samples_log is not None:
-                self._sample(self.tokenizer, self.samples_log)
-            self.world.barrier()
+            if self.tokenizer is not None:
+                self._sample(self.tokenizer)
 
-    def _sample(self, tokenizer: Tokenizer, log: MetricsLog) -> None:
+    def _sample(self, tokenizer: Tokenizer) -> None:
+        """Let all ranks write the same text, since each may hold a part of the model alone; the first one keeps it."""
         ids = generate(
             self.state.model,
             [tokenizer.require_end_of_text()],
             num_tokens=self.recipe.tracking.sample_tokens,
             seed=self.recipe.training.seed,
             vocab_size=tokenizer.vocab_size,
+            forward=self.step_config.forward,
         )
         text = tokenizer.decode(ids)
-        log.append({"step": self.state.progress.step, "prompt": "", "text": text})
+        if self.samples_log is not None:
+            self.samples_log.append({"step": self.state.progress.step, "prompt": "", "text": text})
         self.console.sample(self.state.progress.step, text)
 
     def save(self, *, must_succeed: bool) -> None:
@@ -212,7 +215,7 @@ class Run:
             self._refuse_bad_weights()
             error = self._commit() if self.world.is_first else None
             self.world.barrier()
-            (failed,) = self.world.sum_integers([error is not None])
+            failed = self.world.any(error is not None)
         if not failed:
             self.failed_saves = 0
             return
@@ -267,8 +270,9 @@ class Run:
         self.world.barrier()
 
     def _refuse_bad_weights(self) -> None:
-        finite = [torch.isfinite(parameter.detach()).all() for _, parameter in self.state.model.own_parameters()]
-        if any(self.world.sum_integers([not bool(torch.stack(finite).all())])):
+        home = self.state.home
+        finite = [torch.isfinite(weight).all() for part in home.parts() for weight in home.weights(part).values()]
+        if self.world.any(not bool(torch.stack(finite).all())):
             raise DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
                 f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
@@ -277,7 +281,7 @@ class Run:
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
             step=self.state.progress.step,
-            tensors=self.state.to_tensors(),
+            tensors=self.state.home.tensors(),
             documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )

@@ -146,7 +146,7 @@ def size_of(batch: Batch) -> Size:
     return Size(len(batch["tokens"]), int((batch["targets"] != NOT_SCORED).sum()), 0)
 
 
-def placed(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch on a device; from page-locked memory the copy overlaps with the device's work.
 
     ``firsts`` and ``lengths`` stay in the host's memory: shapes follow from them, and it would have to wait for those.

@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
-    from hornbook.parallel.world import World
     from hornbook.run.device import choose_device, prepare
 
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
@@ -68,7 +67,6 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     data = assign_data(arguments.data, tasks)
     given = TaskInput(
         loaded=loaded,
-        world=World(device=device),
         micro_batch_size=arguments.micro_batch_size,
         window=arguments.window,
         overlap=arguments.overlap,

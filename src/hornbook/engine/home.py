@@ -1,0 +1,153 @@
+"""Where weights, gradients and optimizer state lie between uses, part by part.
+
+::
+
+    executor --keep_gradients(part)--> home --gradient_norms(part)--> one global norm
+                                            --slots(part)-----------> clip, update, written back on leaving
+
+A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts are
+sharded or fetched from elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hornbook.model import LanguageModel
+from hornbook.optim.clipping import norms_of
+from hornbook.optim.slots import Slot, num_parts_of, role_of
+from hornbook.optim.updates import Update
+from hornbook.parallel.world import Ranks
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""Tensors of a checkpoint by group (``model``, ``optimizer``), then by name."""
+
+
+class Home(Protocol):
+    """The weights, gradients and optimizer state of a model; gradients here are those of the global loss."""
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """Storage dtypes: of ``weight``, of ``gradient``, and of each optimizer state by its name."""
+
+    def parts(self) -> Sequence[str]:
+        """Return the names of the parts in the order of their updates, the same on every data-parallel rank."""
+
+    def weights(self, part: str) -> dict[str, Tensor]:
+        """Return a part's parameters by name, without their autograd history."""
+
+    def keep_gradients(self, part: str) -> None:
+        """Store the sum over data-parallel ranks of the gradients that a backward pass left in a part's parameters."""
+
+    def gradient_norms(self, part: str) -> Tensor:
+        """Return the L2 norm of each of a part's gradients, fp32 ``[number of gradients]``."""
+
+    def slots(self, part: str) -> AbstractContextManager[list[Slot]]:
+        """Give parameter, gradient and state of everything in a part that has a gradient; changes are kept."""
+
+    def divide_gradients(self, divisor: float) -> None:
+        """Divide all gradients in place."""
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+
+    def tensors(self) -> Tensors:
+        """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
+
+
+class InMemory:
+    """A model that lies whole in the memory of its device, with optimizer state beside it: one part, ``"model"``.
+
+    Args:
+        model: its parameters are the weights; their ``.grad`` are the gradients.
+        moments: by parameter name, then by the optimizer's state name; tensors of the parameter's shape.
+        ranks: the data-parallel ranks whose gradients are added up.
+    """
+
+    def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], ranks: Ranks) -> None:
+        self.model, self.moments, self._ranks = model, moments, ranks
+
+    @classmethod
+    def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks) -> "InMemory":
+        """Return the home before the first step: moments are zero."""
+        moments = {
+            name: {key: torch.zeros_like(parameter) for key in update.state_names}
+            for name, parameter in model.own_parameters()
+        }
+        return cls(model, moments, ranks)
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """fp32 throughout."""
+        states = {key for states in self.moments.values() for key in states}
+        return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
+
+    def parts(self) -> Sequence[str]:
+        """See ``Home``."""
+        return ("model",)
+
+    def weights(self, part: str) -> dict[str, Tensor]:
+        """See ``Home``."""
+        return {name: parameter.detach() for name, parameter in self.model.own_parameters()}
+
+    def keep_gradients(self, part: str) -> None:
+        """Fold the tied table's two gradients and give each parameter the sum over ranks, in place.
+
+        An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
+        zero then, so a parameter has a gradient if it has one on any rank, as it would in one process.
+        """
+        self.model.fold_tied_gradients()
+        parameters = [parameter for _, parameter in self.model.own_parameters()]
+        holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
+        shared = [parameter for parameter, count in zip(parameters, holders, strict=True) if count]
+        for parameter in shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._ranks.sum_gradients([parameter.grad for parameter in shared if parameter.grad is not None])
+
+    def gradient_norms(self, part: str) -> Tensor:
+        """See ``Home``."""
+        return norms_of(self._gradients())
+
+    @contextmanager
+    def slots(self, part: str) -> Iterator[list[Slot]]:
+        """See ``Home``; nothing has to be written back."""
+        yield [
+            Slot(
+                name=name,
+                parameter=parameter.detach(),
+                gradient=parameter.grad,
+                state=self.moments[name],
+                role=role_of(name, parameter),
+                num_parts=num_parts_of(name),
+            )
+            for name, parameter in self.model.own_parameters()
+            if parameter.grad is not None
+        ]
+
+    def divide_gradients(self, divisor: float) -> None:
+        """See ``Home``."""
+        torch._foreach_div_(self._gradients(), divisor)
+
+    def drop_gradients(self) -> None:
+        """See ``Home``."""
+        self.model.zero_grad(set_to_none=True)
+
+    def tensors(self) -> Tensors:
+        """See ``Home``."""
+        logical = self.model.logical
+        moments = {
+            f"{name}.{key}": logical(name, tensor)
+            for name, states in self.moments.items()
+            for key, tensor in states.items()
+        }
+        return {
+            "model": {name: logical(name, weight) for name, weight in self.weights("model").items()},
+            "optimizer": moments,
+        }
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for _, parameter in self.model.own_parameters() if parameter.grad is not None]
