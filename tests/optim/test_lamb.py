@@ -56,6 +56,7 @@ def test_one_step_by_hand():
     slot = make_slots()[2]
     w = torch.tensor([3.0, 4.0])
     hand = type(slot)(
+        name="weight",
         parameter=w.clone(),
         gradient=torch.tensor([1.0, 2.0]),
         state={"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)},
