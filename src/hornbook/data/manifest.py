@@ -5,9 +5,9 @@
      "sources": ["/texts/a.jsonl.gz"], "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
 
 It is what makes Megatron's two files a store that can be checked: a file that was cut, changed or swapped no longer has
-the size and hash that stand here, and ``checksum``, the SHA-256 of all else in the manifest, guards options and sources.
-Paths of sources are absolute; they say where the text came from, and training never opens them. The price: with a
-million sources the manifest has some 60 MB.
+the size and hash that stand here, and ``checksum``, the SHA-256 of all else in the manifest, guards options and
+sources. Paths of sources are absolute; they say where the text came from, and training never opens them. The price:
+with a million sources the manifest has some 60 MB.
 """
 
 from collections.abc import Mapping
