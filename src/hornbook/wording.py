@@ -5,6 +5,7 @@ from typing import Final
 
 _SINGULARS: Final = {
     "documents": "document",
+    "empty list items": "empty list item",
     "exact duplicates": "exact duplicate",
     "instances": "instance",
     "near duplicates": "near duplicate",

@@ -170,7 +170,7 @@ def read_sources(
         count = first.documents if number == first.source else 0
         for outcome in _outcomes(name, options, count):
             if isinstance(outcome, Skipped):
-                tally.skipped[outcome.kind] += 1
+                tally.add_skipped(outcome)
                 continue
             count += 1
             if isinstance(outcome, Document) and (fault := find_fault(outcome.text)):

@@ -57,9 +57,17 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that is no document; ``kind`` says what, in the plural (`hornbook.wording` has the singular)."""
+    """Something that is no document.
+
+    Attributes:
+        kind: says what, in the plural (`hornbook.wording` has the singular).
+        count: how many of them.
+        total: among how many that could have been, where that is known.
+    """
 
     kind: str
+    count: int = 1
+    total: int = 0
 
 
 Outcome: TypeAlias = Document | DataError | Skipped
@@ -146,6 +154,7 @@ class Tally:
         messages: what was wrong with the first ten of them.
         faulty: numbers of the sources with such documents.
         skipped: what is no document, counted by kind, as in ``{"redirects": 100}``.
+        totals: among how many, where that is known, by kind.
         position: after the document that was handed out last.
     """
 
@@ -156,7 +165,14 @@ class Tally:
     messages: list[str] = field(default_factory=list)
     faulty: set[int] = field(default_factory=set)
     skipped: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=Counter)
     position: Position = Position()
+
+    def add_skipped(self, skipped: Skipped) -> None:
+        """Count what is no document."""
+        for counter, number in ((self.skipped, skipped.count), (self.totals, skipped.total)):
+            if number:
+                counter[skipped.kind] += number
 
     def add_fault(self, source: int, error: DataError) -> None:
         """Count a document of a source that could not be read."""

@@ -4,6 +4,7 @@ from tiny_text import one_line
 from hornbook.errors import DataError
 from hornbook.text.quality.suspicion import KINDS, SourceCounts, Tolerance, Totals, find_suspicions, refuse
 
+LISTS = {"list_items": 100, "empty_list_items": 51}
 FINE = Totals(documents=100, dropped={"too short": 10}, tokens=2500, num_bytes=10_000)
 
 
@@ -26,12 +27,20 @@ def test_a_corpus_that_looks_right():
 def test_everything_at_once_is_named_with_its_remedy():
     sources = [counts("a.txt", 0, 0), counts("-", 0, 0), counts("b.txt", 5, 0), counts("c.txt", 5, 2)]
     dropped = {"too short": 5, "exact duplicates": 3, "near duplicates": 0}
-    found = find_suspicions(sources, totals(documents=10, dropped=dropped, tokens=1500, num_bytes=1000), Tolerance())
+    found = find_suspicions(
+        sources, totals(documents=10, dropped=dropped, tokens=1500, num_bytes=1000, **LISTS), Tolerance()
+    )
     assert [suspicion.kind for suspicion in found] == list(KINDS)
     for suspicion, *parts in zip(
         found,
-        ("2 files (a.txt, standard input)", "of b.txt no", "8 of 10", "1,500 tokens are 1.500 a byte"),
-        ("--from", "filters", "(5 too short, 3 exact duplicates), more than 50%", "0.05 to 1.05"),
+        (
+            "2 files (a.txt, standard input)",
+            "of b.txt no",
+            "8 of 10",
+            "1,500 tokens are 1.500 a byte",
+            "51 of 100 list",
+        ),
+        ("--from", "filters", "(5 too short, 3 exact duplicates), more than 50%", "0.05 to 1.05", "--lists drop"),
         strict=True,
     ):
         assert "\n" not in suspicion.message and all(part in suspicion.message for part in parts)
@@ -49,6 +58,12 @@ def test_the_bound_of_dropped_documents():
     assert kinds([], totals(dropped={"too short": 51}), max_dropped=0.51) == []
     assert kinds([], totals(dropped={"too short": 1}), max_dropped=0) == ["dropped"]
     assert kinds([], totals(documents=0, tokens=0, num_bytes=0), max_dropped=0) == []
+
+
+def test_the_bound_of_empty_list_items():
+    assert kinds([], totals(list_items=100, empty_list_items=40)) == []
+    assert kinds([], totals(list_items=100, empty_list_items=41)) == ["empty-list-items"]
+    assert kinds([], totals(list_items=19, empty_list_items=19)) == [], "too few to tell"
 
 
 def test_the_bounds_of_tokens_per_byte():

@@ -37,6 +37,7 @@ def test_articles_become_texts_and_the_rest_is_counted(tiny):
     texts, skipped = read(tiny)
     assert [text for text, _ in texts] == TINY_TEXTS
     assert all(tiny.read_bytes()[offset:].startswith(b"<page>") for _, offset in texts)
+    assert skipped.pop("empty list items") == 1, "a note on the one article that has a list"
     assert skipped == {"redirects": 1, "pages of other namespaces": 1, "pages that are not wikitext": 1}
 
 
@@ -108,6 +109,20 @@ def test_long_pages_and_damage_are_faults(tmp_path):
     path.write_bytes(dump([page("A", "a")])[:-5])
     assert [document.text for document in read_documents([path], skip, tally)] == ["A\n\na"]
     assert tally.faults == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_list_items_whose_text_is_in_templates_are_counted(tmp_path, monkeypatch, processes):
+    monkeypatch.setattr(reader, "_BATCHES_HERE", 1)
+    monkeypatch.setattr(reader, "_BATCH_CHARACTERS", 1)
+    path = tmp_path / "wiktionary.xml"
+    entry = "A word.\n==Translations==\n* {{t|de|Wort}}\n# ''{{t|fr|mot}}''\n* Latin: verbum\n; {{t|la}}\n"
+    path.write_bytes(dump(page(f"word {number}", entry) for number in range(10)))
+    for lists, expected in (("keep", (20, 30)), ("drop", (0, 0))):
+        tally = Tally()
+        options = ReadOptions(format="wikipedia", cleaning=CleanOptions(lists=lists), processes=processes)
+        assert len(list(read_documents([path], options, tally))) == 10
+        assert (tally.skipped["empty list items"], tally.totals["empty list items"]) == expected
 
 
 PROGRAM = """

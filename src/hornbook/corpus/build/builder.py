@@ -181,6 +181,8 @@ class _Build:
             dropped=reading.dropped | {"unreadable": reading.tally.faults},
             tokens=whole.tokens,
             num_bytes=whole.num_bytes,
+            list_items=reading.tally.totals["empty list items"],
+            empty_list_items=reading.tally.skipped["empty list items"],
         )
         tolerance = self._job.options.tolerance
         self._is_suspicious = True

@@ -58,8 +58,9 @@ class Reading:
         tally = replace(
             self.tally,
             messages=list(self.tally.messages),
-            skipped=Counter(self.tally.skipped),
             faulty=set(self.tally.faulty),
+            skipped=Counter(self.tally.skipped),
+            totals=Counter(self.tally.totals),
         )
         counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
         return replace(self, tally=tally, **counters)
@@ -78,6 +79,7 @@ class Reading:
             "messages": messages,
             "faulty": sorted(self.tally.faulty),
             "skipped": dict(self.tally.skipped),
+            "totals": dict(self.tally.totals),
             "position": asdict(self.tally.position),
         }
         counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost", "lost_bytes")}
@@ -94,6 +96,7 @@ class Reading:
         tally |= {
             "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version
             "skipped": Counter(tally["skipped"]),
+            "totals": Counter(tally.get("totals")),
             "position": Position(**tally["position"]),
         }
         counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost", "lost_bytes")}

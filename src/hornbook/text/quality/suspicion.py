@@ -4,6 +4,7 @@
     a file gave some, but none stayed    "unused-file"
     61 % of the documents were dropped   "dropped"
     1.3 tokens a byte of text            "tokens-per-byte"
+    half of a wiki's list items empty    "empty-list-items"
 
 A corpus of the wrong files trains as smoothly as one of the right ones, so a build that looks wrong fails unless the
 kind was allowed. The price: a folder of source code with an empty ``__init__.py`` asks for ``--allow empty-file`` once.
@@ -17,9 +18,12 @@ from typing import Final
 from hornbook.errors import DataError
 from hornbook.wording import counted, counted_kind
 
-KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte")
+KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte", "empty-list-items")
 MOST_DROPPED: Final = 0.5
 _SHOWN_FILES: Final = 3
+_LEAST_LIST_ITEMS: Final = 20
+_MOST_EMPTY_LIST_ITEMS: Final = 0.4
+"""Of a wiki's; encyclopedias have some, sources that are cited by a template alone."""
 _LEAST_TOKENS_PER_BYTE: Final = 0.05
 """English has 0.2 to 0.3 with a usual vocabulary; below this, text got lost on the way."""
 _MOST_TOKENS_PER_BYTE: Final = 1.05
@@ -53,12 +57,16 @@ class Totals:
         documents: read, those that could not be read included.
         dropped: by filter, in the order in which they apply, or because they could not be read.
         tokens, num_bytes: of the documents that stayed.
+        list_items: of the wikitext that was read.
+        empty_list_items: those of which no word stayed.
     """
 
     documents: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     tokens: int
     num_bytes: int
+    list_items: int = 0
+    empty_list_items: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,7 @@ def find_suspicions(sources: Sequence[SourceCounts], totals: Totals, tolerance: 
         "unused-file": _unused_files(sources),
         "dropped": _dropped(totals, tolerance),
         "tokens-per-byte": _tokens_per_byte(totals),
+        "empty-list-items": _empty_list_items(totals),
     }
     return [Suspicion(kind=kind, message=f"{text} (--allow {kind})") for kind, text in found.items() if text]
 
@@ -141,6 +150,17 @@ def _tokens_per_byte(totals: Totals) -> str:
     return (
         f"{totals.tokens:,} tokens are {totals.tokens / totals.num_bytes:.3f} a byte of text, expected "
         f"{_LEAST_TOKENS_PER_BYTE:g} to {_MOST_TOKENS_PER_BYTE:g}; check that the tokenizer is made for such text"
+    )
+
+
+def _empty_list_items(totals: Totals) -> str:
+    few = totals.list_items < _LEAST_LIST_ITEMS
+    if few or totals.empty_list_items <= _MOST_EMPTY_LIST_ITEMS * totals.list_items:
+        return ""
+    return (
+        f"{totals.empty_list_items:,} of {counted(totals.list_items, 'list item')} came out empty, their text is in "
+        "templates, which are dropped (as a Wiktionary's are); leave lists out by --lists drop, or take text with "
+        "its templates expanded"
     )
 
 

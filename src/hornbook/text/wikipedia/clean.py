@@ -11,19 +11,25 @@ in it; nothing is ever an error. The price beside a parser: there is no tree, so
 not understood but dropped.
 """
 
-from hornbook.text.wikipedia.lines import CleanOptions, resolve_lines
+from hornbook.text.wikipedia.lines import CleanOptions, ItemCount, resolve_lines
 from hornbook.text.wikipedia.links import LinkNames, resolve_links
 from hornbook.text.wikipedia.tags import BREAK, GAP, resolve_html, resolve_opaque
 from hornbook.text.wikipedia.templates import drop_tables, resolve_templates
 
 
-def clean(wikitext: str, options: CleanOptions | None = None, names: LinkNames | None = None) -> str:
+def clean(
+    wikitext: str,
+    options: CleanOptions | None = None,
+    names: LinkNames | None = None,
+    items: ItemCount | None = None,
+) -> str:
     """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
 
     Args:
         wikitext: any text.
         options: what to keep.
         names: how the wiki calls files and categories.
+        items: counts the list items.
     """
     text = wikitext
     for control in (GAP, BREAK):
@@ -37,10 +43,12 @@ def clean(wikitext: str, options: CleanOptions | None = None, names: LinkNames |
     text = resolve_links(text, names or LinkNames())
     if "<" in text:
         text = resolve_html(text)
-    return resolve_lines(text, options or CleanOptions())
+    return resolve_lines(text, options or CleanOptions(), items)
 
 
-def clean_page(title: str, wikitext: str, options: CleanOptions, names: LinkNames) -> str:
-    """The document of a page: its title, if asked for, and its prose; empty where there is no prose."""
-    prose = clean(wikitext, options, names)
+def clean_page(
+    title: str, wikitext: str, options: CleanOptions, names: LinkNames, items: ItemCount | None = None
+) -> str:
+    """The document of a page: its title, if asked for, and its prose; empty where there is no prose; see ``clean``."""
+    prose = clean(wikitext, options, names, items)
     return f"{title}\n\n{prose}" if prose and options.titles == "keep" else prose

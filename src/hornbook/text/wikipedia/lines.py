@@ -46,8 +46,22 @@ class CleanOptions:
     titles: Literal["keep", "drop"] = "keep"
 
 
-def resolve_lines(text: str, options: CleanOptions) -> str:
-    """Make prose of text that has neither tags, templates, tables nor links left."""
+@dataclass(kw_only=True)
+class ItemCount:
+    """List items (``*``, ``#``) that were met.
+
+    Attributes:
+        total: all of them.
+        empty: those of which no word stayed, as where a template held the text.
+    """
+
+    total: int = 0
+    empty: int = 0
+
+
+def resolve_lines(text: str, options: CleanOptions, items: ItemCount | None = None) -> str:
+    """Make prose of text that has neither tags, templates, tables nor links left; list items are added to ``items``."""
+    items = items or ItemCount()
     lines: list[str] = []
     headings: list[tuple[int, str]] = []  # that wait for something to stand below them
     blank = False
@@ -61,7 +75,7 @@ def resolve_lines(text: str, options: CleanOptions) -> str:
                 headings.pop()
             headings.append(found)
             continue
-        shown = _show(line, options)
+        shown = _show(line, options, items)
         if not shown:
             continue
         if headings and options.headings == "keep":
@@ -102,8 +116,8 @@ def _heading(line: str) -> tuple[int, str] | None:
     return (level, text) if (text := mend(line[level : len(line) - level])) else None
 
 
-def _show(line: str, options: CleanOptions) -> str:
-    """What stays of a line that is no heading."""
+def _show(line: str, options: CleanOptions, items: ItemCount) -> str:
+    """What stays of a line that is no heading; if it is a list item, it is counted."""
     first = line[0]
     if first in _MARKS:
         content = line.lstrip(_MARKS + " ")
@@ -112,7 +126,11 @@ def _show(line: str, options: CleanOptions) -> str:
         if is_list and options.lists == "drop":
             return ""
         shown = mend(content)
-        return f"- {shown}" if shown and ("*" in marks or "#" in marks) else shown
+        if "*" not in marks and "#" not in marks:
+            return shown
+        items.total += 1
+        items.empty += not shown
+        return f"- {shown}" if shown else ""
     if first == "|" or line.startswith("{|") or (first == "!" and ("!!" in line or "|" in line)):
         return ""
     if line.startswith("----"):

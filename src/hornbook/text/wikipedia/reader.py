@@ -25,7 +25,7 @@ from hornbook.text.reading import Skipped, after
 from hornbook.text.wikipedia.blocks import read_blocks
 from hornbook.text.wikipedia.clean import clean_page
 from hornbook.text.wikipedia.dump import Page, Site, read_pages
-from hornbook.text.wikipedia.lines import CleanOptions
+from hornbook.text.wikipedia.lines import CleanOptions, ItemCount
 from hornbook.text.wikipedia.links import LinkNames
 
 _BATCH_CHARACTERS: Final = 1 << 20
@@ -55,7 +55,8 @@ def read_dump(
     """Read the articles of a dump, in its order.
 
     In place of a page that is too long, an error is handed out; of one that is no article, a note:
-    ``"redirects"``, ``"pages of other namespaces"``, ``"pages that are not wikitext"``.
+    ``"redirects"``, ``"pages of other namespaces"``, ``"pages that are not wikitext"``. A note ``"empty list items"``
+    comes before an article that has lists.
 
     Args:
         source: path of the dump, or ``"-"`` for standard input.
@@ -125,20 +126,29 @@ def _articles(batch: _Batch) -> _Work:
     return _Work(pages=pages, options=batch.options, names=batch.names)
 
 
-def _clean(work: _Work) -> list[str]:
-    return [clean_page(title, text, work.options, work.names) for title, text in work.pages]
+def _clean(work: _Work) -> list[tuple[str, ItemCount]]:
+    """The document of each page, and its list items."""
+    counts = [ItemCount() for _ in work.pages]
+    pages = zip(work.pages, counts, strict=True)
+    return [(clean_page(*page, work.options, work.names, count), count) for page, count in pages]
 
 
-def _merged(batch: _Batch, texts: list[str]) -> Iterator[Text | DataError | Skipped]:
-    """Put the cleaned articles back among what else was met."""
+def _merged(batch: _Batch, texts: list[tuple[str, ItemCount]]) -> Iterator[Text | DataError | Skipped]:
+    """Put the cleaned articles back among what else was met; a note on its list items comes before an article."""
     cleaned = iter(texts)
     for item in batch.items:
-        yield (next(cleaned), item.offset) if isinstance(item, Page) else item
+        if not isinstance(item, Page):
+            yield item
+            continue
+        text, items = next(cleaned)
+        if items.total:
+            yield Skipped("empty list items", items.empty, items.total)
+        yield text, item.offset
 
 
 def _clean_elsewhere(batches: Iterator[_Batch], processes: int) -> Iterator[Text | DataError | Skipped]:
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process)
-    waiting: deque[tuple[_Batch, Future[list[str]]]] = deque()
+    waiting: deque[tuple[_Batch, Future[list[tuple[str, ItemCount]]]]] = deque()
     try:
         while True:
             room = processes + _BATCHES_AHEAD - len(waiting)
