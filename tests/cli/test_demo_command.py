@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hornbook.__main__ import main
-from hornbook.cli import demo
+from hornbook.cli import demo_command as demo
 
 
 @pytest.fixture

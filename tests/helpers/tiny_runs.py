@@ -11,7 +11,7 @@ import pytest
 from hornbook.config import Resolved, load_recipe
 from hornbook.engine.step import StepResult
 from hornbook.run.launch import train
-from hornbook.run.training_run import Run
+from hornbook.run.training_run import TrainingRun
 
 RECIPE = """
 [model]
@@ -56,14 +56,14 @@ def run_tiny(folder: Path, *overrides: str) -> dict[str, Any]:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
     """Let the process receive a signal while step ``step`` is recorded."""
-    record = Run.record
+    record = TrainingRun.record
 
-    def record_and_signal(run: Run, result: StepResult) -> None:
+    def record_and_signal(run: TrainingRun, result: StepResult) -> None:
         record(run, result)
         if run.state.progress.step == step:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(Run, "record", record_and_signal)
+    monkeypatch.setattr(TrainingRun, "record", record_and_signal)
 
 
 def digest(folder: Path, step: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.engine.step import StepResult
 from hornbook.errors import DataError
 from hornbook.parallel import watch
-from hornbook.run.training_run import Run
+from hornbook.run.training_run import TrainingRun
 
 watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS = 0.2, 1.0, 2.0
 
@@ -24,15 +24,15 @@ def lose(how: str) -> None:
 
 
 def run(folder: Path, how: str) -> int:
-    record = Run.record
+    record = TrainingRun.record
 
-    def record_and_lose(run: Run, result: StepResult) -> None:
+    def record_and_lose(run: TrainingRun, result: StepResult) -> None:
         record(run, result)
         first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         if run.world.rank == 1 and run.state.progress.step == 5 and first:
             lose(how)
 
-    Run.record = record_and_lose
+    TrainingRun.record = record_and_lose
     words = ["train", str(folder / "tiny.toml"), "--output", str(folder / "run"), "--device", "cpu", "--threads", "1"]
     return main(words)
 

@@ -27,7 +27,7 @@ from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
-from hornbook.run.training_run import Run
+from hornbook.run.training_run import TrainingRun
 from hornbook.samples.windows import NOT_SCORED
 
 SHARE = 4
@@ -48,7 +48,7 @@ TINY = (
     "--checkpoint.every-steps=3",
     "--tracking.sample-every-steps=none",
 )
-_record = Run.record
+_record = TrainingRun.record
 
 
 class Skipping(CausalLM):
@@ -132,12 +132,12 @@ def lose_the_data(world: World, folder: Path) -> dict[str, Any]:
 def spoil_weights(world: World, folder: Path) -> dict[str, Any]:
     """Weights of the second rank alone are not finite after step 6."""
 
-    def record(run: Run, result: StepResult) -> None:
+    def record(run: TrainingRun, result: StepResult) -> None:
         _record(run, result)
         if world.rank == 1 and run.state.progress.step == 6:
             run.state.model.blocks[1].feed_forward.down.bias.detach()[2] = float("nan")
 
-    return _with(Run, "record", record, lambda: _train(world, folder))
+    return _with(TrainingRun, "record", record, lambda: _train(world, folder))
 
 
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:

@@ -113,14 +113,14 @@ def test_what_a_signal_cuts_off_is_made_up_for(folder: Path, step: int, monkeypa
 
 
 def test_a_second_signal_ends_the_last_measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    validate = tiny_runs.Run.validate
+    validate = tiny_runs.TrainingRun.validate
 
-    def signal_and_validate(run: tiny_runs.Run) -> None:
+    def signal_and_validate(run: tiny_runs.TrainingRun) -> None:
         if run.is_finished:
             os.kill(os.getpid(), signal.SIGTERM)
         validate(run)
 
-    monkeypatch.setattr(tiny_runs.Run, "validate", signal_and_validate)
+    monkeypatch.setattr(tiny_runs.TrainingRun, "validate", signal_and_validate)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         tiny_runs.stop_after(patch, 8)
         run(folder)
@@ -187,14 +187,14 @@ def test_mistakes_are_found_before_the_training(
 
 
 def test_data_that_are_gone_do_not_end_the_training(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    validate = tiny_runs.Run.validate
+    validate = tiny_runs.TrainingRun.validate
 
-    def remove_and_validate(run: tiny_runs.Run) -> None:
+    def remove_and_validate(run: tiny_runs.TrainingRun) -> None:
         (folder / "lambada.jsonl").unlink(missing_ok=True)
         validate(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny_runs.Run, "validate", remove_and_validate)
+        patch.setattr(tiny_runs.TrainingRun, "validate", remove_and_validate)
         assert run(folder, *lambada(folder))["step"] == 8
     assert "task lambada was not measured, training goes on: cannot read" in " ".join(capfd.readouterr().err.split())
     assert rows_of(folder) == []
@@ -204,13 +204,13 @@ def test_a_task_that_fails_changes_nothing_of_the_training(folder: Path, monkeyp
     """With dropout, which is off while a task runs."""
     options = (*lambada(folder), "--evaluation.tasks-every-steps=3", "--data.train", str(folder / "corpus"))
     run(folder / "whole", *options)
-    record = tiny_runs.Run.record
+    record = tiny_runs.TrainingRun.record
 
-    def record_and_remove(run: tiny_runs.Run, result: tiny_runs.StepResult) -> None:
+    def record_and_remove(run: tiny_runs.TrainingRun, result: tiny_runs.StepResult) -> None:
         record(run, result)
         (folder / "lambada.jsonl").unlink(missing_ok=True)
 
-    monkeypatch.setattr(tiny_runs.Run, "record", record_and_remove)
+    monkeypatch.setattr(tiny_runs.TrainingRun, "record", record_and_remove)
     run(folder / "gone", *options)
     assert rows_of(folder / "whole") and not rows_of(folder / "gone")
     whole, gone = (tiny_runs.digest(folder / name, 8) for name in ("whole", "gone"))

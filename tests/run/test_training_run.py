@@ -107,15 +107,15 @@ def test_a_run_whose_folder_is_moved_writes_nothing_to_its_old_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny_runs.run_tiny(tmp_path / "whole")
-    record = tiny_runs.Run.record
+    record = tiny_runs.TrainingRun.record
 
-    def record_and_move(run: tiny_runs.Run, result: tiny_runs.StepResult) -> None:
+    def record_and_move(run: tiny_runs.TrainingRun, result: tiny_runs.StepResult) -> None:
         record(run, result)
         if run.state.progress.step == 4:
             run.folder.path.rename(tmp_path / "moved")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tiny_runs.Run, "record", record_and_move)
+        patch.setattr(tiny_runs.TrainingRun, "record", record_and_move)
         with pytest.raises(StorageError, match=r"was moved or removed while this process used it; move it back"):
             tiny_runs.run_tiny(tmp_path / "here")
     assert "checkpoint not saved, training goes on" in capfd.readouterr().err, "after step 6"
@@ -164,14 +164,14 @@ def test_samples_have_the_tokens_of_the_tokenizer_alone(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = tiny_runs.Run.record
+    record = tiny_runs.TrainingRun.record
 
-    def record_and_spoil(run: tiny_runs.Run, result: tiny_runs.StepResult) -> None:
+    def record_and_spoil(run: tiny_runs.TrainingRun, result: tiny_runs.StepResult) -> None:
         record(run, result)
         if run.state.progress.step == 6:
             run.state.model.blocks[1].feed_forward.down.bias.detach()[2] = float("nan")
 
-    monkeypatch.setattr(tiny_runs.Run, "record", record_and_spoil)
+    monkeypatch.setattr(tiny_runs.TrainingRun, "record", record_and_spoil)
     with pytest.raises(DivergedError, match="weights are not finite after step 6"):
         tiny_runs.run_tiny(tmp_path)
     assert kept(tmp_path) == [3]

@@ -41,5 +41,6 @@ def no_scale(step: int) -> float:
 
 def build_loss_scale(config: PrecisionConfig) -> Callable[[int], float]:
     """Return the function from the number of an update, from 0, to the scale of its loss."""
-    table = config.loss_scale_by_step or (f"0={config.loss_scale}",)
-    return partial(by_step.at, by_step.read(table))
+    if config.loss_scale_by_step:
+        return partial(by_step.at, by_step.read(config.loss_scale_by_step))
+    return lambda update: config.loss_scale

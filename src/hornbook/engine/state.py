@@ -81,15 +81,6 @@ class Progress:
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
         return cls(**values)
 
-    def advance(self, *, samples: int, tokens: int, skipped: bool) -> None:
-        """Count a step of so many samples and tokens, which updated the weights or was skipped."""
-        self.step += 1
-        self.samples += samples
-        self.tokens += tokens
-        self.num_updates += not skipped
-        self.skipped_steps += skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-
 
 @dataclass(kw_only=True)
 class TrainState:

@@ -18,7 +18,7 @@ from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.executors.resident import resident
 from hornbook.engine.loss_scale import Scaled, no_scale
-from hornbook.engine.state import TrainState
+from hornbook.engine.state import Progress, TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective
 from hornbook.optim.clipping import clip
@@ -86,7 +86,7 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope)
                 config.update.apply(slots, learning_rate, count)
     home.drop_gradients()
-    progress.advance(samples=size.samples, tokens=size.tokens, skipped=skipped)
+    _advance(progress, size, skipped=skipped)
     return StepResult(
         loss=_weighted_sum(scored, objective.weights),
         terms=terms,
@@ -114,6 +114,15 @@ def global_means(sums: dict[str, Tensor], counts: dict[str, int], ranks: Ranks) 
     return {
         name: value / counts[name] if counts[name] else None for name, value in zip(sums, total.tolist(), strict=True)
     }
+
+
+def _advance(progress: Progress, size: Size, *, skipped: bool) -> None:
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
 
 
 def _weighted_sum(terms: Mapping[str, float], weights: Mapping[str, float]) -> float | None:

@@ -23,7 +23,7 @@ from hornbook.run.memory import refuse_oversize
 from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_before_training
-from hornbook.run.training_run import Run
+from hornbook.run.training_run import TrainingRun
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
@@ -72,7 +72,7 @@ def train(
 
 
 @contextmanager
-def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[Run]:
+def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
     folder = RunFolder(path=output)
     recipe, sources = _open_data(recipe, folder, init_from)
@@ -93,7 +93,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
             _note_session(folder, state.progress.step, steps, console)
-        run = Run(
+        run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
             folder=folder,
@@ -116,7 +116,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         yield run
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: TrainingRun) -> dict[str, str]:
     """Return what a reader wants to know before the first step."""
     recipe, model, origin = run.recipe, run.state.model, run.folder.origin
     batch, noun = recipe.training.global_batch_size, run.samples.noun
@@ -133,7 +133,7 @@ def facts(run: Run) -> dict[str, str]:
     }
 
 
-def _tell_slips(run: Run, sources: Sources) -> None:
+def _tell_slips(run: TrainingRun, sources: Sources) -> None:
     """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
     warnings = (
         long_warmup(run.recipe, run.num_steps),
@@ -228,7 +228,7 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
         raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
 
 
-def _open_logs(run: Run, stack: ExitStack) -> None:
+def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
     folder, progress = run.folder, run.state.progress
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
@@ -239,14 +239,14 @@ def _open_logs(run: Run, stack: ExitStack) -> None:
     run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn))
 
 
-def _device(run: Run) -> str:
+def _device(run: TrainingRun) -> str:
     if run.device.type == "cuda":
         return f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
     ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
     return f"{run.device.type}, {ranks}{counted(torch.get_num_threads(), 'thread')}"
 
 
-def _finish(run: Run) -> dict[str, Any]:
+def _finish(run: TrainingRun) -> dict[str, Any]:
     synchronize(run.device)
     progress = run.state.progress
     summary: dict[str, Any] = {

@@ -6,15 +6,15 @@ the same run.
 
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
-from hornbook.run.scheduled_tasks import measure_tasks, owes_tasks
-from hornbook.run.signals import Received, listen
-from hornbook.run.training_run import Run
+from hornbook.run.scheduled_tasks import measure_tasks
+from hornbook.run.signals import listen
+from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
 MAX_SKIPPED_IN_A_ROW = 20
 
 
-def train_until_done(run: Run) -> None:
+def train_until_done(run: TrainingRun) -> None:
     """Train ``run`` to its last step, or to the one with which early stopping ends it.
 
     Raises:
@@ -29,7 +29,8 @@ def train_until_done(run: Run) -> None:
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.step_config))
             _refuse_divergence(run)
-            stopping = _agree_to_stop(run, signals) and not run.is_finished  # nobody would make up for what ends a run
+            # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
+            stopping = run.world.any(signals.name is not None) and not run.is_finished
             if not stopping:
                 _measure(run)
             if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
@@ -40,22 +41,17 @@ def train_until_done(run: Run) -> None:
                 raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
 
 
-def _measure(run: Run) -> None:
+def _measure(run: TrainingRun) -> None:
     """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
-    if run.owes_validation():
+    if run.owes("validation"):
         run.validate()
-    if owes_tasks(run):
+    if run.owes("tasks"):
         measure_tasks(run)
-    if run.owes_sample():
+    if run.owes("sample"):
         run.sample()
 
 
-def _agree_to_stop(run: Run, signals: Received) -> bool:
-    """Tell whether any rank was asked to stop, so that all ranks save and leave after the same step."""
-    return run.world.any(signals.name is not None)
-
-
-def _refuse_divergence(run: Run) -> None:
+def _refuse_divergence(run: TrainingRun) -> None:
     progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
     if skipped < MAX_SKIPPED_IN_A_ROW and not (skipped and run.is_finished):
         return

@@ -20,10 +20,10 @@ from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.exchange.restore import LoadedModel
-from hornbook.run.training_run import Run
+from hornbook.run.training_run import TrainingRun
 
 
-def check_before_training(run: Run) -> None:
+def check_before_training(run: TrainingRun) -> None:
     """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
@@ -48,15 +48,7 @@ def check_before_training(run: Run) -> None:
         raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
 
 
-def owes_tasks(run: Run) -> bool:
-    """Tell whether the current step ends with tasks that have not been run, perhaps cut off by a signal."""
-    evaluation, saving = run.recipe.evaluation, run.recipe.checkpoint
-    due = run.is_due(evaluation.tasks_every_steps or evaluation.every_steps)
-    decides = saving.best_by != "validation" and run.is_due(saving.every_steps)
-    return bool(evaluation.tasks) and (due or decides) and run.state.progress.step > run.state.progress.evaluated_step
-
-
-def measure_tasks(run: Run) -> None:
+def measure_tasks(run: TrainingRun) -> None:
     """Run all tasks after the current step and log their rows; one that cannot be run is a warning.
 
     Raises:
@@ -70,14 +62,14 @@ def measure_tasks(run: Run) -> None:
             measure(run, name, replace(given, data=data.get(name)))
 
 
-def _measure_alone(run: Run, name: str, given: TaskInput) -> None:
+def _measure_alone(run: TrainingRun, name: str, given: TaskInput) -> None:
     try:
         _log(run, name, tasks.run_task(name, given))
     except HornbookError as error:
         _warn(run, name, str(error))
 
 
-def _measure_together(run: Run, name: str, given: TaskInput) -> None:
+def _measure_together(run: TrainingRun, name: str, given: TaskInput) -> None:
     error, failed = _checked(run, [name], given, {name: given.data} if given.data else {})
     if failed:
         _warn(run, name, str(error or _of_others(failed)))
@@ -86,7 +78,7 @@ def _measure_together(run: Run, name: str, given: TaskInput) -> None:
 
 
 def _checked(
-    run: Run, names: Sequence[str], given: TaskInput, data: Mapping[str, str]
+    run: TrainingRun, names: Sequence[str], given: TaskInput, data: Mapping[str, str]
 ) -> tuple[HornbookError | None, list[int]]:
     """Return what keeps this rank from running tasks, if anything, and the ranks that something keeps."""
     found = None
@@ -101,11 +93,11 @@ def _of_others(failed: Sequence[int]) -> str:
     return f"rank {', '.join(map(str, failed))} lacks what it takes; put the data where all ranks see them"
 
 
-def _warn(run: Run, name: str, why: str) -> None:
+def _warn(run: TrainingRun, name: str, why: str) -> None:
     run.console.warn(f"task {name} was not measured, training goes on: {why}")
 
 
-def _log(run: Run, name: str, rows: list[Row]) -> None:
+def _log(run: TrainingRun, name: str, rows: list[Row]) -> None:
     step = run.state.progress.step
     run.console.task({"step": step, "task": name, **asdict(rows[0])})
     for row in rows:
@@ -116,11 +108,11 @@ def _log(run: Run, name: str, rows: list[Row]) -> None:
             run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))
 
 
-def _data(run: Run) -> dict[str, str]:
+def _data(run: TrainingRun) -> dict[str, str]:
     return tasks.assign_data(run.recipe.evaluation.task_data, run.recipe.evaluation.tasks)
 
 
-def _input(run: Run) -> TaskInput:
+def _input(run: TrainingRun) -> TaskInput:
     loaded = LoadedModel(
         model=run.state.model,
         recipe=run.recipe,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -30,9 +30,11 @@ from hornbook.track.metrics import MetricsLog
 
 MAX_FAILED_SAVES = 3
 
+Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
+
 
 @dataclass(kw_only=True)
-class Run:
+class TrainingRun:
     """One training run on one rank; only the first rank writes and speaks."""
 
     recipe: Recipe
@@ -53,20 +55,35 @@ class Run:
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
     clock: "Clock" = field(default_factory=lambda: Clock())
+    why_stopped: str | None = None
+    """Why early stopping has ended the run; None where it has not."""
+
+    def __post_init__(self) -> None:
+        self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
     def is_finished(self) -> bool:
         """True after the last step, or after the one with which early stopping has ended the run."""
         return self.state.progress.step >= self.num_steps or self.why_stopped is not None
 
-    @property
-    def why_stopped(self) -> str | None:
-        """Why early stopping has ended the run; None where it has not."""
-        return why_stopped(self.state.progress, self.recipe.evaluation)
-
     def is_due(self, every_steps: int | None) -> bool:
         """Tell whether something that happens every so many steps, and at the end, happens after this one."""
         return every_steps is not None and (self.state.progress.step % every_steps == 0 or self.is_finished)
+
+    def owes(self, kind: Measurement) -> bool:
+        """Tell whether the current step ends with a measurement that has not been made, perhaps cut off by a signal."""
+        evaluation, saving, progress = self.recipe.evaluation, self.recipe.checkpoint, self.state.progress
+        intervals, done = {
+            "validation": ((evaluation.every_steps, saving.every_steps), progress.validated_step),
+            "tasks": (self._task_intervals() if evaluation.tasks else (), progress.evaluated_step),
+            "sample": ((self.recipe.tracking.sample_every_steps,), progress.sampled_step),
+        }[kind]
+        return progress.step > done and any(map(self.is_due, intervals))
+
+    def _task_intervals(self) -> tuple[int | None, ...]:
+        evaluation, saving = self.recipe.evaluation, self.recipe.checkpoint
+        often = evaluation.tasks_every_steps or evaluation.every_steps
+        return (often,) if saving.best_by == "validation" else (often, saving.every_steps)
 
     @property
     def ends_with_checkpoint(self) -> bool:
@@ -101,7 +118,7 @@ class Run:
             pin_memory=self.device.type == "cuda",
         ) as loader:
             self.clock.start()
-            yield ([self._checked(batch) for batch in batches] for batches in loader)
+            yield (self._checked(batches) for batches in loader)
 
     def record(self, result: StepResult) -> None:
         """Add a step to the clock and, when it is due, to the log and the screen."""
@@ -144,11 +161,6 @@ class Run:
         if self.metrics is not None:
             self.metrics.append(row)
 
-    def owes_validation(self) -> bool:
-        """Tell whether the current step ends with a validation that has not been made, perhaps cut off by a signal."""
-        due = self.is_due(self.recipe.evaluation.every_steps) or self.is_due(self.recipe.checkpoint.every_steps)
-        return due and self.state.progress.step > self.state.progress.validated_step
-
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
         """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.
 
@@ -158,6 +170,7 @@ class Run:
         if measure != by:
             return
         note_measurement(progress, self.recipe.evaluation, measure, value, higher=higher)
+        self.why_stopped = why_stopped(progress, self.recipe.evaluation)
         if not self.ends_with_checkpoint or not math.isfinite(value):
             return
         best = progress.best_value if progress.best_by == by else None
@@ -170,11 +183,6 @@ class Run:
         progress = self.state.progress
         if progress.best_step == progress.step:
             progress.best_by, progress.best_value, progress.best_step = self.best_before
-
-    def owes_sample(self) -> bool:
-        """Tell whether the current step ends with a text that has not been written, perhaps cut off by a signal."""
-        due = self.is_due(self.recipe.tracking.sample_every_steps)
-        return due and self.state.progress.step > self.state.progress.sampled_step
 
     def sample(self) -> None:
         """Let the model write a text, for the screen and the report."""
@@ -286,9 +294,10 @@ class Run:
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
 
-    def _checked(self, batch: Batch) -> Batch:
-        refuse_unknown_tokens(batch, self.state.model.vocab_size)
-        return batch
+    def _checked(self, batches: list[Batch]) -> list[Batch]:
+        for batch in batches:
+            refuse_unknown_tokens(batch, self.state.model.vocab_size)
+        return batches
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         progress = self.state.progress
