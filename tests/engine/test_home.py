@@ -1,0 +1,71 @@
+"""The step knows only parts: however a home cuts a model, the weights are the same, bit for bit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
+
+from hornbook.config import AdamWConfig, LambConfig
+from hornbook.engine.home import InMemory
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import train_step
+from hornbook.optim.slots import Slot
+from hornbook.optim.updates import build_update
+from hornbook.parallel.world import Ranks
+
+
+class CutInMemory(InMemory):
+    """The same tensors, updated a block at a time; it notes which parts were opened."""
+
+    opened: list[str]
+
+    def parts(self) -> list[str]:
+        return ["embedding", *(f"blocks.{number}" for number in range(len(self.model.blocks))), "head"]
+
+    def keep_gradients(self, part: str) -> None:
+        if part == self.parts()[0]:
+            super().keep_gradients(part)
+
+    def gradient_norms(self, part: str) -> torch.Tensor:
+        names = [name for name, parameter in self.model.own_parameters() if parameter.grad is not None]
+        mine = [number for number, name in enumerate(names) if name.startswith(f"{part}.")]
+        return super().gradient_norms("model")[mine]
+
+    @contextmanager
+    def slots(self, part: str) -> Iterator[list[Slot]]:
+        self.opened.append(part)
+        with super().slots("model") as slots:
+            yield [slot for slot in slots if slot.name.startswith(f"{part}.")]
+
+
+def cut_state(update) -> TrainState:
+    model = tiny_model(7, residual_dropout=0.1)
+    home = CutInMemory(model, InMemory.fresh(model, update, Ranks()).moments, Ranks())
+    home.opened = []
+    return TrainState(model=model, home=home)
+
+
+@pytest.mark.parametrize("config", [AdamWConfig(), LambConfig()], ids=["adamw", "lamb"])
+@pytest.mark.parametrize(("scope", "scale"), [("global", 1.0), ("per_tensor", 1.0), ("global", 128.0)])
+def test_a_home_of_several_parts_trains_the_same_weights(config, scope, scale):
+    update = build_update(config)
+    options = {"update": update, "clip_norm": 0.1, "clip_scope": scope, "loss_scale": lambda count: scale}
+    whole = TrainState.fresh(tiny_model(7, residual_dropout=0.1), update)
+    cut = cut_state(update)
+    for state in (whole, cut):
+        results = [
+            train_step(state, split(random_batch(4, 8, seed=step), 2), tiny_step_config(**options)) for step in range(3)
+        ]
+        assert all(result.gradient_norm > 0.1 for result in results), "clipping has to act"
+    assert cut.home.opened == 3 * cut.home.parts()
+    ours, theirs = snapshot(cut), snapshot(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_home_in_memory_keeps_everything_in_fp32():
+    home = tiny_state().home
+    assert home.dtypes == dict.fromkeys(("weight", "gradient", "exp_avg", "exp_avg_sq"), torch.float32)
+    assert set(home.weights("model")) == {name for name, _ in tiny_model().own_parameters()}
