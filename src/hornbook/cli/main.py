@@ -187,7 +187,9 @@ def _convert(value: object) -> object:
 def _write_out(text: str = "") -> None:
     """Write to standard output and empty its buffer, so that a full disk is found here and not when Python exits."""
     try:
-        print(text, end="", flush=True)
+        if text:  # /dev/full refuses to take even nothing
+            print(text, end="")
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
