@@ -12,7 +12,7 @@ from hornbook.cli.arguments import (
     positive_number,
 )
 from hornbook.cli.parser import CommandParser
-from hornbook.config.build import SECTIONS, specs
+from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import UserError
 
 

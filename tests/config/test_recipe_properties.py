@@ -9,10 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.config import bundled_recipes, choices, load_recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
-from hornbook.config.build import SECTIONS
-from hornbook.config.options import describe
-from hornbook.config.recipe import Recipe
-from hornbook.config.registry import TAGS
+from hornbook.config.options import TAGS, describe
+from hornbook.config.recipe import SECTIONS, Recipe
 from hornbook.errors import RecipeError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(

@@ -250,7 +250,7 @@ def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter
 
 
 def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
-    from hornbook.config.values import show
+    from hornbook.config.options import show
     from hornbook.errors import UserError
 
     if name is None or name == "none":

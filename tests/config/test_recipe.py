@@ -1,32 +1,19 @@
+from dataclasses import dataclass
+
 import pytest
 
-from hornbook.config import by_step, load_recipe
-from hornbook.config.values import Mistake
-from hornbook.errors import RecipeError
-
-
-def test_the_value_of_the_largest_key_that_is_not_above():
-    values = by_step.read(["2000=64", " 0 = 1.28e2", "1_000_000=1"])
-    assert values == {0: 128.0, 2000: 64.0, 1_000_000: 1.0}
-    assert [by_step.at(values, step) for step in (0, 1, 1999, 2000, 2001, 10**9)] == [128, 128, 128, 64, 64, 1]
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([], "no value for the first updates; begin with 0=VALUE"),
-        (["5=1"], "no value for the first updates; begin with 0=VALUE"),
-        (["0=1", "0=2"], "step 0 has two values; leave one"),
-        *(
-            (["0=1", entry], f'"{entry}": expected STEP=VALUE with a positive value, as in 2000=0.5')
-            for entry in ("7", "7=", "=7", "x=1", "-1=1", "1.5=1", "7=x", "7=0", "7=-1", "7=nan", "7=inf", "7=1=2")
-        ),
-    ],
+from hornbook.config import (
+    CausalLMConfig,
+    ClassificationConfig,
+    MaskedLMConfig,
+    PretrainingConfig,
+    SpanConfig,
+    load_recipe,
+    option,
+    options,
+    register,
 )
-def test_mistakes_are_named(entries, message):
-    with pytest.raises(Mistake) as caught:
-        by_step.read(entries)
-    assert str(caught.value) == message
+from hornbook.errors import RecipeError
 
 
 @pytest.mark.parametrize(
@@ -85,3 +72,58 @@ def test_the_command_line_takes_the_place_of_the_recipes_warmup():
     resolved = load_recipe("gpt2-small", ["--data.train=x", "--schedule.warmup-fraction=0.1"])
     assert (resolved.recipe.schedule.warmup_steps, resolved.recipe.schedule.warmup_fraction) == (0, 0.1)
     assert resolved.sources["schedule.warmup_fraction"].startswith("command line, in place of schedule.warmup_steps")
+
+
+def registered(monkeypatch, base):
+    """Register a subclass under a name of its own."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyObjectiveConfig(base):
+        """A third party's objective."""
+
+        name: str = option("my_own", help="what is learned")
+
+    monkeypatch.setitem(options._CHOICES, "objective", dict(options._CHOICES["objective"]))
+    register("objective", "my_own", MyObjectiveConfig)
+    return "--objective.name=my_own"
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (MaskedLMConfig, ["--model.family=bert", "--data.tokenizer=folder"]),
+        (MaskedLMConfig, ["--model.family=roberta"]),
+        (PretrainingConfig, ["--model.family=bert", "--data.tokenizer=folder"]),
+        (ClassificationConfig, ["--model.family=bert", "--model.head=classification", "--model.num-labels=3"]),
+        (SpanConfig, ["--model.family=bert", "--model.head=span", "--data.tokenizer=folder"]),
+        (CausalLMConfig, []),
+    ],
+)
+def test_a_registered_objective_is_of_its_bases_kind(monkeypatch, plain, base, words):
+    named = registered(monkeypatch, base)
+    assert load_recipe(plain, [named, *words]).recipe.objective.name == "my_own"
+
+
+@pytest.mark.parametrize(
+    ("base", "words", "problem"),
+    [
+        (MaskedLMConfig, [], "masked tokens are for encoders"),
+        (CausalLMConfig, ["--model.family=bert"], 'an encoder learns "mlm", "mlm_nsp" or labels'),
+        (CausalLMConfig, ["--data.tokenizer=folder"], "leave it out"),
+        (PretrainingConfig, ["--model.family=roberta"], "RoBERTa has no head for pairs"),
+        (SpanConfig, ["--model.family=bert", "--model.num-labels=3"], "only classes do"),
+        (ClassificationConfig, ["--model.family=bert", "--model.head=span"], 'such a head learns "span"'),
+        (ClassificationConfig, ["--model.family=bert", "--objective.text=label"], "the text is not its own class"),
+    ],
+)
+def test_and_so_are_its_mistakes(monkeypatch, plain, base, words, problem):
+    named = registered(monkeypatch, base)
+    with pytest.raises(RecipeError, match=problem):
+        load_recipe(plain, [named, *words])
+
+
+@pytest.fixture
+def plain(tmp_path):
+    path = tmp_path / "plain.toml"
+    path.write_text('[data]\ntrain = "x"\n[training]\nsteps = 1\n')
+    return str(path)

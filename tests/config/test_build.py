@@ -18,7 +18,7 @@ from hornbook.config import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from hornbook.config.values import show
+from hornbook.config.options import show
 from hornbook.errors import RecipeError
 
 RECIPE = """# mine
