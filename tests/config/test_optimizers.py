@@ -13,9 +13,9 @@ def test_the_value_of_the_largest_key_that_is_not_above():
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([], "no value for the first updates; begin with 0=VALUE"),
-        (["5=1"], "no value for the first updates; begin with 0=VALUE"),
-        (["0=1", "0=2"], "step 0 has two values; leave one"),
+        ([], "step 0 has no value; add 0=VALUE"),
+        (["5=1"], "step 0 has no value; add 0=VALUE"),
+        (["0=1", "0=2"], "step 0 has two values; remove one"),
         *(
             (["0=1", entry], f'"{entry}": expected STEP=VALUE with a positive value, as in 2000=0.5')
             for entry in ("7", "7=", "=7", "x=1", "-1=1", "1.5=1", "7=x", "7=0", "7=-1", "7=nan", "7=inf", "7=1=2")

@@ -26,37 +26,39 @@ from hornbook.errors import RecipeError
         ),
         (
             ["--precision.loss-scale-by-step=9=1"],
-            'precision.loss_scale_by_step = ["9=1"] (command line): no value for the first updates; begin with 0=VALUE',
+            'precision.loss_scale_by_step = ["9=1"] (command line): step 0 has no value; add 0=VALUE',
         ),
         (
             ["--precision.loss-scale-by-step=0=1", "--precision.loss-scale=2"],
             'precision.loss_scale = 2.0 (command line), precision.loss_scale_by_step = ["0=1"] (command line): '
-            "give one of them, not both",
+            "loss_scale and loss_scale_by_step exclude each other; keep one",
         ),
         (
             ["--schedule.warmup-steps=10", "--schedule.warmup-fraction=.1"],
             "schedule.warmup_steps = 10 (command line), schedule.warmup_fraction = 0.1 (command line): "
-            "give one of them, not both",
+            "warmup_steps and warmup_fraction exclude each other; keep one",
         ),
         (
             ["--schedule.name=polynomial", "--schedule.decay-steps=10", "--schedule.decay-end=20"],
             "schedule.decay_steps = 10 (command line), schedule.decay_end = 20 (command line): "
-            "give one of them, not both",
+            "decay_steps and decay_end exclude each other; keep one",
         ),
         (
             ["--schedule.warmup-steps=10", "--schedule.decay-end=10"],
             "schedule.warmup_steps = 10 (command line), schedule.decay_end = 10 (command line): "
-            "the decay ends before the warm-up does; give a later decay_end",
+            "the decay must end after the warm-up; raise decay_end or lower warmup_steps",
         ),
         (
             ["--optimizer.bias-correction=false", "--optimizer.epsilon-before-correction"],
             "optimizer.epsilon_before_correction = true (command line), optimizer.bias_correction = false "
-            "(command line): there is no correction to add epsilon before; leave epsilon_before_correction out",
+            "(command line): epsilon_before_correction requires bias_correction; "
+            "remove it or set bias_correction = true",
         ),
         (
             ["--evaluation.early-stopping-min-delta=0.1"],
             "evaluation.early_stopping_min_delta = 0.1 (command line), evaluation.early_stopping_patience = none "
-            "(default): without a patience nothing is stopped; give early_stopping_patience, too",
+            "(default): early_stopping_min_delta applies only with early_stopping_patience; "
+            "set that, or remove it",
         ),
     ],
 )
@@ -107,13 +109,21 @@ def test_a_registered_objective_is_of_its_bases_kind(monkeypatch, plain, base, w
 @pytest.mark.parametrize(
     ("base", "words", "problem"),
     [
-        (MaskedLMConfig, [], "masked tokens are for encoders"),
-        (CausalLMConfig, ["--model.family=bert"], 'an encoder learns "mlm", "mlm_nsp" or labels'),
-        (CausalLMConfig, ["--data.tokenizer=folder"], "leave it out"),
-        (PretrainingConfig, ["--model.family=roberta"], "RoBERTa has no head for pairs"),
-        (SpanConfig, ["--model.family=bert", "--model.num-labels=3"], "only classes do"),
-        (ClassificationConfig, ["--model.family=bert", "--model.head=span"], 'such a head learns "span"'),
-        (ClassificationConfig, ["--model.family=bert", "--objective.text=label"], "the text is not its own class"),
+        (MaskedLMConfig, [], 'my_own needs an encoder; set model.family to "bert", "roberta" or "groupbert"'),
+        (CausalLMConfig, ["--model.family=bert"], 'encoders cannot learn "causal_lm"; set objective.name to "mlm"'),
+        (CausalLMConfig, ["--data.tokenizer=folder"], "tokenizer applies only to instances and labeled"),
+        (PretrainingConfig, ["--model.family=roberta"], "RoBERTa has no next-sentence head; set objective"),
+        (
+            SpanConfig,
+            ["--model.family=bert", "--model.num-labels=3"],
+            'only to objective.name = "classification"',
+        ),
+        (
+            ClassificationConfig,
+            ["--model.family=bert", "--model.head=span"],
+            'only to objective.name = "span"',
+        ),
+        (ClassificationConfig, ["--model.family=bert", "--objective.text=label"], "text and label must be different"),
     ],
 )
 def test_and_so_are_its_mistakes(monkeypatch, plain, base, words, problem):

@@ -212,7 +212,7 @@ def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
     """Make a recipe of the merged tree; return it, the source of each value, and every mistake, one line each."""
     if len(tree) > MOST_KEYS:
         source = next(iter(tree.values())).source
-        raise RecipeError([f"{source}: more than {MOST_KEYS} keys, a recipe has about a hundred; is it a recipe?"])
+        raise RecipeError([f"{source}: more than {MOST_KEYS} keys, so it is probably no recipe"])
     report = _Report()
     for (section, key), leaf in tree.items():
         if section not in SECTIONS and (section or key not in describe(Recipe)):

@@ -142,7 +142,7 @@ SCHEDULES: dict[type, Callable[[Any, int], Schedule]] = {
         stair_steps=config.stair_steps,
         stair_decay=config.stair_decay,
     ),
-    ByStepConfig: lambda config, _: partial(value_at, read_steps(config.factors)),
+    ByStepConfig: lambda config, num_steps: partial(value_at, read_steps(config.factors)),
 }
 """For each schedule, the function from its options and the number of updates to the schedule."""
 
