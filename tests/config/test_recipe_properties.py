@@ -63,7 +63,7 @@ def mended(recipe, draw):
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
     nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
     num_stores = len(nested["data"]["train"])
-    nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1))]))
+    nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1)) if num_stores > 1 else ()]))
     nested["model"]["vocab_size"] = nested["model"]["vocab_size"] or 7
     if "warmup_steps" in nested["schedule"]:
         nested["schedule"] |= draw(st.sampled_from([{"warmup_steps": 0}, {"warmup_fraction": None}]))
