@@ -1,6 +1,6 @@
 import datetime
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +42,16 @@ def test_a_field_becomes_a_spec():
     assert (described["names"].type, described["names"].optional) == (tuple, False)
     assert (described["names"].scalar, described["shares"].scalar, described["rate"].scalar) == (str, float, float)
     assert Every() == Every(count=1, rate=None, kind="a")
+
+
+def test_a_subclass_may_change_a_default_alone():
+    @dataclass(frozen=True, kw_only=True)
+    class More(Every):
+        count: int = 3
+
+    assert describe(More)["count"] == replace(describe(Every)["count"], default=3)
+    assert describe(More)["count"].bounds == Bounds(minimum=1)
+    assert list(describe(More)) == list(describe(Every))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hornbook.config.build import (
     recipe_to_toml,
     refuse_unknown_parts,
 )
-from hornbook.config.document import BundledRecipe, bundled_recipes, find_recipe
+from hornbook.config.document import bundled_recipes, find_recipe
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -48,12 +48,10 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import Problem, choices, option, register
 from hornbook.config.recipe import (
-    CheckpointConfig,
     DataConfig,
     EvaluationConfig,
     PrecisionConfig,
     Recipe,
-    TrackingConfig,
     TrainingConfig,
 )
 
@@ -61,11 +59,9 @@ __all__ = [
     "AdamConfig",
     "AdamWConfig",
     "BertConfig",
-    "BundledRecipe",
     "ByStepConfig",
     "CausalLMConfig",
     "Change",
-    "CheckpointConfig",
     "ClassificationConfig",
     "ConstantConfig",
     "CosineConfig",
@@ -90,7 +86,6 @@ __all__ = [
     "RobertaConfig",
     "SGDConfig",
     "SpanConfig",
-    "TrackingConfig",
     "TrainingConfig",
     "TransformerConfig",
     "bundled_recipes",

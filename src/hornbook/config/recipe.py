@@ -210,7 +210,7 @@ class Recipe:
                     given.append(key)
             if len(given) > 1:
                 keys = tuple(f"{group[0][0]}.{key}" for key in given)
-                yield Problem(keys, f"{' and '.join(given)} exclude each other; keep one")
+                yield Problem(keys, f"{', '.join(given[:-1])} and {given[-1]} exclude each other; keep one")
 
     def _conflicts(self) -> Iterator[Problem]:
         model, data, objective, tasks = self.model, self.data, self.objective, self.evaluation.tasks
