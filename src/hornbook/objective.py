@@ -8,13 +8,14 @@ denominators (masked tokens, sentence pairs) sit side by side. A term of weight 
 sum of what was right, divided by the count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
+from hornbook.errors import UserError
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
@@ -116,35 +117,29 @@ class SpanPrediction:
         return {"span": loss, "accuracy": num_correct}
 
 
+OBJECTIVES: dict[type, Callable[[], Objective]] = {
+    CausalLMConfig: CausalLM,
+    MaskedLMConfig: MaskedLM,
+    PretrainingConfig: Pretraining,
+    ClassificationConfig: Classification,
+    SpanConfig: SpanPrediction,
+}
+"""The objective of each config dataclass."""
+
+
 @singledispatch
 def build_objective(config: object) -> Objective:
-    """Return the objective of a recipe's ``[objective]`` section (``build_objective.register`` adds one)."""
-    raise TypeError(f"no objective is registered for {type(config).__name__}")
+    """Return the objective of a recipe's ``[objective]`` section (``build_objective.register`` adds one).
+
+    Raises:
+        UserError: nothing is registered for this dataclass.
+    """
+    name = type(config).__name__
+    raise UserError(f"there is no objective for {name}: register a function for it with build_objective.register")
 
 
-@build_objective.register
-def _(config: CausalLMConfig) -> CausalLM:
-    return CausalLM()
-
-
-@build_objective.register
-def _(config: MaskedLMConfig) -> MaskedLM:
-    return MaskedLM()
-
-
-@build_objective.register
-def _(config: PretrainingConfig) -> Pretraining:
-    return Pretraining()
-
-
-@build_objective.register
-def _(config: ClassificationConfig) -> Classification:
-    return Classification()
-
-
-@build_objective.register
-def _(config: SpanConfig) -> SpanPrediction:
-    return SpanPrediction()
+for _config, _objective in OBJECTIVES.items():
+    build_objective.register(_config, lambda _, objective=_objective: objective())
 
 
 def weighted_loss(sums: Mapping[str, Tensor], counts: Mapping[str, int], weights: Mapping[str, float]) -> Tensor:

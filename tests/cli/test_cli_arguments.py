@@ -12,7 +12,7 @@ from hornbook.cli.arguments import (
     positive_number,
 )
 from hornbook.cli.parser import CommandParser
-from hornbook.config.build import SECTIONS, specs
+from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import UserError
 
 
@@ -66,7 +66,8 @@ def test_recipe_options_come_out_apart():
         "auto",
         4,
     )
-    assert arguments.overrides == ["--model.num_layers=3", "--data.synthetic"]
+    values = {key: leaf.value for key, leaf in arguments.overrides.items()}
+    assert values == {("model", "num_layers"): "3", ("data", "synthetic"): None}
 
 
 def test_parsers_without_a_recipe_leave_dotted_words_alone():
@@ -101,8 +102,8 @@ def test_help_lists_every_recipe_option_with_type_default_and_help():
         for name, owners in specs(section).items():
             assert f"--{section}.{name.replace('_', '-')} " in text
             assert owners[0][1].help in text
-    assert "--model.num-layers INTEGER transformer blocks (default: 12)" in text
-    assert ",cosine,polynomial,natural_exponential,by_step} course of the learning rate (default: cosine)" in text
+    assert "--model.num-layers INTEGER number of transformer blocks (default: 12)" in text
+    assert ",cosine,polynomial,natural_exponential,by_step} learning-rate schedule (default: cosine)" in text
     assert "as a fraction of the peak (default: 0.0; only for linear, cosine, polynomial)" in text
     assert "peak learning rate (default: 0.0006; adam: 0.001; lamb: 0.006; sgd: 0.1; momentum: 0.01)" in text
     assert "--data.synthetic [true|false]" in text

@@ -112,10 +112,7 @@ def test_print_recipe_as_json(capsys):
         ),
         (
             ["gpt2-small"],
-            [
-                "data.train = [] (default): nothing to train on; "
-                "give a token store, --data.train PATH, or --data.synthetic"
-            ],
+            ["data.train = [] (default): no training data; set --data.train PATH, or use --data.synthetic"],
         ),
     ],
 )

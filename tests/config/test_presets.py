@@ -96,7 +96,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
     assert caught.value.problems == [
-        "data.train = [] (default): nothing to train on; give a token store, --data.train PATH, or --data.synthetic"
+        "data.train = [] (default): no training data; set --data.train PATH, or use --data.synthetic"
     ]
     random = ["--data.synthetic", "--model.vocab-size", "64", "--training.steps", "2"]
     assert load_recipe(name, random).recipe.data.synthetic

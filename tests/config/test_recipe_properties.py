@@ -9,10 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.config import bundled_recipes, choices, load_recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
-from hornbook.config.build import SECTIONS
-from hornbook.config.options import describe
-from hornbook.config.recipe import Recipe
-from hornbook.config.registry import TAGS
+from hornbook.config.options import TAGS, describe
+from hornbook.config.recipe import SECTIONS, Recipe
 from hornbook.errors import RecipeError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
@@ -65,7 +63,7 @@ def mended(recipe, draw):
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
     nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
     num_stores = len(nested["data"]["train"])
-    nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1))])) if num_stores > 1 else ()
+    nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1)) if num_stores > 1 else ()]))
     nested["model"]["vocab_size"] = nested["model"]["vocab_size"] or 7
     if "warmup_steps" in nested["schedule"]:
         nested["schedule"] |= draw(st.sampled_from([{"warmup_steps": 0}, {"warmup_fraction": None}]))

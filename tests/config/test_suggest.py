@@ -1,7 +1,7 @@
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.build import SECTIONS, specs
+from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import _USUAL, did_you_mean, nearest
 from hornbook.errors import RecipeError
 

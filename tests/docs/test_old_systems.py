@@ -12,7 +12,7 @@ from torch.distributed.run import get_args_parser
 
 from hornbook.cli.main import main
 from hornbook.config import bundled_recipes, load_recipe
-from hornbook.config.build import SECTIONS, specs
+from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import RecipeError
 from hornbook.evaluate import task_names
 

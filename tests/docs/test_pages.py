@@ -12,9 +12,8 @@ from hornbook import errors
 from hornbook.__main__ import main
 from hornbook.cli.main import COMMANDS
 from hornbook.config import bundled_recipes, load_recipe
-from hornbook.config.build import SECTIONS, specs
-from hornbook.config.registry import TAGS
-from hornbook.config.values import show
+from hornbook.config.options import TAGS, show
+from hornbook.config.recipe import SECTIONS, specs
 
 LINK = re.compile(r"\]\((?!https?://)(?P<target>[^)#]+)(#[^)]*)?\)")
 CODE = re.compile(r"`(?P<code>[^`\n]+)`")

@@ -7,6 +7,7 @@ import torch
 from tiny import hidden_states, random_batch, randomize, tiny_config, tiny_model
 from torch.nn import functional
 
+from hornbook.errors import UserError
 from hornbook.model import LanguageModel, build_model
 from hornbook.objective import CausalLM
 from hornbook.samples.windows import NOT_SCORED
@@ -171,5 +172,5 @@ def test_positions_come_from_the_batch():
 
 
 def test_an_unknown_section_is_refused():
-    with pytest.raises(TypeError, match="no builder is registered for dict"):
+    with pytest.raises(UserError, match="there is no model for dict"):
         build_model({}, torch.float32)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from plain_updates import SHAPES, Plain, give_gradients, make_slots
 
 from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
+from hornbook.errors import UserError
 from hornbook.optim.adam import adamw
 from hornbook.optim.slots import Slot
 from hornbook.optim.updates import build_update
@@ -177,5 +178,5 @@ def test_built_update_applies_the_config():
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(TypeError, match="no optimizer is registered for int"):
+    with pytest.raises(UserError, match="there is no optimizer for int: register a function for it"):
         build_update(3)

@@ -13,18 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from hornbook.cli.parser import CommandParser
-from hornbook.config.build import SECTIONS, specs
-from hornbook.config.options import Bounds, Spec
-from hornbook.config.registry import TAGS, choices
-from hornbook.config.values import Mistake, convert, parse_text, show
+from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
+from hornbook.config.recipe import SECTIONS, specs
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def _number(kind: type, **bounds: float) -> Callable[[str], Any]:
-    spec = Spec(
-        name="", type=kind, optional=False, choices=(), default=None, help="", bounds=Bounds(**bounds), path=False
-    )
+    spec = Spec(type=kind, bounds=Bounds(**bounds))
 
     def read(text: str) -> object:
         try:

@@ -31,7 +31,7 @@ def add_instances_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="NAME", help="which split of a corpus (default: train)")
     parser.add_argument("--tokenizer", metavar="PATH", help="what made the tokens, for a store that does not say")
     _add_sizes(parser)
-    parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="of all draws (default: 1984)")
+    parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")
     parser.add_argument("--remask", action="store_true", help="the same as --format bert-tfrecord-remasked")
     parser.add_argument(

@@ -116,7 +116,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--stop-token", metavar="TOKEN", help="end at this token; none: at no token (default: the end-of-text token)"
     )
-    group.add_argument("--seed", type=int, metavar="N", help="of the draws (0)")
+    group.add_argument("--seed", type=int, metavar="N", help="sampling seed (default: 0)")
 
 
 def _count_or_none(text: str) -> int | None:
@@ -250,7 +250,7 @@ def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter
 
 
 def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
-    from hornbook.config.values import show
+    from hornbook.config.options import show
     from hornbook.errors import UserError
 
     if name is None or name == "none":

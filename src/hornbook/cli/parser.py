@@ -4,7 +4,7 @@
         -> UserError("unknown option --outptu; did you mean "--output"? (see `hornbook train --help`)")
 
 A parser that ``takes_recipe`` leaves words like ``--optimizer.learning-rate 3e-4`` to the recipe's validator: they come
-out as ``arguments.overrides``. The price of building on argparse: some private methods of it are overridden
+out as ``arguments.overrides``, parsed but not checked. Some private methods of argparse are overridden
 (``_check_value``, ``_fill_text`` and ``_split_lines``, unchanged since Python 2.7).
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hornbook.cli.table import wrap_line
-from hornbook.config.overrides import split_overrides
+from hornbook.config.document import split_overrides
+from hornbook.config.options import show
 from hornbook.config.suggest import did_you_mean
-from hornbook.config.values import show
 from hornbook.errors import UserError
 
 
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
             UserError: whatever is wrong with the words, in one line.
         """
         words = sys.argv[1:] if args is None else list(args)
-        overrides, words = split_overrides(words) if self.takes_recipe else ([], words)
+        overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
         namespace, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown[0]))

@@ -1,12 +1,13 @@
-"""Recipes: what a run is made of, where each value came from, and what is wrong with it.
+"""Recipes: the options of a run, where each value came from, and every mistake at once.
 
-    TOML file      -> tree.file_leaves -----.
-    --section.key  -> tree.override_leaves --+-> merge -> build (values, options) -> Resolved(recipe, sources)
+    TOML file, --section.key  -> document (one tree of leaves with sources) -> build (checked by options)
+        -> Resolved(recipe, sources)
+    sections: recipe (data, training, ...), models (model, objective), optimizers (optimizer, schedule)
 
-No torch and no numpy here: ``hornbook train --help`` answers from this package alone.
+The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
 """
 
-from hornbook.config.load import (
+from hornbook.config.build import (
     Change,
     Resolved,
     changed_keys,
@@ -16,54 +17,51 @@ from hornbook.config.load import (
     recipe_to_toml,
     refuse_unknown_parts,
 )
+from hornbook.config.document import bundled_recipes, find_recipe
 from hornbook.config.models import (
     BertConfig,
+    CausalLMConfig,
+    ClassificationConfig,
     EncoderConfig,
     GPTConfig,
     GroupBertConfig,
-    RobertaConfig,
-    TransformerConfig,
-)
-from hornbook.config.objectives import (
-    CausalLMConfig,
-    ClassificationConfig,
     LabelledConfig,
     MaskedLMConfig,
     MaskingConfig,
     PretrainingConfig,
+    RobertaConfig,
     SpanConfig,
+    TransformerConfig,
 )
-from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
-from hornbook.config.options import Problem, option
-from hornbook.config.presets import BundledRecipe, bundled_recipes, find_recipe
+from hornbook.config.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    ByStepConfig,
+    ConstantConfig,
+    CosineConfig,
+    LambConfig,
+    LinearConfig,
+    MomentumConfig,
+    NaturalExponentialConfig,
+    PolynomialConfig,
+    SGDConfig,
+)
+from hornbook.config.options import Problem, choices, option, register
 from hornbook.config.recipe import (
-    CheckpointConfig,
     DataConfig,
     EvaluationConfig,
     PrecisionConfig,
     Recipe,
-    TrackingConfig,
     TrainingConfig,
-)
-from hornbook.config.registry import choices, register
-from hornbook.config.schedules import (
-    ByStepConfig,
-    ConstantConfig,
-    CosineConfig,
-    LinearConfig,
-    NaturalExponentialConfig,
-    PolynomialConfig,
 )
 
 __all__ = [
     "AdamConfig",
     "AdamWConfig",
     "BertConfig",
-    "BundledRecipe",
     "ByStepConfig",
     "CausalLMConfig",
     "Change",
-    "CheckpointConfig",
     "ClassificationConfig",
     "ConstantConfig",
     "CosineConfig",
@@ -88,7 +86,6 @@ __all__ = [
     "RobertaConfig",
     "SGDConfig",
     "SpanConfig",
-    "TrackingConfig",
     "TrainingConfig",
     "TransformerConfig",
     "bundled_recipes",

@@ -1,43 +1,49 @@
-"""The models that a recipe's ``[model]`` section can describe, one dataclass a ``family``.
+"""The models and objectives of a recipe's ``[model]`` and ``[objective]``: one dataclass a ``family``, one a ``name``.
 
 ::
 
-    TransformerConfig                 the sizes that all of them have
-      GPTConfig                       decoder: tokens see what came before
-      EncoderConfig                   tokens see each other; segments
+    TransformerConfig                 sizes, dropouts, initial weights
+      GPTConfig                       decoder: causal attention
+      EncoderConfig                   bidirectional attention; segments
         BertConfig, RobertaConfig, GroupBertConfig
 
-Defaults are those of the published model of that name, but for GPT's dropout: one pass over much text needs none.
+    CausalLMConfig
+    MaskingConfig                     MaskedLMConfig, PretrainingConfig
+    LabelledConfig                    ClassificationConfig, SpanConfig
+
+A model's defaults are those of the published model of that name, except that GPT has no dropout: a single pass over
+much text needs none.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from hornbook.config.options import Problem, option
-from hornbook.config.registry import register
+from hornbook.config.options import Problem, choice_of, option
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ABC):
-    """What every transformer has: its sizes, its dropouts, its initial weights."""
+    """The options of every transformer: sizes, dropouts, initial weights."""
 
-    family: str = option("transformer", help="kind of model")
-    num_layers: int = option(12, help="transformer blocks", minimum=1)
+    family: str = option("", help="model family")
+    num_layers: int = option(12, help="number of transformer blocks", minimum=1)
     hidden_size: int = option(768, help="width of the residual stream", minimum=1)
-    num_heads: int = option(12, help="attention heads", minimum=1)
-    head_size: int | None = option(None, help="width of one head; none: hidden_size / num_heads", minimum=1)
+    num_heads: int = option(12, help="number of attention heads", minimum=1)
+    head_size: int | None = option(None, help="width of an attention head; none: hidden_size / num_heads", minimum=1)
     feed_forward_size: int | None = option(
         None, help="inner width of the feed-forward; none: 4 * hidden_size", minimum=1
     )
     activation: Activation = option("gelu_tanh", help="activation of the feed-forward")
-    vocab_size: int | None = option(None, help="tokens in the vocabulary; none: that of the training store", minimum=1)
-    max_positions: int = option(1024, help="rows of the position table", minimum=1)
+    vocab_size: int | None = option(None, help="vocabulary size; none: that of the training store", minimum=1)
+    max_positions: int = option(1024, help="number of position embeddings, the longest sequence", minimum=1)
     embedding_dropout: float = option(0.0, help="dropout after the embeddings", minimum=0, below=1)
     residual_dropout: float = option(0.0, help="dropout before each residual addition", minimum=0, below=1)
-    attention_dropout: float = option(0.0, help="dropout of attention weights; takes a slower path", minimum=0, below=1)
+    attention_dropout: float = option(
+        0.0, help="dropout of attention weights; above 0 attention is slower", minimum=0, below=1
+    )
     layer_norm_epsilon: float = option(1e-5, help="added to the variance in layer norms", above=0)
     initializer_std: float = option(0.02, help="standard deviation of initial weights", above=0)
 
@@ -56,9 +62,9 @@ class TransformerConfig(ABC):
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
+        """List conflicting options."""
         if self.head_size is None and self.hidden_size % self.num_heads:
-            message = "hidden_size must be divisible by num_heads, or give head_size"
+            message = "hidden_size must be divisible by num_heads; change one of them or set head_size"
             return [Problem(("hidden_size", "num_heads"), message)]
         return []
 
@@ -72,11 +78,12 @@ class TransformerConfig(ABC):
         return _num_linear(hidden, inner) + _num_linear(inner, hidden)
 
 
+@choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
     """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
 
-    family: str = option("gpt", help="kind of model")
+    family: str = "gpt"
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
@@ -88,39 +95,34 @@ class GPTConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """What the encoders share: a token sees its whole sequence; tokens, positions and segments are added and normed."""
+    """The options of every encoder: bidirectional attention; the sum of the three embeddings is normed."""
 
-    family: str = option("encoder", help="kind of model")
-    activation: Activation = option("gelu", help="activation of the feed-forward and of BERT's head; RoBERTa's is gelu")
-    max_positions: int = option(512, help="longest sequence", minimum=1)
-    embedding_dropout: float = option(0.1, help="dropout after the embeddings", minimum=0, below=1)
-    residual_dropout: float = option(0.1, help="dropout before each residual addition", minimum=0, below=1)
-    attention_dropout: float = option(0.1, help="dropout of attention weights; takes a slower path", minimum=0, below=1)
-    layer_norm_epsilon: float = option(1e-12, help="added to the variance in layer norms", above=0)
-    num_segments: int = option(2, help="rows of the segment table; 1: all tokens share one", minimum=1)
-    qkv_bias: bool = option(True, help="biases of query, key and value")
-    projection_bias: bool = option(True, help="bias of the attention's output")
-    head_transform: bool = option(True, help="dense layer, activation and norm before the prediction of tokens")
-    prediction_bias: bool = option(True, help="a bias for each token that may be predicted")
-    head: Literal["pretraining", "classification", "span"] = option(
-        "pretraining", help="what the model is for; the run takes it from the objective"
+    activation: Activation = option(
+        "gelu", help="activation of the feed-forward and of the head; RoBERTa's head uses gelu"
     )
-    num_labels: int | None = option(None, help="classes of a classification; none: those of its labels", minimum=2)
-
-    @property
-    def first_position(self) -> int:
-        """Row of the position table in which sequences begin."""
-        return 0
+    max_positions: int = 512
+    embedding_dropout: float = 0.1
+    residual_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_epsilon: float = 1e-12
+    num_segments: int = option(2, help="number of segment embeddings; 1: one row, added to every token", minimum=1)
+    qkv_bias: bool = option(True, help="add biases to query, key and value")
+    projection_bias: bool = option(True, help="add a bias to the output projection of attention")
+    head_transform: bool = option(True, help="dense layer, activation and layer norm before the token logits")
+    prediction_bias: bool = option(True, help="add a bias for each vocabulary entry to the token logits")
+    head: Literal["pretraining", "classification", "span"] = option(
+        "pretraining", help="task head; set by the objective"
+    )
+    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
+    first_position: ClassVar[int] = 0
+    """Row of the position table at which sequences begin."""
+    has_pair_head: ClassVar[bool] = True
+    """Whether the model has a head for next-sentence prediction."""
 
     @property
     def head_activation(self) -> Activation:
         """Activation of the head."""
         return self.activation
-
-    @property
-    def has_pair_head(self) -> bool:
-        """Whether the model can learn which pairs of texts follow each other."""
-        return True
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
@@ -144,6 +146,7 @@ class EncoderConfig(TransformerConfig):
         return attention + self._num_feed_forward() + 4 * self.hidden_size
 
 
+@choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
     """BERT (Devlin et al. 2019): post-norm, with heads for masked tokens and for pairs of texts.
@@ -151,33 +154,27 @@ class BertConfig(EncoderConfig):
     Without biases and transform, and with an epsilon of 1e-3, it is the TensorFlow-BERT of Graphcore's examples.
     """
 
-    family: str = option("bert", help="kind of model")
+    family: str = "bert"
 
 
+@choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(EncoderConfig):
     """RoBERTa (Liu et al. 2019): BERT's blocks, masked tokens alone, and positions that begin in the table's row 2."""
 
-    family: str = option("roberta", help="kind of model")
-    num_segments: int = option(1, help="rows of the segment table; 1: all tokens share one", minimum=1)
-    layer_norm_epsilon: float = option(1e-5, help="added to the variance in layer norms", above=0)
-
-    @property
-    def first_position(self) -> int:
-        """Row of the position table in which sequences begin."""
-        return 2
+    family: str = "roberta"
+    num_segments: int = 1
+    layer_norm_epsilon: float = 1e-5
+    first_position: ClassVar[int] = 2
+    has_pair_head: ClassVar[bool] = False
 
     @property
     def head_activation(self) -> Activation:
         """Activation of the head, which is always the same."""
         return "gelu"
 
-    @property
-    def has_pair_head(self) -> bool:
-        """Whether the model can learn which pairs of texts follow each other."""
-        return False
 
-
+@choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class GroupBertConfig(EncoderConfig):
     """GroupBERT (Chelombiev et al. 2021): pre-norm; convolution, grouped feed-forward, attention, grouped feed-forward.
@@ -185,13 +182,13 @@ class GroupBertConfig(EncoderConfig):
     Dropouts are 0, as in all its published recipes.
     """
 
-    family: str = option("groupbert", help="kind of model")
-    embedding_dropout: float = option(0.0, help="dropout after the embeddings", minimum=0, below=1)
-    residual_dropout: float = option(0.0, help="dropout before each residual addition", minimum=0, below=1)
-    attention_dropout: float = option(0.0, help="dropout of attention weights; takes a slower path", minimum=0, below=1)
-    convolution_kernel: int = option(7, help="tokens that a convolution sees, an odd number", minimum=1)
-    convolution_group_size: int = option(16, help="channels of a group of the convolution", minimum=1)
-    feed_forward_groups: int = option(4, help="groups of the feed-forward's second product", minimum=1)
+    family: str = "groupbert"
+    embedding_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    convolution_kernel: int = option(7, help="convolution width in tokens, an odd number", minimum=1)
+    convolution_group_size: int = option(16, help="channels per group of the convolution", minimum=1)
+    feed_forward_groups: int = option(4, help="groups of the second feed-forward projection", minimum=1)
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters, as for the other encoders, and the final norm."""
@@ -207,10 +204,10 @@ class GroupBertConfig(EncoderConfig):
         return convolution + 2 * grouped + attention
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
+        """List conflicting options."""
         problems = super().problems()
         if self.convolution_kernel % 2 == 0:
-            problems.append(Problem(("convolution_kernel",), "must be odd, so that it has a middle"))
+            problems.append(Problem(("convolution_kernel",), "must be odd"))
         if self.hidden_size % self.convolution_group_size:
             message = "hidden_size must be divisible by convolution_group_size"
             problems.append(Problem(("hidden_size", "convolution_group_size"), message))
@@ -224,7 +221,76 @@ def _num_linear(num_in: int, num_out: int) -> int:
     return (num_in + 1) * num_out
 
 
-register("model", "gpt", GPTConfig)
-register("model", "bert", BertConfig)
-register("model", "roberta", RobertaConfig)
-register("model", "groupbert", GroupBertConfig)
+@choice_of("objective")
+@dataclass(frozen=True, kw_only=True)
+class CausalLMConfig:
+    """Predict the next token at every position."""
+
+    name: str = option("causal_lm", help="training objective")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    """The options of every objective that masks tokens and predicts them."""
+
+    name: str = option("", help="training objective")
+    mask_probability: float = option(0.15, help="fraction of the tokens to predict", above=0, below=1)
+    max_predictions: int | None = option(
+        None, help="maximum masked tokens per sequence; none: mean + 2 deviations, a multiple of 16", minimum=1
+    )
+    whole_words: bool = option(False, help="mask all pieces of a word together")
+
+
+@choice_of("objective")
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMConfig(MaskingConfig):
+    """Predict masked tokens of one text (BERT without its pairs, RoBERTa)."""
+
+    name: str = "mlm"
+    sequences: Literal["joined", "documents", "lines"] = option(
+        "joined", help="joined: documents concatenated, then cut to length; documents: each cut; lines: each sentence"
+    )
+
+
+@choice_of("objective")
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(MaskingConfig):
+    """BERT's two tasks (Devlin et al. 2019): masked tokens, and whether the second text follows the first."""
+
+    name: str = "mlm_nsp"
+    short_sequence_probability: float = option(
+        0.1, help="fraction of pairs cut to a random length", minimum=0, maximum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledConfig:
+    """The base of objectives with labels; ``data.train`` and ``data.validation`` are labeled files."""
+
+    name: str = option("", help="training objective")
+
+
+@choice_of("objective")
+@dataclass(frozen=True, kw_only=True)
+class ClassificationConfig(LabelledConfig):
+    """Classify texts or pairs of texts, from JSONL, CSV or TSV files."""
+
+    name: str = "classification"
+    text: str = option("text", help="text field, or column; its number, from 0, where a table has no header")
+    second_text: str | None = option(None, help="field or column of the second text of a pair; none: single texts")
+    label: str = option("label", help="field or column of the label")
+    labels: tuple[str, ...] = option(
+        (), help="class names in the order of their indices; []: those of the training file"
+    )
+
+
+@choice_of("objective")
+@dataclass(frozen=True, kw_only=True)
+class SpanConfig(LabelledConfig):
+    """Find the answer to a question in a text (SQuAD, Rajpurkar et al. 2016), from SQuAD's JSON."""
+
+    name: str = "span"
+    document_stride: int = option(128, help="tokens between the starts of two windows of the text", minimum=1)
+    max_question_tokens: int = option(64, help="maximum tokens of a question; longer ones are truncated", minimum=1)
+    max_answer_tokens: int = option(30, help="maximum tokens of a predicted answer", minimum=1)
+    unanswerable: bool = option(False, help="questions may have no answer in their text (SQuAD 2.0)")

@@ -1,120 +1,232 @@
-"""The update rules of a recipe's ``[optimizer]`` section, one dataclass a ``name``."""
+"""The optimizers and learning-rate schedules of ``[optimizer]`` and ``[schedule]``, one dataclass a ``name``.
 
+A value that changes during the run is a list of ``STEP=VALUE``, which files and the command line write alike:
+
+    read_steps(("0=128", "2000=64")) -> {0: 128.0, 2000: 64.0}      value_at(that, 1999) -> 128.0
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from hornbook.config.options import Problem, option
-from hornbook.config.registry import register
+from hornbook.config.options import Mistake, Problem, choice_of, option, show
 
 ClipScope = Literal["global", "per_tensor"]
 
 
-def _name(default: str) -> str:
-    return option(default, help="update rule")
+def read_steps(entries: Sequence[str]) -> dict[int, float]:
+    """Return positive values by the step from which they apply, counted from 0, in order.
+
+    Args:
+        entries: ``STEP=VALUE`` each, in any order.
+
+    Raises:
+        Mistake: an entry of another form, a value that is not positive, a step twice, or none for step 0.
+    """
+    values: dict[int, float] = {}
+    for entry in entries:
+        match, value = re.fullmatch(r"\s*(?P<step>[0-9][0-9_]{0,18})\s*=(?P<value>.+)", entry), 0.0
+        with suppress(ValueError):
+            value = float(match["value"]) if match else 0.0
+        if match is None or not 0.0 < value < math.inf:
+            raise Mistake(f"{show(entry)}: expected STEP=VALUE with a positive value, as in 2000=0.5")
+        if (step := int(match["step"])) in values:
+            raise Mistake(f"step {step} has two values; remove one")
+        values[step] = value
+    if 0 not in values:
+        raise Mistake("step 0 has no value; add 0=VALUE")
+    return dict(sorted(values.items()))
 
 
-def _learning_rate(default: float) -> float:
-    return option(default, help="peak learning rate", above=0)
+def value_at(values: Mapping[int, float], step: int) -> float:
+    """Return the value of the largest key that is at most ``step``; the keys are in order and begin with 0."""
+    steps = list(values)
+    return values[steps[bisect_right(steps, step) - 1]]
 
 
-def _weight_decay(default: float) -> float:
-    return option(default, help="decay of matrices; biases and norms have none", minimum=0)
-
-
-def _beta2(default: float) -> float:
-    return option(default, help="decay of the second moment", minimum=0, below=1)
-
-
-def _epsilon(default: float) -> float:
-    return option(default, help="added to the root of the second moment", above=0)
+def problems_of_steps(key: str, entries: Sequence[str]) -> list[Problem]:
+    """Return what ``read_steps`` refuses as the problem of an option."""
+    try:
+        read_steps(entries)
+    except Mistake as mistake:
+        return [Problem((key,), str(mistake))]
+    return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """What every update rule here has; the defaults are those of AdamW."""
+    """The options of every optimizer; the defaults are those of AdamW."""
 
-    name: str = _name("")
-    learning_rate: float = _learning_rate(6e-4)
-    weight_decay: float = _weight_decay(0.1)
-    clip_norm: float | None = option(1.0, help="largest norm of the gradients; none: no clipping", above=0)
-    clip_scope: ClipScope = option("global", help="whose norm: that of all gradients together, or of each tensor")
+    name: str = option("", help="optimizer")
+    learning_rate: float = option(6e-4, help="peak learning rate", above=0)
+    weight_decay: float = option(0.1, help="weight decay of matrices; biases and norms have none", minimum=0)
+    clip_norm: float | None = option(1.0, help="maximum norm of the gradients; none: no clipping", above=0)
+    clip_scope: ClipScope = option("global", help="norm to clip: of all gradients together, or of each tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentsConfig(OptimizerConfig):
-    """What the rules with two moments have, after Adam (Kingma & Ba 2015)."""
+    """The options of the optimizers with two moments, after Adam (Kingma & Ba 2015)."""
 
-    beta1: float = option(0.9, help="decay of the first moment", minimum=0, below=1)
-    beta2: float = _beta2(0.999)
-    epsilon: float = _epsilon(1e-8)
-    bias_correction: bool = option(True, help="divide the moments by 1 - beta^update, which lifts the first ones")
+    beta1: float = option(0.9, help="decay rate of the first moment", minimum=0, below=1)
+    beta2: float = option(0.999, help="decay rate of the second moment", minimum=0, below=1)
+    epsilon: float = option(1e-8, help="added to the square root of the second moment", above=0)
+    bias_correction: bool = option(True, help="divide the moments by 1 - beta^step")
     epsilon_before_correction: bool = option(
-        False, help="add epsilon to the root of the uncorrected second moment, as TensorFlow's Adam does"
+        False, help="add epsilon before the bias correction of the second moment, as TensorFlow's Adam does"
     )
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
+        """List conflicting options."""
         if self.epsilon_before_correction and not self.bias_correction:
-            message = "there is no correction to add epsilon before; leave epsilon_before_correction out"
+            message = "epsilon_before_correction requires bias_correction; remove it or set bias_correction = true"
             return [Problem(("epsilon_before_correction", "bias_correction"), message)]
         return []
 
 
+@choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(MomentsConfig):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019); defaults of GPT-3 (Brown et al. 2020, app. B)."""
 
-    name: str = _name("adamw")
-    beta2: float = _beta2(0.95)
+    name: str = "adamw"
+    beta2: float = 0.95
 
 
+@choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig(MomentsConfig):
     """Adam (Kingma & Ba 2015); weight decay is added to the gradient, so the second moment divides it, too."""
 
-    name: str = _name("adam")
-    learning_rate: float = _learning_rate(1e-3)
-    weight_decay: float = _weight_decay(0.0)
+    name: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
 
 
+@choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class LambConfig(MomentsConfig):
     """LAMB (You et al. 2020); defaults of BERT's 64k batches. ``clip_norm`` 1 is NVLAMB's pre-normalization."""
 
-    name: str = _name("lamb")
-    learning_rate: float = _learning_rate(6e-3)
-    weight_decay: float = _weight_decay(0.01)
-    epsilon: float = _epsilon(1e-6)
-    split_qkv: bool = option(True, help="trust ratios of their own for query, key and value; false: one for the three")
+    name: str = "lamb"
+    learning_rate: float = 6e-3
+    weight_decay: float = 0.01
+    epsilon: float = 1e-6
+    split_qkv: bool = option(True, help="separate trust ratios for query, key and value; false: one for all three")
     exempt_vectors: bool = option(
-        True, help="no decay of biases and norms, and no trust ratio of biases; false: all tensors alike"
+        True, help="no decay of biases and norms, no trust ratio of biases; false: treat all tensors alike"
     )
-    weight_norm_cap: float | None = option(
-        None, help="largest norm of weights that a trust ratio sees; none: no cap", above=0
-    )
+    weight_norm_cap: float | None = option(None, help="maximum weight norm in a trust ratio; none: no cap", above=0)
 
 
+@choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig(OptimizerConfig):
-    """Gradient descent without any state; weight decay is added to the gradient."""
+    """Gradient descent without state; weight decay is added to the gradient."""
 
-    name: str = _name("sgd")
-    learning_rate: float = _learning_rate(0.1)
-    weight_decay: float = _weight_decay(0.0)
+    name: str = "sgd"
+    learning_rate: float = 0.1
+    weight_decay: float = 0.0
+
+
+@choice_of("optimizer")
+@dataclass(frozen=True, kw_only=True)
+class MomentumConfig(SGDConfig):
+    """Gradient descent with momentum (Polyak 1964), or Nesterov's (Sutskever et al. 2013)."""
+
+    name: str = "momentum"
+    learning_rate: float = 0.01
+    momentum: float = option(0.9, help="momentum factor", above=0, below=1)
+    nesterov: bool = option(False, help="use Nesterov momentum")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumConfig(SGDConfig):
-    """Gradient descent with a heavy ball (Polyak 1964), or Nesterov's (Sutskever et al. 2013)."""
+class ScheduleConfig:
+    """The options of every schedule with a warm-up."""
 
-    name: str = _name("momentum")
-    learning_rate: float = _learning_rate(0.01)
-    momentum: float = option(0.9, help="decay of the sum of gradients", above=0, below=1)
-    nesterov: bool = option(False, help="look one step of the momentum ahead")
+    name: str = option("", help="learning-rate schedule")
+    warmup_steps: int = option(0, help="warm-up steps; the last one reaches the peak", minimum=0)
+    warmup_fraction: float | None = option(
+        None, help="warm-up as a fraction of the run, or of decay_end; replaces warmup_steps", minimum=0, maximum=1
+    )
 
 
-register("optimizer", "adamw", AdamWConfig)
-register("optimizer", "adam", AdamConfig)
-register("optimizer", "lamb", LambConfig)
-register("optimizer", "sgd", SGDConfig)
-register("optimizer", "momentum", MomentumConfig)
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class ConstantConfig(ScheduleConfig):
+    """Warm-up, then the peak to the end."""
+
+    name: str = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayConfig(ScheduleConfig):
+    """The options of every schedule that decays to a final learning rate."""
+
+    final_fraction: float = option(0.0, help="final learning rate, as a fraction of the peak", minimum=0, maximum=1)
+    decay_end: int | None = option(
+        None, help="step at which the decay ends, counting the warm-up; none: the end of the run", minimum=1
+    )
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        if self.decay_end is not None and self.warmup_steps >= self.decay_end:
+            message = "the decay must end after the warm-up; raise decay_end or lower warmup_steps"
+            return [Problem(("warmup_steps", "decay_end"), message)]
+        return []
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(DecayConfig):
+    """Warm-up, then a linear decay."""
+
+    name: str = "linear"
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class CosineConfig(DecayConfig):
+    """Warm-up, then half a period of a cosine (Loshchilov & Hutter 2017)."""
+
+    name: str = "cosine"
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class PolynomialConfig(DecayConfig):
+    """Warm-up and decay by powers of progress; GroupBERT's warm-up has the power 0.5."""
+
+    name: str = "polynomial"
+    warmup_power: float = option(1.0, help="exponent of the warm-up; 0.5: square root", above=0)
+    decay_power: float = option(1.0, help="exponent of the decay; 1: linear", above=0)
+    decay_steps: int | None = option(
+        None, help="steps of the decay after the warm-up; none: up to decay_end", minimum=1
+    )
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class NaturalExponentialConfig(ScheduleConfig):
+    """Warm-up, then a staircase of powers of e."""
+
+    name: str = "natural_exponential"
+    stair_steps: int = option(500, help="steps between two reductions", minimum=1)
+    stair_decay: float = option(0.05, help="each reduction divides the learning rate by e to this power", minimum=0)
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
+class ByStepConfig:
+    """A table of factors; with ``optimizer.learning_rate`` 1 they are learning rates."""
+
+    name: str = option("by_step", help="learning-rate schedule")
+    factors: tuple[str, ...] = option(("0=1",), help="STEP=FACTOR of the peak, from that step on, counted from 0")
+
+    def problems(self) -> list[Problem]:
+        """List the first mistake in the table."""
+        return problems_of_steps("factors", self.factors)

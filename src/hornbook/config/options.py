@@ -1,32 +1,57 @@
-"""What a recipe option is: a dataclass field that knows its help, its bounds and its type.
+"""Recipe options: dataclass fields with help, bounds and a type, and the one validator of their values.
 
     learning_rate: float = option(6e-4, help="peak learning rate", above=0)
 
-    describe(AdamWConfig)["learning_rate"]
-        -> Spec(type=float, optional=False, choices=(), default=0.0006, help="peak ...", bounds=Bounds(above=0), ...)
+    describe(AdamWConfig)["learning_rate"] -> Spec(type=float, default=0.0006, help="peak ...", bounds=above 0, ...)
 
-Everything else follows from this one line: the reading of files, the reading of the command line, ``--help``, the
-range checks and the printed recipe. The price is a small closed set of types: int, float, bool, str, ``Literal`` of
-strings, each of these ``| None``, and lists: ``tuple[str, ...]`` and ``tuple[float, ...]``, empty where unset.
+    command line  "1e5"    -> parse_text -> 100000.0 --.
+    TOML           100_000 -----------------------------> convert(value, spec) -> 100000, or Mistake("expected ...")
+
+Recipe files, the command line, ``--help``, the range checks and the printed recipe all follow from that one line. The
+types are int, float, bool, str, ``Literal`` of strings, each of these ``| None``, and the lists ``tuple[str, ...]`` and
+``tuple[float, ...]``. Integers may be written as whole floats (``1e5``). ``none`` unsets an optional value and empties
+a list, in TOML as ``"none"``. A list is an array in TOML and ``a,b`` on the command line; a single entry needs no
+brackets.
 """
 
 import dataclasses
 import functools
+import json
+import math
+import os
+import re
 import types
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hornbook.errors import UserError
 
 T = TypeVar("T")
-Kind: TypeAlias = type[Any]
+
+LARGEST_INTEGER = 2**63 - 1
+SHOWN_CHARACTERS = 60
+"""Messages shorten a value that is longer than this."""
+
+TAGS = {"model": "family", "objective": "name", "optimizer": "name", "schedule": "name"}
+"""The sections that have a choice of dataclass, and the key that chooses."""
+REQUIRED = {"model": ("vocab_size", "max_positions"), "optimizer": ("learning_rate", "clip_norm")}
+"""Fields that every choice of a section must have, because the rest of hornbook reads them."""
 
 _METADATA = "hornbook"
 _TYPES = {int: int, float: float, bool: bool, str: str, tuple[str, ...]: tuple, tuple[float, ...]: tuple}
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+_TOML_WORDS = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", dict: "a table"}
+_CHOICES: dict[str, dict[str, type]] = {section: {} for section in TAGS}
+
+
+class Mistake(Exception):  # noqa: N818 - it never leaves config, which reports it as a Problem
+    """A value is not what its option expects; the message says what was expected and what was found."""
 
 
 class Problem(NamedTuple):
-    """One mistake: the keys that it is about (``section.key``, or just ``key`` within a section) and what is wrong."""
+    """A mistake: the keys that it concerns (``section.key``, or ``key`` within a section) and what to change."""
 
     keys: tuple[str, ...]
     message: str
@@ -42,7 +67,7 @@ class Bounds:
     maximum: float | None = None
 
     def broken_by(self, value: float) -> bool:
-        """Tell whether ``value`` lies outside."""
+        """Return whether ``value`` is out of range."""
         return (
             (self.above is not None and value <= self.above)
             or (self.minimum is not None and value < self.minimum)
@@ -58,22 +83,22 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One option as the loader sees it: a field of a section's dataclass."""
+    """The description of one option: a field of a section's dataclass."""
 
-    name: str
-    type: type
-    optional: bool
-    choices: tuple[str, ...]
-    default: object
-    help: str
-    bounds: Bounds
-    path: bool
+    type: Any
+    name: str = ""
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    default: object = None
+    help: str = ""
+    bounds: Bounds = Bounds()
+    path: bool = False
     named: bool = False
-    entry: Kind = str
+    entry: Any = str
     """Type of a list's entries."""
 
     @property
-    def scalar(self) -> Kind:
+    def scalar(self) -> Any:
         """The type of the value, or of a list's entries."""
         return self.entry if self.type is tuple else self.type
 
@@ -89,38 +114,30 @@ class Spec:
 def option(
     default: T,
     *,
-    help: str,  # noqa: A002 - the word that argparse uses for it
-    above: float | None = None,
-    minimum: float | None = None,
-    below: float | None = None,
-    maximum: float | None = None,
+    help: str,  # noqa: A002 - argparse's name for it
     path: bool = False,
     named: bool = False,
+    **bounds: float,
 ) -> T:
     """Declare a recipe option: a dataclass field with help and bounds.
+
+    A subclass that changes only the default declares a plain field: ``beta2: float = 0.95``.
 
     Args:
         default: the value when neither recipe nor command line gives one.
         help: one line for ``--help``; name the unit where there is one.
-        above: the value must be greater than this.
-        minimum: the value must be at least this.
-        below: the value must be less than this.
-        maximum: the value must be at most this.
-        path: the value is a path: relative to the recipe's folder in a file, to the working directory on the command
-            line, absolute once loaded.
+        path: the value is a path, absolute once loaded: in a file it is relative to the recipe's folder, on the
+            command line to the working directory.
         named: each entry of a list of paths is ``PATH`` or ``NAME=PATH``.
-
-    The bounds of a list are those of its entries.
+        bounds: ``above``, ``minimum``, ``below`` or ``maximum``, for the value or each entry of a list.
     """
-    bounds = Bounds(above=above, minimum=minimum, below=below, maximum=maximum)
-    field: Any = dataclasses.field(
-        default=default, metadata={_METADATA: {"help": help, "bounds": bounds, "path": path, "named": named}}
-    )
-    return field  # type: ignore[no-any-return]  # a Field at run time, the value's type for the dataclass's reader
+    metadata = {"help": help, "bounds": Bounds(**bounds), "path": path, "named": named}
+    field: Any = dataclasses.field(default=default, metadata={_METADATA: metadata})
+    return field  # type: ignore[no-any-return]  # a Field here, the value's type for the readers of the dataclass
 
 
 def describe(section: type) -> dict[str, Spec]:
-    """List the options of a section's dataclass, in order; a field with a ``default_factory`` is no option.
+    """Return the options of a section's dataclass by name, in order; a field with a ``default_factory`` is none.
 
     Raises:
         UserError: a field has a type that a recipe cannot hold, or no default.
@@ -150,15 +167,181 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
             f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, "
             "tuple[str, ...], tuple[float, ...], or None"
         )
-    metadata = field.metadata.get(_METADATA, {"help": "", "bounds": Bounds(), "path": False})
-    optional = len(members) > 1
-    entry = get_args(bare[0])[0] if kind is tuple else str
+    declared = (getattr(base, "__dataclass_fields__", {}).get(field.name) for base in section.__mro__)
+    metadata = [own.metadata[_METADATA] for own in declared if own and _METADATA in own.metadata]
     return Spec(
         name=field.name,
         type=kind,
-        optional=optional,
+        optional=len(members) > 1,
         choices=choices,
         default=field.default,
-        entry=entry,
-        **metadata,
+        entry=get_args(bare[0])[0] if kind is tuple else str,
+        **(metadata[0] if metadata else {}),
     )
+
+
+def register(section: str, tag: str, dataclass: type) -> None:
+    """Make ``dataclass`` the description of ``section`` when its tag is ``tag``; call it before a recipe is loaded.
+
+    A class that is defined again, by a notebook's cell or a reloaded module, replaces itself.
+
+    Args:
+        section: ``model``, ``objective``, ``optimizer`` or ``schedule``.
+        tag: the value of the section's ``family`` or ``name`` in a recipe.
+        dataclass: frozen; its tag field's default is ``tag``; it has the fields of ``REQUIRED``. A method
+            ``problems() -> list[Problem]`` may check several fields together.
+
+    Raises:
+        UserError: unknown section, a tag that is taken, or an unsuitable class.
+    """
+    if section not in TAGS:
+        raise UserError(f'section "{section}" has no choices; expected one of {", ".join(TAGS)}')
+    taken, key, name = _CHOICES[section].get(tag, dataclass), TAGS[section], dataclass.__name__
+    if definition_of(taken) != definition_of(dataclass):
+        raise UserError(f'{section}.{key} = "{tag}" is taken by {taken.__name__}; choose another')
+    if not dataclasses.is_dataclass(dataclass) or not dataclass.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise UserError(f"{name}: expected a frozen dataclass, @dataclass(frozen=True, kw_only=True)")
+    fields = describe(dataclass)
+    if key not in fields or fields[key].default != tag:
+        raise UserError(f'{name}: expected a field {key}: str = option("{tag}", help="...")')
+    if missing := [field for field in REQUIRED.get(section, ()) if field not in fields]:
+        raise UserError(f"{name}: expected the fields {', '.join(missing)}, which every {section} has")
+    _CHOICES[section][tag] = dataclass
+
+
+def choice_of(section: str) -> Callable[[type[T]], type[T]]:
+    """Register the decorated dataclass as a choice of ``section``, under the default of its tag field."""
+
+    def decorate(dataclass: type[T]) -> type[T]:
+        register(section, getattr(dataclass, TAGS[section]), dataclass)
+        return dataclass
+
+    return decorate
+
+
+def choices(section: str) -> dict[str, type]:
+    """Return the dataclasses of a section by tag, in order of registration."""
+    return dict(_CHOICES[section])
+
+
+def definition_of(part: Any) -> tuple[str, str]:
+    """Return module and name of a class or function, which stay the same when its definition is run again."""
+    while isinstance(part, functools.partial):
+        part = part.func
+    return part.__module__, getattr(part, "__qualname__", type(part).__qualname__)
+
+
+def parse_text(text: object, spec: Spec) -> object:
+    """Read command-line text as its option's type; text that does not parse stays text, which ``convert`` refuses.
+
+    Raises:
+        Mistake: there is no text (None), and the option is no boolean, for which the option alone means true.
+    """
+    if not isinstance(text, str):
+        if spec.type is bool:
+            return True
+        raise Mistake(f"expected {spec.expected} after the option")
+    if text.lower() == "none" and (spec.optional or spec.type is tuple):
+        return None
+    if spec.type is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return [_parse(part, spec.entry) for part in text.split(",")] if spec.type is tuple else _parse(text, spec.type)
+
+
+def _parse(text: str, kind: type) -> object:
+    for number in (kind, float) if kind in (int, float) else ():
+        with suppress(ValueError):
+            return number(text)
+    return text
+
+
+def convert(value: object, spec: Spec) -> object:
+    """Check ``value`` against its option and return it as the option's type.
+
+    Raises:
+        Mistake: wrong type, out of bounds, or not among the choices.
+    """
+    is_unset = value is None or value == "none"
+    if spec.type is not tuple or (is_unset and spec.optional):
+        return None if is_unset and spec.optional else _scalar(value, spec)
+    if isinstance(value, list | tuple):
+        return tuple(_scalar(entry, spec, found="one with {} in it") for entry in value)
+    return () if is_unset else (_scalar(value, spec),)
+
+
+def _scalar(value: Any, spec: Spec, found: str = "{}") -> object:
+    """Check a value that is no list, or an entry of one."""
+    if spec.scalar in (int, float):
+        return _number(value, spec, found)
+    if spec.choices and isinstance(value, str) and value not in spec.choices:
+        raise Mistake(f"expected {spec.expected}")
+    if not isinstance(value, spec.scalar):
+        raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}")
+    if value == "":
+        raise Mistake("must not be empty")
+    if isinstance(value, str) and ("\0" in value or value.encode(errors="ignore").decode() != value):
+        raise Mistake("expected UTF-8 text without NUL characters")
+    return value
+
+
+def _number(value: Any, spec: Spec, found: str) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and isinstance(value, float) and not math.isfinite(value):
+        raise Mistake("expected a finite number")
+    if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
+        raise Mistake("expected an integer of at most 64 bits")
+    if not is_number or (spec.scalar is int and value != int(value)):
+        raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}")
+    if spec.bounds.broken_by(number := spec.scalar(value)):
+        raise Mistake(f"must be {spec.bounds}")
+    return number
+
+
+def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
+    """Resolve a path against the folder that it was written in (None: it is absolute already); ``~`` is home.
+
+    Args:
+        entry: a path, or where it may be ``named`` also ``NAME=PATH``; a path that looks like that is ``./a=b``.
+        folder: the recipe's folder, or the working directory.
+        named: whether ``entry`` may be ``NAME=PATH``.
+
+    Raises:
+        Mistake: there is no home folder.
+    """
+    if folder is None:
+        return entry
+    name, path = split_entry(entry) if named else (None, entry)
+    try:
+        written = Path.home() / path[2:] if path == "~" or path.startswith("~/") else Path(path)
+    except RuntimeError:
+        raise Mistake("the home folder is unknown; write the path out") from None
+    resolved = os.path.normpath(folder.absolute() / written)
+    return resolved if name is None else f"{name}={resolved}"
+
+
+def split_entry(entry: str) -> tuple[str | None, str]:
+    """Split ``NAME=PATH`` into its two parts; the name is None where there is only a path."""
+    named = re.fullmatch(r"(\w+)=(.+)", entry, re.DOTALL)
+    return (named[1], named[2]) if named else (None, entry)
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a TOML value in words."""
+    if value is None or isinstance(value, list):
+        return "none" if value is None else "an array"
+    return _TOML_WORDS.get(type(value), f"a {type(value).__name__}")
+
+
+def show(value: object, *, quote: bool = True) -> str:
+    """Write a value on one short line, much as in TOML; with ``quote`` false, a string has no quotes."""
+    if value is None or isinstance(value, list | dict):
+        return {type(None): "none", list: "[...]"}.get(type(value), "{...}")
+    if isinstance(value, tuple):
+        text = f"[{', '.join(show(entry) for entry in value)}]"
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        text = f"an integer of {value.bit_length()} bits"
+    else:
+        is_json = isinstance(value, bool) or (quote and isinstance(value, str))
+        text = json.dumps(value, ensure_ascii=False) if is_json else str(value)
+        text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

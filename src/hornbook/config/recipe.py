@@ -1,132 +1,135 @@
-"""What a run is made of: one frozen dataclass a section, and the recipe that holds them.
+"""The recipe: one frozen dataclass a section, and everything that they check together.
 
     recipe.toml, command line  ->  load_recipe  ->  Recipe(name="gpt2-small",
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-Each field carries its help and bounds (``option``), and each section lists its own cross-field mistakes
-(``problems``), so that all of them are reported at once. The price: a ``Recipe`` built by hand in Python is only
-checked on its way through ``recipe_from_dict(recipe_to_dict(recipe))``; what comes from a file or the command line
-always is.
+Each field carries its help and bounds (``option``), and ``problems`` lists conflicting fields. A recipe from a file or
+the command line is always checked; one that is built in Python is checked by
+``recipe_from_dict(recipe_to_dict(recipe))``.
 """
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
-from hornbook.config import by_step
-from hornbook.config.models import EncoderConfig, GPTConfig, RobertaConfig, TransformerConfig
-from hornbook.config.objectives import (
+from hornbook.config.models import (
     CausalLMConfig,
     ClassificationConfig,
+    EncoderConfig,
+    GPTConfig,
     LabelledConfig,
     MaskedLMConfig,
     MaskingConfig,
     PretrainingConfig,
+    RobertaConfig,
     SpanConfig,
+    TransformerConfig,
 )
-from hornbook.config.optimizers import AdamWConfig, OptimizerConfig
-from hornbook.config.options import Problem, option
-from hornbook.config.schedules import ByStepConfig, CosineConfig, ScheduleConfig
-from hornbook.config.values import Mistake, split_entry
+from hornbook.config.optimizers import (
+    AdamWConfig,
+    ByStepConfig,
+    CosineConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    problems_of_steps,
+)
+from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
+
+EXCLUSIVE = (
+    (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
+    (("data", "train"), ("data", "synthetic")),
+    (("schedule", "warmup_steps"), ("schedule", "warmup_fraction")),
+    (("schedule", "decay_steps"), ("schedule", "decay_end")),
+    (("precision", "loss_scale"), ("precision", "loss_scale_by_step")),
+)
+"""Options of which a recipe sets one; one on the command line replaces the others of the recipe file."""
+_ENCODERS = '"bert", "roberta" or "groupbert"'
+_ENCODER_OBJECTIVES = '"mlm", "mlm_nsp", "classification" or "span"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read: token stores, and the length of a window."""
+    """Training and validation data, and the length of a sequence."""
 
-    sequence_length: int | None = option(None, help="tokens of a window; none: max_positions", minimum=1)
-    train: tuple[str, ...] = option((), help="token stores to train on", path=True)
-    weights: tuple[float, ...] = option((), help="shares of the stores in the samples; []: by their sizes", above=0)
+    sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
+    train: tuple[str, ...] = option((), help="token stores, or labeled files, to train on", path=True)
+    weights: tuple[float, ...] = option((), help="sampling weights of the stores; []: their sizes", above=0)
     max_samples: int | None = option(
-        None, help="train on so many samples, again in each epoch; none: all that the data hold", minimum=1
+        None, help="train on at most so many samples, the same ones in each epoch; none: all", minimum=1
     )
-    validation: str | None = option(None, help="token store for the validation loss", path=True)
+    validation: str | None = option(None, help="token store, or labeled file, for the validation loss", path=True)
     tokenizer: str | None = option(
-        None, help="tokenizer of instances or labelled texts: a file or folder; stores have their own", path=True
+        None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
     )
     synthetic: bool = option(False, help="train on random tokens instead of a store")
-    document_mask: bool = option(False, help="keep a decoder's attention within a document")
+    document_mask: bool = option(False, help="restrict a decoder's attention to the document")
     layout: Literal["auto", "padded", "packed", "unpadded"] = option(
-        "auto", help="how an encoder's sequences lie in rows; auto: by their lengths"
+        "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
     )
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
-        problems = []
-        if self.train and self.synthetic:
-            problems.append(Problem(("train", "synthetic"), "give one of them, not both"))
+        """List conflicting options."""
         if self.weights and len(self.weights) != len(self.train):
-            problems.append(Problem(("train", "weights"), "give one weight for each store, or none"))
-        elif self.weights and len(self.train) == 1:
-            problems.append(Problem(("train", "weights"), "one store has all samples: leave weights out"))
-        return problems
+            return [Problem(("train", "weights"), "weights needs one value for each store; set as many or remove it")]
+        if len(self.weights) == 1:
+            return [Problem(("train", "weights"), "weights applies only to several stores; remove it")]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How long, in what batches, from which seed."""
+    """Length of the run, batch sizes and random seed."""
 
     steps: int | None = option(None, help="length of the run in optimizer steps", minimum=1)
-    epochs: float | None = option(None, help="length of the run in passes over the training store", above=0)
+    epochs: float | None = option(None, help="length of the run in passes over the training data", above=0)
     tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
-    global_batch_size: int = option(8, help="sequences of one optimizer step, over all ranks", minimum=1)
-    micro_batch_size: int = option(8, help="sequences of one forward and backward pass on one rank", minimum=1)
-    seed: int = option(1234, help="seed of weights, sample order and dropout", minimum=0)
+    global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
+    micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
+    seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
-        lengths = ("steps", "epochs", "tokens")
-        given = tuple(name for name in lengths if getattr(self, name) is not None)
-        problems = []
-        if not given:
-            problems.append(Problem(lengths, "the run has no length; give exactly one of the three"))
-        elif len(given) > 1:
-            problems.append(
-                Problem(given, "the run has more than one length; give exactly one of steps, epochs, tokens")
-            )
+        """List conflicting options."""
+        problems, lengths = [], ("steps", "epochs", "tokens")
+        if all(getattr(self, name) is None for name in lengths):
+            problems.append(Problem(lengths, "the run has no length; set exactly one of the three"))
         if self.global_batch_size % self.micro_batch_size:
             fitting = math.gcd(self.global_batch_size, self.micro_batch_size)
-            message = f"micro_batch_size must divide global_batch_size; give --training.micro-batch-size {fitting}"
+            message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    """In what numbers forward and backward are computed; master weights are fp32 always."""
+    """Precision of the forward and backward passes; master weights are always fp32."""
 
-    compute: Literal["auto", "fp32", "bf16"] = option("auto", help="auto: bf16 where the device is fast at it")
-    loss_scale: float = option(1.0, help="factor of the loss while gradients travel; fp32 and bf16 need none", above=0)
+    compute: Literal["auto", "fp32", "bf16"] = option(
+        "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively"
+    )
+    loss_scale: float = option(1.0, help="factor on the loss in the backward pass; fp32 and bf16 need none", above=0)
     loss_scale_by_step: tuple[str, ...] = option(
-        (), help="STEP=SCALE, from that update (from 0) on; in place of loss_scale"
+        (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
     )
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together, and the first mistake in the table."""
-        if not self.loss_scale_by_step:
-            return []
-        if self.loss_scale != 1.0:
-            return [Problem(("loss_scale", "loss_scale_by_step"), "give one of them, not both")]
-        try:
-            by_step.read(self.loss_scale_by_step)
-        except Mistake as mistake:
-            return [Problem(("loss_scale_by_step",), str(mistake))]
-        return []
+        """List the first mistake in the table."""
+        return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step) if self.loss_scale_by_step else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state is saved and what is kept."""
+    """When to save checkpoints and which to keep."""
 
     every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
-    keep_last: int = option(2, help="newest checkpoints to keep", minimum=1)
-    keep_best: bool = option(True, help="also keep the best one")
-    best_by: str = option("validation", help="what the best is chosen by: validation (its loss) or TASK/METRIC")
+    keep_last: int = option(2, help="number of latest checkpoints to keep", minimum=1)
+    keep_best: bool = option(True, help="also keep the best checkpoint")
+    best_by: str = option("validation", help="metric of the best checkpoint: validation (its loss) or TASK/METRIC")
 
     def problems(self) -> list[Problem]:
-        """List what is wrong with the measure of the best."""
+        """List a metric of another form."""
         if self.best_by != "validation" and not re.fullmatch(r"[^/]+/[^/]+", self.best_by):
             return [Problem(("best_by",), 'expected "validation" or TASK/METRIC, as in "lambada/last_word_accuracy"')]
         return []
@@ -134,39 +137,40 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """What is measured in the course of training, and when."""
+    """Validation, evaluation tasks and early stopping during training."""
 
-    every_steps: int = option(500, help="steps between validation losses", minimum=1)
-    max_windows: int | None = option(None, help="windows of a validation loss; none: all", minimum=1)
-    tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run as well")
-    task_data: tuple[str, ...] = option((), help="their data, PATH for all or TASK=PATH for one", path=True, named=True)
-    tasks_every_steps: int | None = option(None, help="steps between tasks; none: every_steps", minimum=1)
+    every_steps: int = option(500, help="steps between validations", minimum=1)
+    max_windows: int | None = option(None, help="maximum windows per validation; none: all", minimum=1)
+    tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run during training")
+    task_data: tuple[str, ...] = option(
+        (), help="data of the tasks: PATH for all, or TASK=PATH for one", path=True, named=True
+    )
+    tasks_every_steps: int | None = option(None, help="steps between task runs; none: every_steps", minimum=1)
     early_stopping_patience: int | None = option(
-        None, help="end the run after so many measurements of checkpoint.best_by without improvement", minimum=1
+        None, help="stop after so many measurements of checkpoint.best_by without improvement", minimum=1
     )
     early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
+        """List conflicting options."""
         problems = []
         named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
-        strays = [name for name in named if name not in self.tasks]
-        if strays:
-            message = f"data for {', '.join(strays)}, not among the tasks; add it there"
+        if strays := [name for name in named if name not in self.tasks]:
+            message = f"task_data applies only to tasks that run; add {', '.join(strays)} to tasks, or remove its data"
             problems.append(Problem(("task_data", "tasks"), message))
         if self.early_stopping_min_delta and self.early_stopping_patience is None:
-            message = "without a patience nothing is stopped; give early_stopping_patience, too"
+            message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
             problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
         return problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What a run writes down on its way."""
+    """How often to log metrics and text samples."""
 
     log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
     sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
-    sample_tokens: int = option(64, help="tokens of a text sample", minimum=1)
+    sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,72 +193,96 @@ class Recipe:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a window, given or derived."""
+        """Tokens per sequence, given or derived."""
         return self.data.sequence_length or self.model.max_positions
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together across sections."""
-        problems = []
+        """List conflicting options of different sections, and those that exclude each other."""
+        return [*self._exclusive(), *self._conflicts(), *self._inapplicable()]
+
+    def _exclusive(self) -> Iterator[Problem]:
+        for group in EXCLUSIVE:
+            given = []
+            for section, key in group:
+                values = getattr(self, section)
+                spec = describe(type(values)).get(key)
+                if spec and getattr(values, key) != spec.default:
+                    given.append(key)
+            if len(given) > 1:
+                keys = tuple(f"{group[0][0]}.{key}" for key in given)
+                yield Problem(keys, f"{', '.join(given[:-1])} and {given[-1]} exclude each other; keep one")
+
+    def _conflicts(self) -> Iterator[Problem]:
+        model, data, objective, tasks = self.model, self.data, self.objective, self.evaluation.tasks
+        is_encoder, is_synthetic = isinstance(model, EncoderConfig), data.synthetic
+        by_family, task = ("objective.name", "model.family"), self.checkpoint.best_by.partition("/")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
-            message = "names a folder: expected letters, digits, dots, dashes and underscores, 100 at most"
-            problems.append(Problem(("name",), message))
-        if self.sequence_length > self.model.max_positions:
-            message = "sequence_length must not exceed max_positions, the rows of the position table"
-            problems.append(Problem(("data.sequence_length", "model.max_positions"), message))
-        if self.data.synthetic and self.model.vocab_size is None:
-            message = "random tokens need a vocabulary size; give model.vocab_size"
-            problems.append(Problem(("data.synthetic", "model.vocab_size"), message))
-        if self.data.synthetic and self.training.epochs is not None:
-            message = "random tokens have no end; give training.steps or training.tokens"
-            problems.append(Problem(("data.synthetic", "training.epochs"), message))
-        task, slash, _ = self.checkpoint.best_by.partition("/")
-        if slash and task not in self.evaluation.tasks:
-            message = f"the best is chosen by a task that is not run; add {task} to the tasks"
-            problems.append(Problem(("checkpoint.best_by", "evaluation.tasks"), message))
-        return problems + self._problems_of_kind() + self._problems_of_labels()
+            yield Problem(("name",), "must be a folder name: at most 100 letters, digits, dots, dashes and underscores")
+        if self.sequence_length > model.max_positions:
+            message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
+            yield Problem(("data.sequence_length", "model.max_positions"), message)
+        if is_synthetic and model.vocab_size is None:
+            message = "synthetic data needs a vocabulary size; set model.vocab_size"
+            yield Problem(("data.synthetic", "model.vocab_size"), message)
+        if is_synthetic and self.training.epochs is not None:
+            message = "synthetic data has no epochs; set training.steps or training.tokens instead"
+            yield Problem(("data.synthetic", "training.epochs"), message)
+        if is_synthetic and isinstance(objective, LabelledConfig):
+            message = "synthetic data has no labels; set data.train instead"
+            yield Problem(("data.synthetic", "objective.name"), message)
+        if task[1] and task[0] not in tasks:
+            message = f"best_by needs a task that runs; add {task[0]} to evaluation.tasks"
+            yield Problem(("checkpoint.best_by", "evaluation.tasks"), message)
+        if is_encoder and isinstance(objective, CausalLMConfig):
+            yield Problem(by_family, f'encoders cannot learn "causal_lm"; set objective.name to {_ENCODER_OBJECTIVES}')
+        if not is_encoder and isinstance(objective, MaskingConfig | LabelledConfig):
+            yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
+        if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
+            yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
+        if isinstance(objective, ClassificationConfig) and objective.text == objective.label:
+            message = "text and label must be different fields; change one of them"
+            yield Problem(("objective.text", "objective.label"), message)
 
-    def _problems_of_kind(self) -> list[Problem]:
-        """List what an encoder has no use for, or a decoder; an objective of one's own is of its base's kind."""
-        is_encoder, learned = isinstance(self.model, EncoderConfig), self.objective
-        is_causal, hides_tokens = (isinstance(learned, kind) for kind in (CausalLMConfig, MaskingConfig))
+    def _inapplicable(self) -> Iterator[Problem]:
+        """Yield the options that have no effect with this model or objective; a subclass counts as its base."""
+        model, data, name = self.model, self.data, "objective.name"
+        is_masked, is_labeled = (isinstance(self.objective, kind) for kind in (MaskingConfig, LabelledConfig))
+        head = "span" if isinstance(self.objective, SpanConfig) else "classification" if is_labeled else "pretraining"
+        encoder = model if isinstance(model, EncoderConfig) else None
+        has_own_tokenizer = data.synthetic or not (is_masked or is_labeled)
+        is_sampled = self.tracking.sample_every_steps is not None
         rules = [
-            (is_encoder and is_causal, "objective.name", 'an encoder learns "mlm", "mlm_nsp" or labels'),
-            (not is_encoder and hides_tokens, "objective.name", "masked tokens are for encoders"),
-            (
-                isinstance(self.model, RobertaConfig) and isinstance(learned, PretrainingConfig),
-                "objective.name",
-                'RoBERTa has no head for pairs; give "mlm"',
-            ),
-            (
-                self.data.tokenizer is not None
-                and (not (hides_tokens or isinstance(learned, LabelledConfig)) or self.data.synthetic),
-                "data.tokenizer",
-                "only instances and labelled texts go without one of their own; leave it out",
-            ),
-            (is_encoder and self.data.document_mask, "data.document_mask", "an encoder's sequences never see others"),
-            (not is_encoder and self.data.layout != "auto", "data.layout", "only an encoder's sequences are laid out"),
-            (
-                is_encoder and self.tracking.sample_every_steps is not None,
-                "tracking.sample_every_steps",
-                "an encoder writes no text",
-            ),
+            (has_own_tokenizer and data.tokenizer, "data.tokenizer", name, "instances and labeled texts"),
+            (encoder and data.document_mask, "data.document_mask", "model.family", "decoders"),
+            (not encoder and data.layout != "auto", "data.layout", "model.family", "encoders"),
+            (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
+            (is_labeled and data.weights, "data.weights", name, "token stores"),
         ]
-        return [Problem((key, "model.family"), message) for broken, key, message in rules if broken]
+        if encoder:
+            is_foreign, is_counted = encoder.head not in ("pretraining", head), encoder.num_labels is not None
+            rules += [
+                (is_foreign, "model.head", name, f'{name} = "{encoder.head}"'),
+                (is_counted and head != "classification", "model.num_labels", name, f'{name} = "classification"'),
+            ]
+        for broken, key, other, kind in rules:
+            if broken:
+                yield Problem((key, other), f"{key.rpartition('.')[2]} applies only to {kind}; remove it")
 
-    def _problems_of_labels(self) -> list[Problem]:
-        """List what does not fit a model that learns labels, or one that does not."""
-        is_labelled, finds_spans = (isinstance(self.objective, kind) for kind in (LabelledConfig, SpanConfig))
-        head = "span" if finds_spans else "classification" if is_labelled else "pretraining"
-        encoder = self.model if isinstance(self.model, EncoderConfig) else EncoderConfig()
-        rules = [
-            (is_labelled and encoder is not self.model, "model.family", "labels are learned by encoders"),
-            (is_labelled and self.data.synthetic, "data.synthetic", "nobody labelled random tokens; give data.train"),
-            (is_labelled and bool(self.data.weights), "data.weights", "labelled files have no weights"),
-            (encoder.head not in ("pretraining", head), "model.head", f'such a head learns "{encoder.head}"'),
-            (encoder.num_labels is not None and head != "classification", "model.num_labels", "only classes do"),
-        ]
-        problems = [Problem((key, "objective.name"), message) for broken, key, message in rules if broken]
-        if isinstance(self.objective, ClassificationConfig) and self.objective.text == self.objective.label:
-            keys = ("objective.text", "objective.label")
-            problems.append(Problem(keys, "the text is not its own class; name another"))
-        return problems
+
+SECTIONS: dict[str, type] = {
+    part.name: type(part.default_factory()) for part in fields(Recipe) if part.default_factory is not MISSING
+}
+"""The sections of a recipe, each with its default dataclass."""
+
+
+def specs(section: str) -> dict[str, list[tuple[str, Spec]]]:
+    """Return every option of a section by name, with the tags (``""`` where there is no choice) that have it.
+
+    ``specs("schedule")["final_fraction"]`` is ``[("linear", Spec(...)), ("cosine", Spec(...)), ...]``.
+    """
+    classes = choices(section) if section in TAGS else {"": SECTIONS[section]}
+    found: dict[str, list[tuple[str, Spec]]] = {}
+    for tag, section_class in classes.items():
+        for name, spec in describe(section_class).items():
+            found.setdefault(name, []).append((tag, spec))
+    return found

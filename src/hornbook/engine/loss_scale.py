@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hornbook.config import PrecisionConfig, by_step
+from hornbook.config import PrecisionConfig
+from hornbook.config.optimizers import read_steps, value_at
 from hornbook.objective import Objective
 from hornbook.samples.batches import Batch
 
@@ -42,5 +43,5 @@ def no_scale(step: int) -> float:
 def build_loss_scale(config: PrecisionConfig) -> Callable[[int], float]:
     """Return the function from the number of an update, from 0, to the scale of its loss."""
     if config.loss_scale_by_step:
-        return partial(by_step.at, by_step.read(config.loss_scale_by_step))
+        return partial(value_at, read_steps(config.loss_scale_by_step))
     return lambda update: config.loss_scale

@@ -17,9 +17,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from hornbook.config import LabelledConfig
-from hornbook.config.registry import definition_of
+from hornbook.config.options import definition_of, split_entry
 from hornbook.config.suggest import did_you_mean
-from hornbook.config.values import split_entry
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident

@@ -11,17 +11,29 @@
     C what else a module counts: tokens of a chunk, channels, classes
 """
 
+from collections.abc import Callable
 from functools import singledispatch
+from typing import Any
 
 import torch
 
 from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig
+from hornbook.errors import UserError
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
 from hornbook.model.gpt import build_gpt
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel
 
 __all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize"]
+
+
+MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
+    GPTConfig: build_gpt,
+    BertConfig: build_bert,
+    RobertaConfig: build_bert,
+    GroupBertConfig: build_groupbert,
+}
+"""The builder of each config dataclass."""
 
 
 @singledispatch
@@ -31,11 +43,13 @@ def build_model(config: object, compute_dtype: torch.dtype) -> LanguageModel:
     Args:
         config: a section dataclass; its type chooses the builder (``build_model.register`` adds one).
         compute_dtype: dtype of the activations; parameters are fp32.
+
+    Raises:
+        UserError: nothing is registered for this dataclass.
     """
-    raise TypeError(f"no builder is registered for {type(config).__name__}")
+    name = type(config).__name__
+    raise UserError(f"there is no model for {name}: register a function for it with build_model.register")
 
 
-build_model.register(GPTConfig)(build_gpt)
-build_model.register(BertConfig)(build_bert)
-build_model.register(RobertaConfig)(build_bert)
-build_model.register(GroupBertConfig)(build_groupbert)
+for _config, _builder in MODELS.items():
+    build_model.register(_config, _builder)

@@ -22,8 +22,7 @@ from decimal import Decimal
 from functools import partial, singledispatch
 from typing import Any, TypeAlias
 
-from hornbook.config import by_step
-from hornbook.config.schedules import (
+from hornbook.config.optimizers import (
     ByStepConfig,
     ConstantConfig,
     CosineConfig,
@@ -32,6 +31,8 @@ from hornbook.config.schedules import (
     NaturalExponentialConfig,
     PolynomialConfig,
     ScheduleConfig,
+    read_steps,
+    value_at,
 )
 from hornbook.errors import UserError
 
@@ -124,56 +125,40 @@ def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
     return 1.0 if step >= num_steps else (step - warmup_steps) / (num_steps - warmup_steps)
 
 
-@singledispatch
-def build_schedule(config: object, num_steps: int) -> Schedule:
-    """The schedule that a recipe's section asks for, over ``num_steps`` updates.
-
-    One's own schedule is added by ``@build_schedule.register`` on a function that takes its config dataclass.
-
-    Raises:
-        UserError: nothing is registered for this dataclass.
-    """
-    raise UserError(
-        f"there is no schedule for {type(config).__name__}: register a function for it with build_schedule.register"
-    )
-
-
-@build_schedule.register
-def _(config: ConstantConfig, num_steps: int) -> Schedule:
-    return partial(constant, warmup_steps=warmup_steps_of(config, num_steps))
-
-
-@build_schedule.register
-def _(config: LinearConfig, num_steps: int) -> Schedule:
-    return partial(linear, **_decay_of(config, num_steps))
-
-
-@build_schedule.register
-def _(config: CosineConfig, num_steps: int) -> Schedule:
-    return partial(cosine, **_decay_of(config, num_steps))
-
-
-@build_schedule.register
-def _(config: PolynomialConfig, num_steps: int) -> Schedule:
-    return partial(
+SCHEDULES: dict[type, Callable[[Any, int], Schedule]] = {
+    ConstantConfig: lambda config, num_steps: partial(constant, warmup_steps=warmup_steps_of(config, num_steps)),
+    LinearConfig: lambda config, num_steps: partial(linear, **_decay_of(config, num_steps)),
+    CosineConfig: lambda config, num_steps: partial(cosine, **_decay_of(config, num_steps)),
+    PolynomialConfig: lambda config, num_steps: partial(
         polynomial,
         **_decay_of(config, num_steps),
         warmup_power=config.warmup_power,
         decay_power=config.decay_power,
         decay_steps=config.decay_steps,
-    )
-
-
-@build_schedule.register
-def _(config: NaturalExponentialConfig, num_steps: int) -> Schedule:
-    return partial(
+    ),
+    NaturalExponentialConfig: lambda config, num_steps: partial(
         natural_exponential,
         warmup_steps=warmup_steps_of(config, num_steps),
         stair_steps=config.stair_steps,
         stair_decay=config.stair_decay,
-    )
+    ),
+    ByStepConfig: lambda config, num_steps: partial(value_at, read_steps(config.factors)),
+}
+"""For each schedule, the function from its options and the number of updates to the schedule."""
 
 
-@build_schedule.register
-def _(config: ByStepConfig, num_steps: int) -> Schedule:
-    return partial(by_step.at, by_step.read(config.factors))
+@singledispatch
+def build_schedule(config: object, num_steps: int) -> Schedule:
+    """Return the schedule of a recipe's ``[schedule]`` section over ``num_steps`` updates.
+
+    ``@build_schedule.register`` on a function that takes another config dataclass adds a schedule.
+
+    Raises:
+        UserError: nothing is registered for this dataclass.
+    """
+    name = type(config).__name__
+    raise UserError(f"there is no schedule for {name}: register a function for it with build_schedule.register")
+
+
+for _config, _builder in SCHEDULES.items():
+    build_schedule.register(_config, _builder)

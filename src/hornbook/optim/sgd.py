@@ -16,12 +16,12 @@ from hornbook.config.optimizers import MomentumConfig, SGDConfig
 from hornbook.optim.slots import Slot
 
 
-def sgd(slots: Sequence[Slot], config: SGDConfig, *, learning_rate: float) -> None:
-    """Gradient descent, in place; slots with ``decay`` false are not decayed."""
+def sgd(slots: Sequence[Slot], config: SGDConfig, *, learning_rate: float, count: int = 1) -> None:
+    """Gradient descent, in place, whatever the update's number; slots with ``decay`` false are not decayed."""
     _by_decay(slots, config.weight_decay, learning_rate)
 
 
-def momentum(slots: Sequence[Slot], config: MomentumConfig, *, learning_rate: float) -> None:
+def momentum(slots: Sequence[Slot], config: MomentumConfig, *, learning_rate: float, count: int = 1) -> None:
     """Gradient descent with momentum, in place: b is the state ``momentum``, zero before the first update."""
     _by_decay(slots, config.weight_decay, learning_rate, config.momentum, nesterov=config.nesterov)
 

@@ -12,9 +12,10 @@ that could fall out of step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 
 from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
+from hornbook.errors import UserError
 from hornbook.optim import adam, lamb, sgd
 from hornbook.optim.slots import Slot
 
@@ -27,43 +28,33 @@ class Update:
     apply: Callable[[Sequence[Slot], float, int], None]
 
 
+UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {
+    AdamWConfig: (adam.adamw, adam.STATE_NAMES),
+    AdamConfig: (adam.adam, adam.STATE_NAMES),
+    LambConfig: (lamb.lamb, adam.STATE_NAMES),
+    SGDConfig: (sgd.sgd, ()),
+    MomentumConfig: (sgd.momentum, ("momentum",)),
+}
+"""The function ``(slots, config, *, learning_rate, count)`` of each optimizer, and the names of its state tensors."""
+
+
 @singledispatch
 def build_update(config: object) -> Update:
-    """Return the update rule of a recipe's ``[optimizer]`` section (``build_update.register`` adds one)."""
-    raise TypeError(f"no optimizer is registered for {type(config).__name__}")
+    """Return the update rule of a recipe's ``[optimizer]`` section (``build_update.register`` adds one).
+
+    Raises:
+        UserError: nothing is registered for this dataclass.
+    """
+    name = type(config).__name__
+    raise UserError(f"there is no optimizer for {name}: register a function for it with build_update.register")
 
 
-@build_update.register
-def _(config: AdamWConfig) -> Update:
+def _update(config: object, rule: Callable[..., None], state_names: tuple[str, ...]) -> Update:
     return Update(
-        state_names=adam.STATE_NAMES,
-        apply=lambda slots, rate, count: adam.adamw(slots, config, learning_rate=rate, count=count),
+        state_names=state_names,
+        apply=lambda slots, rate, count: rule(slots, config, learning_rate=rate, count=count),
     )
 
 
-@build_update.register
-def _(config: AdamConfig) -> Update:
-    return Update(
-        state_names=adam.STATE_NAMES,
-        apply=lambda slots, rate, count: adam.adam(slots, config, learning_rate=rate, count=count),
-    )
-
-
-@build_update.register
-def _(config: LambConfig) -> Update:
-    return Update(
-        state_names=adam.STATE_NAMES,
-        apply=lambda slots, rate, count: lamb.lamb(slots, config, learning_rate=rate, count=count),
-    )
-
-
-@build_update.register
-def _(config: SGDConfig) -> Update:
-    return Update(state_names=(), apply=lambda slots, rate, _: sgd.sgd(slots, config, learning_rate=rate))
-
-
-@build_update.register
-def _(config: MomentumConfig) -> Update:
-    return Update(
-        state_names=("momentum",), apply=lambda slots, rate, _: sgd.momentum(slots, config, learning_rate=rate)
-    )
+for _config, (_rule, _names) in UPDATES.items():
+    build_update.register(_config, partial(_update, rule=_rule, state_names=_names))

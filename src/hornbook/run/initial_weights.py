@@ -24,7 +24,7 @@ import torch
 from hornbook.checkpoint import Contents
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
-from hornbook.config.values import show
+from hornbook.config.options import show
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, tokenizer_of

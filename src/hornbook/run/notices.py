@@ -8,7 +8,7 @@ train gpt2-small --data.train corpora/mine --training.steps 20
 """
 
 from hornbook.config import CausalLMConfig, Recipe
-from hornbook.config.schedules import ScheduleConfig
+from hornbook.config.optimizers import ScheduleConfig
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.samples.sources import Sources
 from hornbook.wording import counted

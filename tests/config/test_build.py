@@ -18,7 +18,7 @@ from hornbook.config import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from hornbook.config.values import show
+from hornbook.config.options import show
 from hornbook.errors import RecipeError
 
 RECIPE = """# mine
@@ -115,8 +115,8 @@ def test_a_tag_can_be_switched_where_the_keys_fit(recipe):
 def test_a_tag_in_a_file_does_not_fit_what_stands_beside_it(tmp_path):
     path = write(tmp_path, RECIPE.replace('"cosine"', '"constant"'))
     assert problems(path) == [
-        f'schedule.final_fraction ({path}:15): no option of schedule.name = "constant", '
-        'only of "linear" or "cosine" or "polynomial"; remove it or change schedule.name'
+        f'schedule.final_fraction ({path}:15): applies only to schedule.name = "linear", "cosine" or '
+        '"polynomial", not "constant"; remove it or change schedule.name'
     ]
 
 
@@ -126,7 +126,7 @@ def test_a_tag_on_the_command_line_drops_the_recipes_options_of_others(recipe):
     expected = "command line, in place of schedule.final_fraction (recipes/mine.toml:15)"
     assert resolved.sources["schedule.name"] == expected
     (problem,) = problems(recipe, "--schedule.name", "constant", "--schedule.final-fraction", "0.2")
-    assert problem.startswith('schedule.final_fraction (command line): no option of schedule.name = "constant"')
+    assert problem.startswith("schedule.final_fraction (command line): applies only to schedule.name = ")
 
 
 def test_a_misspelt_key_is_not_dropped_with_them(tmp_path):
@@ -145,7 +145,7 @@ def test_the_length_on_the_command_line_replaces_the_recipes(recipe):
 def test_two_lengths_on_the_command_line(recipe):
     (problem,) = problems(recipe, "--training.tokens", "1e6", "--training.epochs", "2")
     assert problem.startswith("training.epochs = 2.0 (command line")
-    assert problem.endswith("the run has more than one length; give exactly one of steps, epochs, tokens")
+    assert problem.endswith("epochs and tokens exclude each other; keep one")
 
 
 @pytest.mark.parametrize(
@@ -177,37 +177,36 @@ def test_two_lengths_on_the_command_line(recipe):
         (
             "--model.num-heads=3",
             "model.hidden_size = 8 (recipes/mine.toml:4), model.num_heads = 3 (command line): "
-            "hidden_size must be divisible by num_heads, or give head_size",
+            "hidden_size must be divisible by num_heads; change one of them or set head_size",
         ),
         (
             "--data.sequence-length=2000",
             "data.sequence_length = 2000 (command line), model.max_positions = 1024 (default): "
-            "sequence_length must not exceed max_positions, the rows of the position table",
+            "sequence_length must not exceed max_positions; lower it or raise max_positions",
         ),
         (
             "--training.micro-batch-size=6",
             "training.global_batch_size = 8 (default), training.micro_batch_size = 6 (command line): "
-            "micro_batch_size must divide global_batch_size; give --training.micro-batch-size 2",
+            "micro_batch_size must divide global_batch_size; set --training.micro-batch-size 2",
         ),
         (
             "--training.steps=none",
             "training.steps = none (command line), training.epochs = none (default), training.tokens = none (default): "
-            "the run has no length; give exactly one of the three",
+            "the run has no length; set exactly one of the three",
         ),
         (
             "--data.train=none",
-            "data.train = [] (command line): nothing to train on; "
-            "give a token store, --data.train PATH, or --data.synthetic",
+            "data.train = [] (command line): no training data; set --data.train PATH, or use --data.synthetic",
         ),
         (
             "--data.synthetic",
             "data.synthetic = true (command line, in place of data.train (recipes/mine.toml:8)), "
-            "model.vocab_size = none (default): random tokens need a vocabulary size; give model.vocab_size",
+            "model.vocab_size = none (default): synthetic data needs a vocabulary size; set model.vocab_size",
         ),
         (
             "--name=a/b",
-            'name = "a/b" (command line): names a folder: '
-            "expected letters, digits, dots, dashes and underscores, 100 at most",
+            'name = "a/b" (command line): must be a folder name: '
+            "at most 100 letters, digits, dots, dashes and underscores",
         ),
     ],
 )
@@ -251,26 +250,26 @@ def test_all_mistakes_at_once(tmp_path):
         'optimizer.lerning_rate (bad.toml:9): unknown key; did you mean "optimizer.learning_rate"?',
         "optimizer.beta1 = 2 (bad.toml:10): must be at least 0 and below 1",
         'optimizer.learning_rate = "3e-4" (bad.toml:11): expected a number, got a string',
-        'schedule.final_fraction (bad.toml:14): no option of schedule.name = "constant", only of "linear" or "cosine" '
-        'or "polynomial"; remove it or change schedule.name',
+        'schedule.final_fraction (bad.toml:14): applies only to schedule.name = "linear", "cosine" or '
+        '"polynomial", not "constant"; remove it or change schedule.name',
         "schedule.warmup_steps = true (bad.toml:15): expected an integer, got a boolean",
         "name = 3 (bad.toml:2): expected a string, got an integer",
-        f"data.train = {show((f'{tmp_path}/x',))} (bad.toml:6), data.synthetic = true (bad.toml:7): "
-        "give one of them, not both",
-        "training.steps = 1 (bad.toml:20), training.epochs = 2.0 (bad.toml:21): "
-        "the run has more than one length; give exactly one of steps, epochs, tokens",
         "training.global_batch_size = 7 (bad.toml:18), training.micro_batch_size = 2 (bad.toml:19): "
-        "micro_batch_size must divide global_batch_size; give --training.micro-batch-size 1",
+        "micro_batch_size must divide global_batch_size; set --training.micro-batch-size 1",
+        "training.steps = 1 (bad.toml:20), training.epochs = 2.0 (bad.toml:21): "
+        "steps and epochs exclude each other; keep one",
+        f"data.train = {show((f'{tmp_path}/x',))} (bad.toml:6), data.synthetic = true (bad.toml:7): "
+        "train and synthetic exclude each other; keep one",
         "data.synthetic = true (bad.toml:7), model.vocab_size = none (default): "
-        "random tokens need a vocabulary size; give model.vocab_size",
+        "synthetic data needs a vocabulary size; set model.vocab_size",
         "data.synthetic = true (bad.toml:7), training.epochs = 2.0 (bad.toml:21): "
-        "random tokens have no end; give training.steps or training.tokens",
+        "synthetic data has no epochs; set training.steps or training.tokens instead",
     ]
 
 
 def test_a_file_of_many_keys_is_refused_as_a_whole(tmp_path):
     path = write(tmp_path, "".join(f"key{number} = 1\n" for number in range(50_000)))
-    assert problems(path) == [f"{path}:1: more than 500 keys, where a recipe has some sixty; is it a recipe?"]
+    assert problems(path) == [f"{path}:1: more than 500 keys, so it is probably no recipe"]
 
 
 @pytest.mark.parametrize("key", ["x" * 100_000, "a\\nb", " ", "\\u202e"])
@@ -354,9 +353,9 @@ def test_stores_and_their_weights(tmp_path, monkeypatch):
     data = load_recipe(path, ["--data.train=c,../d", "--data.weights", "1,2"]).recipe.data
     assert (data.train, data.weights) == ((f"{tmp_path}/c", f"{tmp_path.parent}/d"), (1.0, 2.0))
     (problem,) = problems(path, "--data.train=c")
-    assert problem.endswith("sub/bad.toml:9): give one weight for each store, or none")
+    assert problem.endswith("sub/bad.toml:9): weights needs one value for each store; set as many or remove it")
     assert load_recipe(path, ["--data.train=c", "--data.weights=none"]).recipe.data.weights == ()
-    with pytest.raises(RecipeError, match="one store has all samples: leave weights out"):
+    with pytest.raises(RecipeError, match="weights applies only to several stores; remove it"):
         load_recipe(path, ["--data.train=c", "--data.weights", "3"])
 
 
@@ -386,9 +385,9 @@ def test_lists_of_names_and_their_paths(tmp_path, monkeypatch):
     [
         ("[evaluation]\ntasks = 3", "expected an array of strings, got an integer"),
         ('[evaluation]\ntasks = ["lambada", 3]', "expected an array of strings, got one with an integer in it"),
-        ('[evaluation]\ntask_data = ["lambada=x"]', "data for lambada, not among the tasks; add it there"),
+        ('[evaluation]\ntask_data = ["lambada=x"]', "add lambada to tasks, or remove its data"),
         ('[checkpoint]\nbest_by = "loss"', 'expected "validation" or TASK/METRIC'),
-        ('[checkpoint]\nbest_by = "lambada/last_word_accuracy"', "by a task that is not run; add lambada to the tasks"),
+        ('[checkpoint]\nbest_by = "lambada/last_word_accuracy"', "add lambada to evaluation.tasks"),
     ],
 )
 def test_tasks_that_do_not_fit(tmp_path, options, message):

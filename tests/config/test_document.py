@@ -1,6 +1,7 @@
 import pytest
 
-from hornbook.config.tree import LARGEST_FILE, Leaf, file_leaves, merge, override_leaves, read_document
+from hornbook.config import load_recipe
+from hornbook.config.document import LARGEST_FILE, Leaf, file_leaves, merge, read_document, split_overrides
 from hornbook.errors import RecipeError
 
 
@@ -66,7 +67,7 @@ def test_leaves_know_their_lines(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text(TEXT + "training = { steps = 5 }\n")
     document, text = read_document(path, "r")
-    tree = file_leaves(document, text, "r", tmp_path, {"data", "model", "optimizer", "schedule"})
+    tree = file_leaves(document, text, "r", tmp_path)
     assert {key: leaf.source for key, leaf in tree.items()} == {
         ("", "name"): "r:2",
         ("data", "train"): "r:3",
@@ -79,13 +80,19 @@ def test_leaves_know_their_lines(tmp_path):
 
 def test_an_inline_table_has_one_line(tmp_path):
     text = "\nmodel = { num_layers = 2 }\n"
-    tree = file_leaves({"model": {"num_layers": 2}}, text, "r", tmp_path, {"model"})
+    tree = file_leaves({"model": {"num_layers": 2}}, text, "r", tmp_path)
     assert tree["model", "num_layers"].source == "r:2"
 
 
 def test_a_dotted_name_at_the_top_is_no_section(tmp_path):
-    tree = file_leaves({"model.num_layers": 2}, '"model.num_layers" = 2', "r", tmp_path, {"model"})
+    tree = file_leaves({"model.num_layers": 2}, '"model.num_layers" = 2', "r", tmp_path)
     assert list(tree) == [("", "model.num_layers")]
+
+
+def options(*words):
+    tree, rest = split_overrides(words)
+    assert rest == []
+    return tree
 
 
 STEPS, EPOCHS, TRAIN, SYNTHETIC = (
@@ -97,31 +104,78 @@ STEPS, EPOCHS, TRAIN, SYNTHETIC = (
 
 
 def test_the_command_line_wins():
-    merged = merge({STEPS: Leaf(value=5, source="r:1")}, override_leaves([("training.steps", "6")]))
+    merged = merge({STEPS: Leaf(value=5, source="r:1")}, options("--training.steps=6"))
     assert (merged[STEPS].value, merged[STEPS].source) == ("6", "command line")
 
 
 def test_another_length_takes_the_place_of_the_recipes():
-    merged = merge({STEPS: Leaf(value=5, source="r:1")}, override_leaves([("training.epochs", "2")]))
+    merged = merge({STEPS: Leaf(value=5, source="r:1")}, options("--training.epochs=2"))
     assert set(merged) == {EPOCHS}
     assert merged[EPOCHS].source == "command line, in place of training.steps (r:1)"
 
 
 def test_synthetic_data_take_the_place_of_a_store_and_the_reverse():
-    assert set(merge({TRAIN: Leaf(value="x", source="r:1")}, override_leaves([("data.synthetic", None)]))) == {
-        SYNTHETIC
-    }
-    assert set(merge({SYNTHETIC: Leaf(value=True, source="r:1")}, override_leaves([("data.train", "x")]))) == {TRAIN}
+    assert set(merge({TRAIN: Leaf(value="x", source="r:1")}, options("--data.synthetic"))) == {SYNTHETIC}
+    assert set(merge({SYNTHETIC: Leaf(value=True, source="r:1")}, options("--data.train=x"))) == {TRAIN}
 
 
 @pytest.mark.parametrize("value", ["none", "false"])
 def test_unsetting_takes_no_place(value):
-    assert set(merge({TRAIN: Leaf(value="x", source="r")}, override_leaves([("data.synthetic", value)]))) == {
+    assert set(merge({TRAIN: Leaf(value="x", source="r")}, options(f"--data.synthetic={value}"))) == {
         TRAIN,
         SYNTHETIC,
     }
 
 
 def test_two_lengths_on_the_command_line_stay_two():
-    merged = merge({}, override_leaves([("training.steps", "1"), ("training.epochs", "2")]))
+    merged = merge({}, options("--training.steps=1", "--training.epochs=2"))
     assert set(merged) == {STEPS, EPOCHS}
+
+
+def test_a_name_and_an_exclusive_option_may_drop_the_same_option():
+    recipe = {
+        ("schedule", "name"): Leaf(value="linear", source="r:1"),
+        ("schedule", "decay_end"): Leaf(value=9, source="r:2"),
+    }
+    overrides = options("--schedule.name=constant", "--schedule.decay-steps=5")
+    assert set(merge(recipe, overrides)) == set(overrides)
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides", "rest"),
+    [
+        (["a.toml", "--optimizer.learning-rate", "3e-4"], {"optimizer.learning_rate": "3e-4"}, ["a.toml"]),
+        (["--optimizer.learning_rate=3e-4", "a.toml"], {"optimizer.learning_rate": "3e-4"}, ["a.toml"]),
+        (["--data.synthetic", "a.toml"], {"data.synthetic": None}, ["a.toml"]),
+        (["--data.synthetic", "true", "a.toml"], {"data.synthetic": "true"}, ["a.toml"]),
+        (["--data.synthetic=false", "--output", "o"], {"data.synthetic": "false"}, ["--output", "o"]),
+        (["--optimizer.learning-rate", "-1"], {"optimizer.learning_rate": "-1"}, []),
+        (["--optimizer.learning-rate", "--json"], {"optimizer.learning_rate": None}, ["--json"]),
+        (["--data.train=--odd", "--data.validation=a=b"], {"data.train": "--odd", "data.validation": "a=b"}, []),
+        (["--name", "x", "--names", "y"], {"name": "x"}, ["--names", "y"]),
+        (["--no.such", "1", "--no-dot", "2"], {"no.such": "1"}, ["--no-dot", "2"]),
+        (["--prompt", "a.b", "--", "--data.train", "x"], {}, ["--prompt", "a.b", "--", "--data.train", "x"]),
+        (["--data.train", "a\nb"], {"data.train": "a\nb"}, []),
+        ([], {}, []),
+    ],
+)
+def test_recipe_options_are_told_apart(words, overrides, rest):
+    tree, others = split_overrides(words)
+    assert others == rest
+    assert {".".join(filter(None, key)): leaf.value for key, leaf in tree.items()} == overrides
+
+
+def test_the_last_value_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree = options("--training.steps", "5", "--data.synthetic", "--training.steps", "6", "--name=a")
+    assert {key: leaf.value for key, leaf in tree.items()} == {
+        ("training", "steps"): "6",
+        ("data", "synthetic"): None,
+        ("", "name"): "a",
+    }
+    assert all(leaf.is_text and leaf.source == "command line" and leaf.folder == tmp_path for leaf in tree.values())
+
+
+def test_other_words_are_no_overrides():
+    with pytest.raises(RecipeError, match=r'^"--output" \(command line\): expected a recipe option'):
+        load_recipe("demo", ["--output", "x"])
