@@ -4,8 +4,7 @@ from tiny_text import one_line
 from hornbook.cli.parser import CommandParser
 from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
-from hornbook.text.quality.options import QualityOptions
-from hornbook.text.quality.suspicion import Tolerance
+from hornbook.text.quality.policy import QualityOptions, Tolerance
 
 
 def parse(*words):

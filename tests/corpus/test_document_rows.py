@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tiny_text import one_line
 
-from hornbook.corpus.document_rows import DOCUMENT_ROW, read_rows
+from hornbook.corpus.store_manifest import DOCUMENT_ROW, read_rows
 from hornbook.errors import DataError
 from hornbook.formats.npy import npy_bytes
 

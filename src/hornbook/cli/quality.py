@@ -9,8 +9,14 @@ from typing import Final
 
 from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
 from hornbook.errors import UserError
-from hornbook.text.quality.options import DEFAULT_LANGUAGE_PROBABILITY, DEFAULT_OVERLAP_WORDS, QualityOptions
-from hornbook.text.quality.suspicion import KINDS, MOST_DROPPED, Tolerance
+from hornbook.text.quality.policy import (
+    DEFAULT_LANGUAGE_PROBABILITY,
+    DEFAULT_OVERLAP_WORDS,
+    KINDS,
+    MOST_DROPPED,
+    QualityOptions,
+    Tolerance,
+)
 
 _NEEDS: Final = {
     "language_probability": "--language",

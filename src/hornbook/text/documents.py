@@ -13,19 +13,27 @@ megabytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
+from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
-from hornbook.text.input_files import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
+from hornbook.text.input_files import (
+    HUB_SCHEME,
+    STANDARD_INPUT,
+    check_patterns,
+    content_suffix,
+    each_once,
+    find_sources,
+)
 from hornbook.text.readers.arrow import read_arrow
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
-from hornbook.text.readers.streams import streamed
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
@@ -37,7 +45,10 @@ from hornbook.text.reading import (
     ReadOptions,
     Skipped,
     Source,
+    StreamReader,
     Tally,
+    after,
+    open_stream,
 )
 from hornbook.wording import counted
 
@@ -54,19 +65,19 @@ __all__ = [
     "read_sources",
 ]
 
-READERS: Final[dict[str, Reader]] = {
-    "text": streamed(read_whole),
-    "lines": streamed(read_each_line),
-    "blank-lines": streamed(read_between_blank_lines),
-    "wikitext": streamed(read_wikitext),
-    "jsonl": streamed(read_jsonl),
-    "csv": streamed(read_table(".csv")),
-    "tsv": streamed(read_table(".tsv")),
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "wikipedia": read_wikipedia,
-    "wikiextractor": streamed(read_wikiextractor),
+STREAM_READERS: Final[dict[str, StreamReader]] = {
+    "text": read_whole,
+    "lines": read_each_line,
+    "blank-lines": read_between_blank_lines,
+    "wikitext": read_wikitext,
+    "jsonl": read_jsonl,
+    "csv": partial(read_table, ".csv"),
+    "tsv": partial(read_table, ".tsv"),
+    "wikiextractor": read_wikiextractor,
 }
+READERS: Final[dict[str, Reader]] = {"parquet": read_parquet, "arrow": read_arrow, "wikipedia": read_wikipedia}
+"""Formats that open their files themselves."""
+
 _BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
     f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")
 }
@@ -117,10 +128,10 @@ def list_sources(
     sources: list[str] = []
     chosen = {"split": False, "config": False}
     for item in inputs or find_sources(inputs):
-        if hub.is_dataset_name(item):
+        if str(item).startswith(HUB_SCHEME):
             sources += hub.list_files(str(item), options)
             chosen = {"split": True, "config": True}
-        elif options.format in ("auto", "arrow") and is_dataset(Path(item)):
+        elif options.format in ("auto", "arrow") and Path(item).is_dir() and is_dataset(Path(item)):
             sources += map(str, list_dataset_files(Path(item), options.split))
             chosen["split"] = True
         else:
@@ -153,6 +164,7 @@ def read_sources(
     *,
     skip: Position | None = None,
     find_fault: Callable[[str], str | None] = lambda text: None,
+    meter: InputMeter | None = None,
 ) -> Iterator[Document]:
     """Read the documents of the sources that ``list_sources`` found; raises as ``read_documents``.
 
@@ -164,17 +176,19 @@ def read_sources(
         skip: leave out what lies before this position, which is not counted either; a tally and its position as they
             were after some document let the reading go on as if it had not stopped.
         find_fault: says why a text cannot be used, which counts as a document that cannot be read; None if it can.
+        meter: counts the bytes that are read, where a reader can tell.
     """
     first = skip or Position()
     for number, name in enumerate(sources[first.source :], first.source):
         count = first.documents if number == first.source else 0
-        for outcome in _outcomes(name, options, count):
+        for outcome in _outcomes(name, options, count, meter):
             if isinstance(outcome, Skipped):
                 tally.skipped[outcome.kind] += 1
                 continue
             count += 1
             if isinstance(outcome, Document) and (fault := find_fault(outcome.text)):
-                outcome = DataError(f"{_place_of(outcome, options)}: {fault}")
+                unit = offset_unit(name, options.format)
+                outcome = DataError(f"{_shown(name)}, the document at {unit} {outcome.offset}: {fault}")
             if isinstance(outcome, DataError):
                 if options.on_error == "stop":
                     raise outcome
@@ -195,14 +209,23 @@ def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", 
 
 
 def format_of(source: str, options: ReadOptions) -> str:
-    """The format in which a source is read, a key of ``READERS``."""
+    """The format in which a source is read, a key of ``STREAM_READERS`` or ``READERS``."""
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
-def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """What the reader of a source hands out; an error that ends it comes last."""
+def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | None) -> Iterator[Outcome]:
+    """Read a source from its document ``start`` on; an error that ends it comes last."""
+    kind = format_of(name, options)
     try:
-        yield from READERS[format_of(name, options)](_located(name), options, start)
+        path = None if name == STANDARD_INPUT else Path(name)
+        if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
+            path = hub.fetch(name)
+        source = Source(name, path, meter)
+        if kind in READERS:
+            yield from READERS[kind](source, options, start)
+        else:
+            with open_stream(source) as stream:
+                yield from after(STREAM_READERS[kind](stream, source, options), start)
     except DataError as error:
         yield error
 
@@ -210,16 +233,3 @@ def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
 def _shown(source: str) -> str:
     """What messages call a source."""
     return "standard input" if source == STANDARD_INPUT else source
-
-
-def _place_of(document: Document, options: ReadOptions) -> str:
-    """What messages call a document."""
-    return (
-        f"{_shown(document.source)}, the document at {offset_unit(document.source, options.format)} {document.offset}"
-    )
-
-
-def _located(name: str) -> Source:
-    if hub.is_file_name(name):
-        return Source(name, hub.fetch(name))
-    return Source(name, None if name == STANDARD_INPUT else Path(name))

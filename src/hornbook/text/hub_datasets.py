@@ -38,11 +38,6 @@ _KINDS: Final = {
 """The files that a format takes of a repository, by their suffixes; it is ``.txt`` for those that are not here."""
 
 
-def is_dataset_name(item: str | Path) -> bool:
-    """Whether an input is a data set of the hub, or one file of it, and not a path."""
-    return str(item).startswith("hf:")
-
-
 def is_file_name(source: str) -> bool:
     """Whether a source is a file of a data set of the hub."""
     match = _FILE.fullmatch(source)

@@ -19,6 +19,8 @@ from hornbook.errors import UserError
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES
 
 STANDARD_INPUT: Final = "-"
+HUB_SCHEME: Final = "hf:"
+"""What an input begins with that is a data set of the Hugging Face hub, or a file of one."""
 
 
 def find_sources(

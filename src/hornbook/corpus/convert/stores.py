@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from hornbook.arrays import Int64s
 from hornbook.corpus.build.request import printable
 from hornbook.corpus.convert.token_documents import Documents, TokenDocument, as_tokens
-from hornbook.corpus.document_rows import DOCUMENT_ROW
 from hornbook.corpus.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
 from hornbook.corpus.store import TokenStore, open_store, splits_of
-from hornbook.corpus.store_manifest import MANIFEST, STORE_FILES, Manifest
+from hornbook.corpus.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
 from hornbook.errors import UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
