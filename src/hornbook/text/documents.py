@@ -116,7 +116,7 @@ def list_sources(
         inputs: files, folders, globs, ``"-"`` for standard input; folders that ``save_to_disk`` made; data sets of the
             Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
         options: which files to take, and of a data set which split and configuration.
-        on_notice: told in a line of files that several inputs name.
+        on_notice: gets a line about files that several inputs name.
 
     Raises:
         UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
@@ -203,13 +203,13 @@ def read_sources(
 
 
 def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", "row"]:
-    """What ``Document.offset`` counts in a source that was read as a format; None where only its name is known."""
+    """Return what ``Document.offset`` counts in a source that was read as a format; None: by its name."""
     known = _BY_SUFFIX.get(content_suffix(source)) if format_name in (None, "auto") else format_name
     return "row" if known in _SUFFIXES else "byte"
 
 
 def format_of(source: str, options: ReadOptions) -> str:
-    """The format in which a source is read, a key of ``STREAM_READERS`` or ``READERS``."""
+    """Return the format in which a source is read, a key of ``STREAM_READERS`` or ``READERS``."""
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
@@ -231,5 +231,5 @@ def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | N
 
 
 def _shown(source: str) -> str:
-    """What messages call a source."""
+    """Return what messages call a source."""
     return "standard input" if source == STANDARD_INPUT else source

@@ -63,7 +63,7 @@ def each_once(sources: Iterable[str]) -> list[str]:
 
 
 def content_suffix(path: str) -> str:
-    """The ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
+    """Return the ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
     pure = PurePath(path.lower())
     return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
 
@@ -84,12 +84,12 @@ def check_patterns(exclude: Sequence[str]) -> None:
 
 
 def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
-    """Whether the name of a file, or of a folder that it is in, fits one of the patterns."""
+    """Tell whether the name of a file, or of a folder that it is in, fits one of the patterns."""
     return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
 
 
 def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
-    """Whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
+    """Tell whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
     lower = path.lower()
     names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
     return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
@@ -115,7 +115,7 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
 
 
 def _walk(folder: str, exclude: Sequence[str], entered: set[tuple[int, int]]) -> Iterator[str]:
-    """The files below a folder in the order of names; a folder is entered once, by however many links it is reached.
+    """Yield the files below a folder in the order of names; a folder is entered once, however many links lead to it.
 
     ``entered`` has device and inode of those folders, and is added to.
     """

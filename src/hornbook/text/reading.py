@@ -212,7 +212,7 @@ def open_stream(source: Source) -> BinaryIO:
 
 
 def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
-    """The lines of a file, as they end with a newline, of at most ``limit`` bytes each.
+    """Yield the lines of a file, as they end with a newline, of at most ``limit`` bytes each.
 
     Behind 64 blank lines in a row, all that a buffer holds come as one ``Line``: a file may have billions of them.
     """
@@ -233,17 +233,17 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
 
 
 def line_too_long(place: str, limit: int, remedy: str = "split the document") -> DataError:
-    """What to say of a line without content."""
+    """Return the error for a line without content."""
     return DataError(f"{place}: longer than {format_bytes(limit)}; {remedy}")
 
 
 def plain_document(data: bytes, source: Source, place: str, offset: int) -> Document:
-    """The document that plain bytes at an offset of the source are; raises as ``plain_text``."""
+    """Return the document that plain bytes at an offset of the source are; raises as ``plain_text``."""
     return Document(plain_text(data, place, offset), source.name, offset, len(data))
 
 
 def plain_text(data: bytes, place: str, offset: int) -> str:
-    """The text of plain bytes at an offset of a source.
+    """Decode plain bytes at an offset of a source.
 
     Raises:
         DataError: they are not UTF-8, or hold a zero byte; the message begins with ``place``.
@@ -253,15 +253,6 @@ def plain_text(data: bytes, place: str, offset: int) -> str:
             f"{place}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
             "leave it out (--suffix, --exclude, --on-error skip)"
         )
-    return decoded(data, place, offset)
-
-
-def decoded(data: bytes, place: str, offset: int = 0) -> str:
-    """The text of UTF-8.
-
-    Raises:
-        DataError: it is none; the message begins with ``place`` and counts bytes from ``offset``.
-    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -269,7 +260,7 @@ def decoded(data: bytes, place: str, offset: int = 0) -> str:
 
 
 def not_utf8(error: UnicodeDecodeError, place: str, offset: int = 0) -> DataError:
-    """What to say of bytes that are no UTF-8; the message begins with ``place`` and counts from ``offset``."""
+    """Return the error for bytes that are no UTF-8; the message begins with ``place`` and counts from ``offset``."""
     where, found = offset + error.start, error.object[error.start]
     return DataError(
         f"{place}: not UTF-8 at byte {where} (0x{found:02x}); convert it, or leave it out "

@@ -25,7 +25,7 @@ from hornbook.corpus.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, 
 from hornbook.errors import UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
-from hornbook.storage.new_files import emptied, new_folder, refuse_existing, working_folder
+from hornbook.storage.new_files import make_empty, new_folder, refuse_existing, working_folder
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import PREFIX
@@ -107,7 +107,7 @@ def write_megatron(path: Path, documents: Documents) -> None:
         if not new[0].exists() and new[1].exists() and not final[1].exists():
             remove_file(final[0])  # by a conversion that was killed between the two renames
         refuse_existing(*final)
-        with IndexedWriter(emptied(work) / "tokens", _dtype(documents)) as writer:
+        with IndexedWriter(make_empty(work) / "tokens", _dtype(documents)) as writer:
             for document in documents:
                 _add(writer, document)
         for here, there in zip(new, final, strict=True):
