@@ -27,6 +27,6 @@ def test_the_lines_of_a_description_are_wrapped_below_their_text(capsys, monkeyp
 def test_a_long_list_of_choices_is_told_once(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["corpus", "build", "--help"])
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "--from KIND, --format KIND" in shown and shown.count("wikiextractor: its <doc> blocks") == 1
     assert "blank-lines: from a blank line" in " ".join(shown.split()), "no name is broken at its hyphen"

@@ -35,7 +35,7 @@ def cuts(text: str, place: re.Pattern[str], size: int = CUT_CHARACTERS) -> Itera
 
 
 def utf8_bound(stretch: str) -> int:
-    """Return an upper bound of the bytes that a stretch has in UTF-8, without encoding it."""
+    """The most bytes that a stretch may have in UTF-8, at no cost."""
     return len(stretch) if stretch.isascii() else _BYTES_PER_CHARACTER * len(stretch)
 
 

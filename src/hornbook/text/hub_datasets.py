@@ -18,9 +18,8 @@ from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, import_client, translated
 from hornbook.text.hub_layout import CONVERTED, Listing, Splits, choose, default_config, of_one_kind, splits_of
-from hornbook.text.input_files import is_excluded
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
-from hornbook.text.reading import ReadOptions
+from hornbook.text.reading import ReadOptions, is_excluded
 
 _NAME: Final = re.compile(
     rf"hf:(?://datasets/)?(?P<repository>(?:{NAME_PART}/)?{NAME_PART})"

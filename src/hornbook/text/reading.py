@@ -14,15 +14,16 @@ the next line is wanted.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hornbook.errors import DataError
 from hornbook.storage import open_text_source
-from hornbook.storage.decompress import InputMeter
+from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
 from hornbook.storage.system import format_bytes
 from hornbook.text.wikipedia.lines import CleanOptions
 
@@ -42,6 +43,9 @@ Format = Literal[
 ]
 T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
+STANDARD_INPUT: Final = "-"
+HUB_SCHEME: Final = "hf:"
+"""What an input begins with that is a data set of the Hugging Face hub, or a file of one."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _MESSAGES_KEPT: Final = 10
 _SKIPPED_BLOCK: Final = 1 << 20
@@ -91,7 +95,7 @@ class ReadOptions:
             ``.arrow``, and text for all others.
         field: where a line of JSONL or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
             where no field is called just so.
-        suffixes, exclude: which files to take out of folders, see `hornbook.text.input_files.find_sources`.
+        suffixes, exclude: which files to take out of folders, see `hornbook.text.documents.find_sources`.
         split, config: which part of a data set, where there are several.
         on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` and count it.
         max_document_bytes: of a document of plain text or of a row.
@@ -204,6 +208,24 @@ def after(outcomes: Iterator[T], start: int) -> Iterator[T]:
             yield outcome
         elif not isinstance(outcome, Skipped):
             start -= 1
+
+
+def content_suffix(path: str) -> str:
+    """Return the ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
+    pure = PurePath(path.lower())
+    return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
+
+
+def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
+    """Tell whether the name of a file, or of a folder that it is in, fits one of the patterns."""
+    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
+
+
+def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
+    """Tell whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
+    lower = path.lower()
+    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
+    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
 
 
 def open_stream(source: Source) -> BinaryIO:

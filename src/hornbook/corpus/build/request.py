@@ -18,8 +18,8 @@ from hornbook.errors import UserError
 from hornbook.storage.json_files import dump_json, parse_json
 from hornbook.text.documents import ReadOptions, list_sources
 from hornbook.text.hub_datasets import is_file_name
-from hornbook.text.input_files import HUB_SCHEME, STANDARD_INPUT
 from hornbook.text.quality.policy import QualityOptions, Tolerance
+from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -87,9 +87,7 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
         UserError: they do not fit, or an input or evaluation set cannot be read.
     """
     if not 0 <= options.validation < 1:
-        raise UserError(
-            f"validation {options.validation} is no share of the documents; expected 0 or more and below 1"
-        )
+        raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
     if not output.name:
         raise UserError(f"the output {output} is no name for a new folder; choose another --output")
     if STANDARD_INPUT in options.quality.decontaminate:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from hornbook.errors import DataError
-from hornbook.text.input_files import STANDARD_INPUT
-from hornbook.text.reading import Document, Outcome, ReadOptions, Skipped, Source
+from hornbook.text.reading import STANDARD_INPUT, Document, Outcome, ReadOptions, Skipped, Source
 from hornbook.text.wikipedia.extracted import read_extracted
 from hornbook.text.wikipedia.reader import read_dump
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
 from hornbook.storage.decompress import InputMeter, open_source
-from hornbook.text.input_files import STANDARD_INPUT
+from hornbook.text.reading import STANDARD_INPUT
 
 LIMITS: Final = Limits(member_bytes=1 << 40, num_members=1 << 24)
 """A whole Wikipedia may be one bzip2 stream; the bounds on its size and on the ratio stay."""
