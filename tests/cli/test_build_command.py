@@ -15,7 +15,7 @@ from hornbook.cli.corpus_build import _lines
 from hornbook.cli.progress import Point, progress_line, token_progress
 from hornbook.corpus.build import parts
 from hornbook.corpus.build import token_pipeline as pipeline
-from hornbook.corpus.build.finished import BuildReport
+from hornbook.corpus.build.builder import BuildReport
 from hornbook.corpus.build.parts import SplitCounts
 from hornbook.corpus.store import open_store
 from hornbook.samples.windows import Stream

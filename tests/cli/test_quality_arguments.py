@@ -1,11 +1,10 @@
 import pytest
 from tiny_text import one_line
 
+from hornbook.cli.corpus_build import add_quality_arguments, quality_options
 from hornbook.cli.parser import CommandParser
-from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
-from hornbook.text.quality.options import QualityOptions
-from hornbook.text.quality.suspicion import Tolerance
+from hornbook.text.quality.policy import QualityOptions, Tolerance
 
 
 def parse(*words):
@@ -16,7 +15,7 @@ def parse(*words):
 
 def test_nothing_is_asked_for_by_default():
     assert quality_options(parse()) == QualityOptions()
-    assert tolerance(parse()) == Tolerance()
+    assert (parse().max_dropped, parse().allow) == (Tolerance().max_dropped, [])
 
 
 def test_every_option_arrives():
@@ -38,7 +37,7 @@ def test_every_option_arrives():
         decontaminate_overlap=2,
     )
     given = parse(*["--max-dropped", "0.9", "--allow", "dropped", "--allow", "empty-file"])
-    assert tolerance(given) == Tolerance(max_dropped=0.9, allow=("dropped", "empty-file"))
+    assert (given.max_dropped, given.allow) == (0.9, ["dropped", "empty-file"])
 
 
 @pytest.mark.parametrize(

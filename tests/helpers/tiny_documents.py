@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from hornbook.text.documents import Document
-from hornbook.text.quality.filter import Filter
+from hornbook.text.quality.filters import Filter
 
 
 def document(text: str) -> Document:

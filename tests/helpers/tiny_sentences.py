@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from hornbook.corpus.document_rows import DOCUMENT_ROW
 from hornbook.corpus.megatron import IndexedWriter
-from hornbook.corpus.store_manifest import MANIFEST, STORE_FILES, Manifest
+from hornbook.corpus.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, sha256_file, write_file
 

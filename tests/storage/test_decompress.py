@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from hornbook.errors import DataError, PathError, StorageError, UserError
-from hornbook.storage.decompress import COMPRESSED_SUFFIXES, Limits, measure_input, open_text_source
+from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter, Limits, open_text_source
 from hornbook.storage.faults import crashes_in_child
 
 COMPRESS = {
@@ -234,15 +234,15 @@ def test_a_disk_that_fails_while_reading_is_told():
         open_text_source(Failing(b"text"))
 
 
-def test_what_is_read_is_measured_as_it_lies_on_the_disk(tmp_path):
+def test_a_meter_counts_the_bytes_as_they_lie_on_the_disk(tmp_path):
     packed = gzip.compress(b"text " * 1000)
     (tmp_path / "a.gz").write_bytes(packed)
     (tmp_path / "b").write_bytes(b"plain")
-    with measure_input() as meter:
-        for name, size in (("a.gz", len(packed)), ("b", len(packed) + 5)):
-            with open_text_source(tmp_path / name) as stream:
-                stream.read()
-            assert meter.num_bytes == size
+    meter = InputMeter()
+    for name, size in (("a.gz", len(packed)), ("b", len(packed) + 5)):
+        with open_text_source(tmp_path / name, meter=meter) as stream:
+            stream.read()
+        assert meter.num_bytes == size
     with open_text_source(tmp_path / "b") as stream:
         stream.read()
     assert meter.num_bytes == len(packed) + 5

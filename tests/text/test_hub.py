@@ -11,7 +11,7 @@ from tiny_text import one_line
 
 from hornbook.errors import UserError
 from hornbook.text.documents import ReadOptions
-from hornbook.text.hub_datasets import is_dataset_name, is_file_name, list_files
+from hornbook.text.hub_datasets import is_file_name, list_files
 
 COMMIT = commit_of("some/words", "main")
 READ = """
@@ -161,7 +161,6 @@ def test_a_full_disk_or_a_listing_that_rotted_is_one_line(hub, tmp_path):
 
 
 def test_names(monkeypatch):
-    assert is_dataset_name("hf:a/b") and not is_dataset_name("hfa/b") and not is_dataset_name("./hf:a")
     assert is_file_name(f"hf:a/b@{COMMIT}/c d.txt") and not is_file_name("hf:a/b@main/c") and not is_file_name("hf:a/b")
     for name in ("hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@", "hf:a/b@../x", "hf:a\nb", f"hf:a/b@{COMMIT}/../c"):
         with pytest.raises(UserError) as caught:

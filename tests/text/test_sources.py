@@ -4,8 +4,8 @@ import pytest
 from tiny_text import one_line
 
 from hornbook.errors import StorageError, UserError
-from hornbook.text.documents import ReadOptions, list_sources, read_documents
-from hornbook.text.input_files import content_suffix, find_sources
+from hornbook.text.documents import ReadOptions, find_sources, list_sources, read_documents
+from hornbook.text.reading import content_suffix
 
 
 @pytest.fixture

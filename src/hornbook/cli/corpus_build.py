@@ -1,30 +1,47 @@
-"""``hornbook corpus build``: text into a corpus, or on with a build that was interrupted.
+"""``hornbook corpus build``: tokenize text into a corpus, or go on with a build that was interrupted.
 
 hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.02 --output corpora/mine
 hornbook corpus build wiki.jsonl --tokenizer tokenizers/bert --sequences sentences --output corpora/pairs
+hornbook corpus build web/ --min-words 50 --drop-duplicates --drop-near-duplicates 0.8 --decontaminate lambada.jsonl ...
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from hornbook.cli.arguments import fraction, positive_integer
+from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
 from hornbook.cli.progress import token_progress
-from hornbook.cli.quality import add_quality_arguments, quality_options, tolerance
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
+from hornbook.text.quality.policy import (
+    DEFAULT_LANGUAGE_PROBABILITY,
+    DEFAULT_OVERLAP_WORDS,
+    KINDS,
+    MOST_DROPPED,
+    QualityOptions,
+    Tolerance,
+)
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.corpus.build.builder import BuildOptions, BuildReport, Progress
+    from hornbook.corpus.build.builder import BuildReport, Progress
+
+_NEEDS: Final = {
+    "language_probability": "--language",
+    "decontaminate_field": "--decontaminate",
+    "decontaminate_words": "--decontaminate",
+    "decontaminate_overlap": "--decontaminate",
+}
+"""Options that refine another one, which is a list."""
 
 
-def add_build_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus build``."""
     add_input_arguments(parser)
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
@@ -65,19 +82,33 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: tiktoken, if it is installed and gives the same tokens, for inputs over 16 MiB; tokenizers: never",
     )
     add_quality_arguments(parser)
-    parser.set_defaults(handler=build_command)
 
 
-def build_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Build a corpus; return its counts."""
-    import os
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Build a corpus; return its counts.
 
-    from hornbook.corpus.build.builder import build_corpus
+    Raises:
+        UserError: an option does not apply, or the build refuses its inputs.
+    """
+    from hornbook.corpus.build.builder import BuildOptions, build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)  # read when the library first tokenizes
-    options = _build_options(arguments)
+    if arguments.sentence_language and arguments.sequences != "sentences":
+        raise UserError("--sentence-language does nothing without --sequences sentences; add it, or leave this out")
+    reading = read_options(arguments)
+    options = BuildOptions(
+        validation=arguments.validation,
+        end_of_text=arguments.end_of_text,
+        sequences=arguments.sequences,
+        language=arguments.sentence_language or "en",
+        encoder=arguments.encoder,
+        threads=reading.processes,
+        reading=reading,
+        quality=quality_options(arguments),
+        tolerance=Tolerance(max_dropped=arguments.max_dropped, allow=tuple(arguments.allow)),
+    )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
     with token_progress() as show:
@@ -92,27 +123,106 @@ def build_command(arguments: argparse.Namespace) -> dict[str, object]:
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 
-def _build_options(arguments: argparse.Namespace) -> "BuildOptions":
-    """The options that were given.
+def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the filters, and which outcome is acceptable."""
+    group = parser.add_argument_group("which documents stay", "every one that is dropped is counted under one filter")
+    group.add_argument("--min-characters", type=natural_number, default=0, metavar="N", help="drop what is shorter")
+    group.add_argument("--min-words", type=natural_number, default=0, metavar="N", help="drop what has fewer")
+    group.add_argument(
+        "--keep-matching",
+        action="append",
+        default=[],
+        metavar="RE",
+        help="drop what this regular expression (RE2's) is not found in; repeatable",
+    )
+    group.add_argument(
+        "--drop-matching", action="append", default=[], metavar="RE", help="drop what this one is found in; repeatable"
+    )
+    group.add_argument(
+        "--language",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="drop what is not in this language, as in en; repeatable: one of them",
+    )
+    group.add_argument(
+        "--language-probability",
+        type=fraction,
+        metavar="P",
+        help=f"that it is in one of them, at least (default: {DEFAULT_LANGUAGE_PROBABILITY:g})",
+    )
+    _add_comparing_filters(group)
+    outcome = parser.add_argument_group("what of the outcome is acceptable", "a corpus that looks wrong is an error")
+    outcome.add_argument(
+        "--max-dropped",
+        type=fraction,
+        default=MOST_DROPPED,
+        metavar="SHARE",
+        help=f"of the documents, by these filters (default: {MOST_DROPPED:g})",
+    )
+    outcome.add_argument(
+        "--allow",
+        action="append",
+        choices=KINDS,
+        default=[],
+        metavar="KIND",
+        help=f"accept this: {', '.join(KINDS)}; repeatable",
+    )
+
+
+def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--drop-duplicates", action="store_true", help="drop what equals an earlier document but for white space"
+    )
+    group.add_argument(
+        "--drop-near-duplicates",
+        type=positive_fraction,
+        metavar="SHARE",
+        help="drop what has such a share of 5-word sequences in common with a document that stayed, as in 0.8",
+    )
+    group.add_argument(
+        "--decontaminate",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="drop what overlaps this evaluation set, a file (text, JSONL, Parquet); repeatable",
+    )
+    group.add_argument("--decontaminate-field", metavar="NAME", help="where its records have the text (default: text)")
+    group.add_argument(
+        "--decontaminate-words",
+        type=positive_integer,
+        metavar="N",
+        help=f"length of the sequences that are compared (default: {DEFAULT_OVERLAP_WORDS})",
+    )
+    group.add_argument(
+        "--decontaminate-overlap",
+        type=positive_integer,
+        metavar="N",
+        help="so many of them in common are too many (default: 1)",
+    )
+
+
+def quality_options(arguments: argparse.Namespace) -> QualityOptions:
+    """Return the options that say which documents stay.
 
     Raises:
-        UserError: one does not apply.
+        UserError: an option refines another that was not given.
     """
-    from hornbook.corpus.build.builder import BuildOptions
-
-    if arguments.sentence_language and arguments.sequences != "sentences":
-        raise UserError("--sentence-language does nothing without --sequences sentences; add it, or leave this out")
-    reading = read_options(arguments)
-    return BuildOptions(
-        validation=arguments.validation,
-        end_of_text=arguments.end_of_text,
-        sequences=arguments.sequences,
-        language=arguments.sentence_language or "en",
-        encoder=arguments.encoder,
-        threads=reading.processes,
-        reading=reading,
-        quality=quality_options(arguments),
-        tolerance=tolerance(arguments),
+    refined = {name: getattr(arguments, name) for name in _NEEDS if getattr(arguments, name) is not None}
+    for name in refined:
+        if not getattr(arguments, _NEEDS[name].removeprefix("--")):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} does nothing without {_NEEDS[name]}; add that, or leave {option} out")
+    return QualityOptions(
+        min_characters=arguments.min_characters,
+        min_words=arguments.min_words,
+        keep_matching=tuple(arguments.keep_matching),
+        drop_matching=tuple(arguments.drop_matching),
+        languages=tuple(arguments.language),
+        exact_duplicates=arguments.drop_duplicates,
+        near_duplicates=arguments.drop_near_duplicates,
+        decontaminate=tuple(arguments.decontaminate),
+        **refined,
     )
 
 

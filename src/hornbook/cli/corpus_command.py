@@ -1,4 +1,4 @@
-"""Makes token stores, and looks at them: ``build``, ``convert``, ``download``, ``inspect``, ``verify``, ``which``.
+"""``hornbook corpus``: makes token stores and looks at them.
 
 hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.02 --output corpora/mine
 hornbook corpus inspect corpora/mine
@@ -6,150 +6,35 @@ hornbook corpus verify corpora/mine
 """
 
 import argparse
-import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Final
 
-from hornbook.cli.arguments import natural_number
-from hornbook.cli.corpus_build import add_build_arguments
-from hornbook.cli.corpus_convert import add_convert_arguments
-from hornbook.cli.corpus_download import add_download_arguments
-from hornbook.cli.corpus_instances import add_instances_arguments, are_instances, inspect_instances
-from hornbook.cli.corpus_which import add_which_arguments
-from hornbook.wording import counted
+from hornbook.cli.parser import CommandParser
 
-if TYPE_CHECKING:
-    from hornbook.corpus.store import TokenStore
-
-_BAR_WIDTH = 40
-_DEFAULT_SAMPLES = 3
+SUBCOMMANDS: Final = {
+    "build": "tokenize text into a corpus",
+    "download": "fetch a dump of Wikipedia, checked and resumable",
+    "convert": "convert others' tokenized files, from and to",
+    "instances": "make masked sentence pairs for BERT",
+    "inspect": "show what is in a corpus",
+    "verify": "check every byte",
+    "which": "show the documents that a step of a run was trained on",
+}
+"""Every subcommand with its line of help; its module is ``hornbook.cli.corpus_<subcommand>``, imported if chosen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Declare the subcommands; each declares its own arguments when it is chosen."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    build = commands.add_parser("build", help="tokenize text into a corpus", description="Tokenize text into a corpus.")
-    add_build_arguments(build)
-    add_download_arguments(commands.add_parser("download", help="fetch a dump of Wikipedia, checked and resumable"))
-    add_convert_arguments(commands.add_parser("convert", help="convert others' tokenized files, from and to"))
-    add_instances_arguments(commands.add_parser("instances", help="make masked sentence pairs for BERT"))
-    inspect = commands.add_parser("inspect", help="show what is in a corpus", description="Show what is in a corpus.")
-    inspect.add_argument(
-        "--samples", type=natural_number, metavar="N", help=f"documents to show (default: {_DEFAULT_SAMPLES})"
-    )
-    inspect.set_defaults(handler=inspect_command)
-    verify = commands.add_parser("verify", help="check every byte", description="Check every byte of a corpus.")
-    verify.set_defaults(handler=verify_command)
-    add_which_arguments(commands.add_parser("which", help="show the documents that a step of a run was trained on"))
-    for command in (inspect, verify):
-        command.add_argument("store", metavar="STORE", help="a corpus, a store, or the prefix of a .bin and .idx")
+    for name, line in SUBCOMMANDS.items():
+        description = f"{line[0].upper()}{line[1:]}."
+        command = commands.add_parser(name, help=line, description=description)
+        assert isinstance(command, CommandParser), "subparsers are of their parser's class"
+        command.module = f"hornbook.cli.corpus_{name}"
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand; see the handlers."""
-    result: dict[str, object] = arguments.handler(arguments)
+    """Run the chosen subcommand; return its result."""
+    module = importlib.import_module(f"hornbook.cli.corpus_{arguments.subcommand}")
+    result: dict[str, object] = module.run(arguments)
     return result
-
-
-def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show each store of a corpus, or a file of instances; return the numbers.
-
-    Raises:
-        UserError: documents are asked for, and instances are no documents.
-    """
-    from hornbook.corpus.store import open_store, splits_of
-    from hornbook.errors import UserError
-
-    if are_instances(Path(arguments.store)):
-        if arguments.samples is not None:
-            raise UserError(f"--samples shows documents, and {arguments.store} holds instances; leave it out")
-        return inspect_instances(Path(arguments.store))
-    stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
-    num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
-    facts = [_inspect(store, num_samples) for store in stores]
-    for fact in facts:
-        sys.stdout.writelines(f"{line}\n" for line in _inspect_lines(fact))
-    return {"stores": facts}
-
-
-def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Check each store of a corpus; return what was checked."""
-    from hornbook.corpus.store import splits_of
-    from hornbook.corpus.verify import verify_record, verify_store
-
-    verify_record(arguments.store)
-    verified = []
-    for split in splits_of(arguments.store) or ("train",):
-        found = verify_store(arguments.store, split)
-        hashed = f"{counted(len(found.files), 'file')} by their hashes"
-        checked = hashed if found.files else "its structure (it has no hashes)"
-        counts = f"{_documents(found.documents, found.sentences)}, {found.tokens:,} tokens"
-        sys.stdout.write(f"{found.store}: sound; checked {checked}, {counts}\n")
-        verified.append(asdict(found))
-    return {"stores": verified}
-
-
-def _inspect(store: "TokenStore", num_samples: int) -> dict[str, Any]:
-    from hornbook.corpus.describe import describe_lengths, samples, tokens_per_byte
-
-    sources = store.manifest.sources if store.manifest else ()
-    return {
-        "store": str(store.path),
-        "documents": store.num_documents,
-        "sentences": store.num_sentences,
-        "tokens": store.num_tokens,
-        "bytes": store.num_bytes,
-        "tokens_per_byte": tokens_per_byte(store),
-        "vocab_size": store.vocab_size,
-        "dtype": store.indexed.dtype.name,
-        "end_of_text": store.end_of_text,
-        "end_of_text_id": store.end_of_text_id,
-        "fingerprint": store.fingerprint,
-        "lengths": asdict(describe_lengths(store)),
-        "num_sources": len(sources),
-        "sources": list(sources[:10]),
-        "samples": [asdict(sample) for sample in samples(store, num_samples)],
-    }
-
-
-def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
-    lengths, sources = facts["lengths"], facts["sources"]
-    ratio = "" if facts["tokens_per_byte"] is None else f", {facts['tokens_per_byte']:.3f} tokens a byte"
-    size = "bytes not known" if facts["bytes"] is None else f"{facts['bytes']:,} bytes of text"
-    token = "" if facts["end_of_text_id"] is None else f" (id {facts['end_of_text_id']})"
-    vocabulary = f"vocabulary {facts['vocab_size']:,}" if facts["vocab_size"] else "tokenizer not known"
-    yield facts["store"]
-    yield f"  {_documents(facts['documents'], facts['sentences'])}, {facts['tokens']:,} tokens, {size}{ratio}"
-    yield f"  {vocabulary}, {facts['dtype']}, end-of-text {facts['end_of_text']}{token}"
-    yield (
-        f"  tokens a document: {lengths['shortest']:,} to {lengths['longest']:,}, mean {lengths['mean']:,.0f}, "
-        f"median {lengths['median']:,.0f}"
-    )
-    most = max(row["documents"] for row in lengths["bins"])
-    for row in lengths["bins"]:
-        bar = "█" * round(_BAR_WIDTH * row["documents"] / most) or "▏" * bool(row["documents"])
-        yield f"    {row['start']:>9,} - {row['end'] - 1:<9,} {row['documents']:>11,}  {bar}".rstrip()
-    if sources:
-        yield f"  from {counted(facts['num_sources'], 'file')}: {', '.join(map(_plain, sources[:3]))}" + ", ..." * (
-            len(sources) > 3
-        )
-    for sample in facts["samples"]:
-        file, offset = sample["source"] or (None, 0)
-        place = f", {_plain(file)} at {sample['unit']} {offset:,}" if file is not None else ""
-        yield f"  document {sample['document']:,}{place}"
-        yield f"    {_plain(sample['text'])[:100]}"
-
-
-def _documents(count: int, num_sentences: int | None) -> str:
-    """How many there are and, in a store of sentences, of how many each."""
-    documents = counted(count, "document")
-    if num_sentences is None:
-        return documents
-    return f"{documents}, {counted(num_sentences, 'sentence')} ({num_sentences / count:,.1f} a document)"
-
-
-def _plain(text: str) -> str:
-    """Text that a terminal shows and does not obey."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -31,7 +31,7 @@ Only read: {", ".join(DOCUMENT_SOURCES[len(DOCUMENT_FORMATS) :])} (one stream of
 """
 
 
-def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus convert``."""
     parser.description = _DESCRIPTION
     parser.add_argument(
@@ -72,10 +72,9 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_document_arguments(parser.add_argument_group("documents"))
     _add_instance_arguments(parser.add_argument_group("instances"))
-    parser.set_defaults(handler=convert_command)
 
 
-def convert_command(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Convert; return what was done."""
     from dataclasses import fields
 

@@ -13,7 +13,7 @@ from pathlib import Path
 _SECONDS_BETWEEN_LINES = 30.0
 
 
-def add_download_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("source", choices=("wikipedia",), metavar="wikipedia", help="what to fetch")
     parser.add_argument("--language", required=True, metavar="CODE", help="as in the wiki's address: en, de, simple")
@@ -22,10 +22,9 @@ def add_download_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mirror", metavar="URL", help="where the dumps are (default: https://dumps.wikimedia.org; others are nearer)"
     )
-    parser.set_defaults(handler=download_command)
 
 
-def download_command(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Fetch a dump; return where it is and what it agrees with."""
     from hornbook.storage.system import format_bytes
     from hornbook.text.wikipedia.download import MIRROR, download_dump

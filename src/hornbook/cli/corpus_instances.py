@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = "Make next-sentence pairs of a sentence store, mask them, and write them as instances for BERT."
 
 
-def add_instances_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus instances``."""
     parser.description = _DESCRIPTION
     parser.add_argument("store", metavar="STORE", help="a corpus or store that was built with --sequences sentences")
@@ -40,10 +40,9 @@ def add_instances_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--records-per-file", type=positive_integer, metavar="N", help="write a folder of TFRecord files of so many"
     )
-    parser.set_defaults(handler=instances_command)
 
 
-def instances_command(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Write instances; return what was written.
 
     Raises:

@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 100
 _PAIRS = {None: "", 0: "; the second text follows the first", 1: "; the second text is another document's"}
 
 
-def add_which_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument(
@@ -30,10 +30,9 @@ def add_which_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample", type=natural_number, metavar="K", help="only this sample, by the number it has here"
     )
     parser.add_argument("--full", action="store_true", help="whole texts (default: the beginnings)")
-    parser.set_defaults(handler=which_command)
 
 
-def which_command(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Show the samples of a step; return all there is to know of them."""
     from hornbook.run.provenance import trace_step
 

@@ -10,6 +10,7 @@ out as ``arguments.overrides``, parsed but not checked. Some private methods of 
 
 import argparse
 import functools
+import importlib
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -33,9 +34,16 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser with ``--json`` and ``--debug``; subparsers are of this class too."""
+    """A parser with ``--json`` and ``--debug``; subparsers are of this class too.
+
+    Attributes:
+        takes_recipe: whether words such as ``--optimizer.learning-rate`` become ``arguments.overrides``.
+        module: if given, its ``add_arguments`` declares the arguments when the parser is first used, so that only the
+            module of the chosen subcommand is imported.
+    """
 
     takes_recipe = False
+    module: str | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -54,6 +62,9 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             UserError: whatever is wrong with the words, in one line.
         """
+        if self.module is not None:
+            importlib.import_module(self.module).add_arguments(self)
+            self.module = None
         words = sys.argv[1:] if args is None else list(args)
         overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
         namespace, unknown = super().parse_known_args(words, namespace)

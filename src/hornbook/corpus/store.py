@@ -24,10 +24,8 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
 from hornbook.corpus.convert.token_streams import how_to_convert
-from hornbook.corpus.document_rows import read_rows
 from hornbook.corpus.megatron import IndexedFile, index_paths
-from hornbook.corpus.record import recorded_splits
-from hornbook.corpus.store_manifest import MANIFEST, Manifest
+from hornbook.corpus.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError
 from hornbook.storage.system import translated
 from hornbook.text.documents import offset_unit

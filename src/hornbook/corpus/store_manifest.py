@@ -1,13 +1,23 @@
-"""What a token store says of itself: ``manifest.json``, the last file that a build writes into it.
+"""What a token store and a corpus record of themselves: ``manifest.json``, ``documents.npy`` and ``build.json``.
 
-    {"format": "hornbook token store", "format_version": 1, "num_documents": 1000, "num_tokens": 1361845, ...
-     "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>", "vocab_size": 5000,
-     "sources": ["/texts/a.jsonl.gz"], "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
+    build.json                {"format": "hornbook corpus", "format_version": 1, "checksum": "<SHA-256 of the rest>",
+                               "request": {"inputs": "<hash>", "tokenizer": "<digest>", "options": {...}},
+                               "read": {"sources": 40, "empty": 1, "dropped": {"exact duplicates": 12}, ...}}
+    train/manifest.json       {"format": "hornbook token store", "format_version": 1, "num_documents": 1000, ...
+                               "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>",
+                               "sources": ["/texts/a.jsonl.gz"],
+                               "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
+    train/documents.npy       source  offset  num_bytes         a row a document, in numpy's own format
+                                   0       0       5120         the manifest's first source, from its first byte
+                                   1    9341        977         the line of a JSONL file after 9,341 bytes
 
-It makes Megatron's two files a store that can be checked: a file that was cut, changed or swapped no longer has the
-size and hash that stand here, and ``checksum``, the SHA-256 of the rest of the manifest, guards options and sources.
-Paths of sources are absolute; they say where the text came from, and training never opens them. The price: with a
-million sources the manifest has some 60 MB.
+A manifest is the last file that a build writes into a store. It makes Megatron's two files a store that can be checked:
+a file that was cut, changed or swapped no longer has the size and hash that stand here, and ``checksum``, the SHA-256
+of the rest of the manifest, guards options and sources. Paths of sources are absolute; they say where the text came
+from, and training never opens them. The price: with a million sources the manifest has some 60 MB.
+
+By the request in ``build.json`` a build recognizes the corpus that it would make, and a reader misses a split whose
+folder is gone.
 """
 
 from collections.abc import Mapping
@@ -15,13 +25,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hornbook.errors import DataError
+from hornbook.formats.npy import map_array
 from hornbook.storage import Written
-from hornbook.storage.json_files import dump_sealed, is_intact, parse_json, read_bytes
+from hornbook.storage.json_files import dump_sealed, is_intact, parse_json, read_bytes, read_json
 
 MANIFEST: Final = "manifest.json"
 STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
 FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
+DOCUMENT_ROW: Final = np.dtype([("source", "<i4"), ("offset", "<i8"), ("num_bytes", "<i8")])
+"""The number of the source in the manifest's list, the bytes before the document in the uncompressed source (for JSONL,
+before its line), and the bytes of its text in UTF-8."""
+BUILD: Final = "build.json"
+RECORD_FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
 
 _MAX_BYTES: Final = 1 << 30
 _NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "vocab_size")
@@ -30,6 +49,7 @@ _KINDS: Final[dict[str, type]] = (
     dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
 )
 _NAMES: Final = {int: "a number from 0", str: "a text", dict: "a table", list: "a list"}
+_READ: Final = {"sources", "empty", "faults", "messages", "skipped", "dropped"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +144,52 @@ def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
     if set(values) != set(STORE_FILES):
         raise DataError(f"{path}: it lists files that no store has; restore the file")
     return files
+
+
+def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
+    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents].
+
+    Raises:
+        DataError: it is anything else.
+        StorageError: it cannot be read.
+    """
+    expected = f"{path}: expected an array of {num_documents} documents' places; build the store again"
+    try:
+        rows = map_array(path, DOCUMENT_ROW)
+    except DataError as error:
+        raise DataError(expected) from error
+    if rows.shape != (num_documents,):
+        raise DataError(expected)
+    return rows
+
+
+def splits_of_share(validation: float) -> tuple[str, ...]:
+    """Return the splits that a build with such a share of validation makes."""
+    return ("train", "validation") if validation else ("train",)
+
+
+def recorded_splits(corpus: Path) -> tuple[str, ...]:
+    """Return the splits that a corpus was built with; none without a record of that. Raises as ``read_record``."""
+    if not (corpus / BUILD).is_file():
+        return ()
+    options = read_record(corpus)[0].get("options")
+    return splits_of_share(options.get("validation") or 0) if isinstance(options, dict) else ()
+
+
+def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the request and the counts of reading that ``build.json`` records.
+
+    Raises:
+        DataError: it is damaged, or not there.
+        StorageError: it cannot be read.
+    """
+    path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
+    record = read_json(path, "the record of the build")
+    if not isinstance(record, dict) or {name: record.get(name) for name in RECORD_FORMAT} != RECORD_FORMAT:
+        raise DataError(f"{path}: expected the record of a build, version 1; {remedy}")
+    request, read = record.get("request"), record.get("read")
+    if isinstance(read, dict):
+        read = {"dropped": {}} | read  # of a version that knew no filters
+    if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ or not is_intact(record):
+        raise DataError(f"{path}: the record of the build is damaged; {remedy}")
+    return request, read

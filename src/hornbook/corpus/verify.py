@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from hornbook.corpus.record import BUILD, read_record
 from hornbook.corpus.store import TokenStore, locate_store, open_store
-from hornbook.corpus.store_manifest import MANIFEST, Manifest
+from hornbook.corpus.store_manifest import BUILD, MANIFEST, Manifest, read_record
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 

@@ -15,8 +15,7 @@ import bz2
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -57,23 +56,9 @@ class Limits:
 
 @dataclass(kw_only=True)
 class InputMeter:
-    """How many bytes were read from sources as they are, packed or not."""
+    """How many bytes of inputs were read as they lie on the disk, packed or not; for a long reading's progress."""
 
     num_bytes: int = 0
-
-
-_meters: list[InputMeter] = []
-
-
-@contextmanager
-def measure_input() -> Iterator[InputMeter]:
-    """Count what all sources read inside the block, in any thread, so that a long reading can tell how far it is."""
-    meter = InputMeter()
-    _meters.append(meter)
-    try:
-        yield meter
-    finally:
-        _meters[:] = [other for other in _meters if other is not meter]
 
 
 class _Decompressor(Protocol):
@@ -143,13 +128,18 @@ _DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
 
 
 def open_text_source(
-    source: Path | str | BinaryIO, limits: Limits | None = None, *, name: str | None = None, start: int = 0
+    source: Path | str | BinaryIO,
+    limits: Limits | None = None,
+    *,
+    name: str | None = None,
+    start: int = 0,
+    meter: InputMeter | None = None,
 ) -> io.BufferedReader:
     """Open a plain or compressed file, or an open binary stream such as standard input, for bounded reading.
 
     The first bytes decide what it is; a file whose name promises a compression has to keep the promise. Closing the
     result closes a file, but not a stream that was handed in. ``name`` stands for the source in errors, whose offsets
-    count from ``start`` on.
+    count from ``start`` on; ``meter`` counts the bytes that are read.
 
     Raises:
         UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
@@ -162,7 +152,7 @@ def open_text_source(
         stream, owned, name, promised = open_source(path), True, name or str(path), _SUFFIXES.get(path.suffix.lower())
     else:
         stream, owned, name, promised = source, False, name or getattr(source, "name", "stream"), None
-    opened = _Source(stream, owned, str(name), limits)
+    opened = _Source(stream, owned, str(name), limits, meter or InputMeter())
     try:
         found = opened.compression()
         if promised and found != promised:
@@ -191,8 +181,8 @@ def open_source(path: Path) -> BinaryIO:
 class _Source(io.RawIOBase):
     """The bytes as they come, counted, with a look ahead; plain text is read through it as it is."""
 
-    def __init__(self, stream: BinaryIO, owned: bool, name: str, limits: Limits) -> None:
-        self._stream, self._owned, self.name, self._limits = stream, owned, name, limits
+    def __init__(self, stream: BinaryIO, owned: bool, name: str, limits: Limits, meter: InputMeter) -> None:
+        self._stream, self._owned, self.name, self._limits, self._meter = stream, owned, name, limits, meter
         self._ahead = b""
         self.offset = 0
 
@@ -230,8 +220,7 @@ class _Source(io.RawIOBase):
             data: bytes = getattr(self._stream, "read1", self._stream.read)(size) or b""
         except OSError as error:
             raise StorageError(f"cannot read {self.name}: {error.strerror}; check the file and the disk") from error
-        for meter in _meters:
-            meter.num_bytes += len(data)
+        self._meter.num_bytes += len(data)
         return data
 
 

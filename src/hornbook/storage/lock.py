@@ -45,7 +45,9 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """
     descriptor = _lock(folder)
     try:
-        _sign(descriptor)
+        with suppress(OSError):  # on a full disk the lock holds without the number of its holder
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield partial(_require, folder, descriptor)
     finally:
         os.close(descriptor)
@@ -74,19 +76,33 @@ def remove_locked_folder(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """The descriptor of the folder's lock file, which this process holds and which nobody has removed."""
+    """Return the descriptor of the folder's lock file, which this process holds and which nobody has removed."""
     for attempt in range(_ATTEMPTS):
         try:
-            descriptor = _open(folder)
+            make_directory(folder)
+            with translated("open", folder / _NAME):
+                descriptor = open_own(folder / _NAME)
         except PathError as error:
             may_have_gone = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # while it was made
             if may_have_gone and attempt + 1 < _ATTEMPTS:
                 continue
             raise
         try:
-            _acquire(folder, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still_there(folder / _NAME, descriptor):
                 return descriptor
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                f"{folder} is in use by another process ({holder}); wait until it ends, stop it, or choose another "
+                "folder"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(
+                f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that has locks"
+            ) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -94,28 +110,8 @@ def _lock(folder: Path) -> int:
     raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again when they have ended")
 
 
-def _open(folder: Path) -> int:
-    make_directory(folder)
-    with translated("open", folder / _NAME):
-        return open_own(folder / _NAME)
-
-
-def _acquire(folder: Path, descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        raise UserError(
-            f"{folder} is in use by another process ({holder}); wait until it ends, stop it, or choose another folder"
-        ) from error
-    except OSError as error:
-        raise StorageError(
-            f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that has locks"
-        ) from error
-
-
 def _is_still_there(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one that the path leads to."""
+    """Tell whether the open file is the one that the path leads to."""
     with translated("read", path):
         try:
             return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -126,10 +122,3 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
 def _require(folder: Path, descriptor: int) -> None:
     if not _is_still_there(folder / _NAME, descriptor):
         raise StorageError(f"{folder} or its lock file was moved or removed while this process used it; move it back")
-
-
-def _sign(descriptor: int) -> None:
-    """Write this process's number into the lock; on a full disk the lock holds without it."""
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

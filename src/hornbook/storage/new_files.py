@@ -26,7 +26,7 @@ def refuse_existing(*paths: Path) -> None:
 
 @contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
-    """The path of a folder beside ``target``, on its file system; one process at a time has it.
+    """Yield the path of a folder beside ``target``, on its file system; one process at a time has it.
 
     It may hold what a process left that was killed. After the block it is gone.
 
@@ -43,8 +43,8 @@ def working_folder(target: Path) -> Iterator[Path]:
                 remove_locked_folder(work)
 
 
-def emptied(folder: Path) -> Path:
-    """The same folder, which is there now and has nothing in it.
+def make_empty(folder: Path) -> Path:
+    """Make a folder with nothing in it, and return its path.
 
     Raises:
         StorageError: what was in it cannot be removed, or the folder not be made.
@@ -56,7 +56,7 @@ def emptied(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which is committed as ``target`` when the block ends without an error.
+    """Yield a folder to fill, which is committed as ``target`` when the block ends without an error.
 
     Raises:
         UserError: ``target`` is there already, or another process is about to write it.
@@ -64,12 +64,12 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     refuse_existing(target)
     with working_folder(target) as work:
-        folder = emptied(work)
+        folder = make_empty(work)
         yield folder
         commit_directory(folder, target)
 
 
 def numeric_key(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """A key that sorts names by their numbers: ``data_2`` before ``data_10``."""
+    """Return a key that sorts names by their numbers: ``data_2`` before ``data_10``."""
     words = re.split(r"(\d+)", path.name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path.name

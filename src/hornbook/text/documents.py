@@ -5,31 +5,39 @@
                     {"text": "two", "id": 7}             Document("two", "b.jsonl.gz", offset 16, 3 bytes)
     dump.xml.bz2    <page> ... <text>'''a''' [[b]]       Document("a b", "dump.xml.bz2", offset 1189, 3 bytes)
 
-Inputs become a list of sources, and the reader of a source's format (`hornbook.text.readers`) makes documents of it.
-Text is UTF-8, taken as it is: line ends, blanks and unusual characters stay, and only a byte-order mark at the very
-beginning goes. What cannot be read stops everything, with the place in one line, or is counted and passed over, as the
-user says; nothing is ever repaired in silence. Memory holds one document at a time, or as many rows as come to some
-megabytes.
+Inputs become a list of sources. Folders are searched to their depths, in the order of their entries' names, so that the
+same files give the same order on every machine; hidden files and folders are passed over, links are followed. A file is
+read once, under the first of its names, so nobody repeats a file by naming it twice.
+
+The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is: line
+ends, blanks and unusual characters stay, and only a byte-order mark at the very beginning goes. What cannot be read
+stops everything, with one line that names it, or is counted and passed over, as the user says; nothing is repaired in
+silence. Memory holds one document at a time, or as many rows as come to some megabytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import glob
+import os
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePath
 from typing import Final, Literal
 
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
+from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
-from hornbook.text.input_files import STANDARD_INPUT, check_patterns, content_suffix, each_once, find_sources
 from hornbook.text.readers.arrow import read_arrow
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
-from hornbook.text.readers.streams import streamed
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
     DEFAULT_FIELD,
+    HUB_SCHEME,
+    STANDARD_INPUT,
     Document,
     Outcome,
     Position,
@@ -37,7 +45,13 @@ from hornbook.text.reading import (
     ReadOptions,
     Skipped,
     Source,
+    StreamReader,
     Tally,
+    after,
+    content_suffix,
+    has_suffix,
+    is_excluded,
+    open_stream,
 )
 from hornbook.wording import counted
 
@@ -54,19 +68,19 @@ __all__ = [
     "read_sources",
 ]
 
-READERS: Final[dict[str, Reader]] = {
-    "text": streamed(read_whole),
-    "lines": streamed(read_each_line),
-    "blank-lines": streamed(read_between_blank_lines),
-    "wikitext": streamed(read_wikitext),
-    "jsonl": streamed(read_jsonl),
-    "csv": streamed(read_table(".csv")),
-    "tsv": streamed(read_table(".tsv")),
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "wikipedia": read_wikipedia,
-    "wikiextractor": streamed(read_wikiextractor),
+STREAM_READERS: Final[dict[str, StreamReader]] = {
+    "text": read_whole,
+    "lines": read_each_line,
+    "blank-lines": read_between_blank_lines,
+    "wikitext": read_wikitext,
+    "jsonl": read_jsonl,
+    "csv": partial(read_table, ".csv"),
+    "tsv": partial(read_table, ".tsv"),
+    "wikiextractor": read_wikiextractor,
 }
+READERS: Final[dict[str, Reader]] = {"parquet": read_parquet, "arrow": read_arrow, "wikipedia": read_wikipedia}
+"""Formats that open their files themselves."""
+
 _BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
     f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")
 }
@@ -105,7 +119,7 @@ def list_sources(
         inputs: files, folders, globs, ``"-"`` for standard input; folders that ``save_to_disk`` made; data sets of the
             Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
         options: which files to take, and of a data set which split and configuration.
-        on_notice: told in a line of files that several inputs name.
+        on_notice: gets a line about files that several inputs name.
 
     Raises:
         UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
@@ -117,10 +131,10 @@ def list_sources(
     sources: list[str] = []
     chosen = {"split": False, "config": False}
     for item in inputs or find_sources(inputs):
-        if hub.is_dataset_name(item):
+        if str(item).startswith(HUB_SCHEME):
             sources += hub.list_files(str(item), options)
             chosen = {"split": True, "config": True}
-        elif options.format in ("auto", "arrow") and is_dataset(Path(item)):
+        elif options.format in ("auto", "arrow") and Path(item).is_dir() and is_dataset(Path(item)):
             sources += map(str, list_dataset_files(Path(item), options.split))
             chosen["split"] = True
         else:
@@ -146,6 +160,60 @@ def list_sources(
     return once
 
 
+def find_sources(
+    inputs: Sequence[str | Path], *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> list[str]:
+    """List the files to read, each once, by the first of its names; none where all inputs are left out by name.
+
+    Args:
+        inputs: files, folders, globs (``**`` goes through folders), ``"-"`` for standard input.
+        suffixes: take only files of such an ending, as in ``".py"``, out of folders and globs; a compressed
+            ``a.py.gz`` counts as ``.py``, too. A file named outright is always taken.
+        exclude: patterns as in ``"test*"``; what has a name that fits one is left out, whether an input names it
+            (as a shell does that expands a glob) or it is found below; the folders above an input, and above a glob's
+            first wildcard, are not looked at.
+
+    Raises:
+        UserError: there is no input, one names nothing, or nothing is left below it.
+    """
+    if not inputs:
+        raise UserError("no input was named: expected files, folders, globs, or - for standard input")
+    sources: list[str] = []
+    for name in (os.fspath(item) for item in inputs):
+        if Path(name).exists() and is_excluded(PurePath(name).name, exclude):
+            continue
+        found = [path for path in _expand(name, exclude) if path == name or has_suffix(path, suffixes)]
+        if not found:
+            conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
+            asked = f" ({', '.join(conditions)})" if conditions else ""
+            raise UserError(f"{name}: there is no file to read{asked}; hidden files do not count")
+        sources += found
+    return each_once(sources)
+
+
+def each_once(sources: Iterable[str]) -> list[str]:
+    """Leave out sources that are a file by another name, through symbolic links too; the first name stays."""
+    first: dict[str, str] = {}
+    for name in sources:
+        first.setdefault(name if name == STANDARD_INPUT else os.path.realpath(name), name)
+    return list(first.values())
+
+
+def check_patterns(exclude: Sequence[str]) -> None:
+    """Refuse patterns that are of a path, since no single name would ever fit one.
+
+    Raises:
+        UserError: one has a slash.
+    """
+    for pattern in exclude:
+        if "/" in pattern:
+            name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")
+            raise UserError(
+                f"--exclude {pattern!r:.120} would leave out nothing: a pattern is of one name, that of a file or of a "
+                f"folder; say --exclude {shlex.quote(name):.120}"
+            )
+
+
 def read_sources(
     sources: Sequence[str],
     options: ReadOptions,
@@ -153,6 +221,7 @@ def read_sources(
     *,
     skip: Position | None = None,
     find_fault: Callable[[str], str | None] = lambda text: None,
+    meter: InputMeter | None = None,
 ) -> Iterator[Document]:
     """Read the documents of the sources that ``list_sources`` found; raises as ``read_documents``.
 
@@ -164,17 +233,19 @@ def read_sources(
         skip: leave out what lies before this position, which is not counted either; a tally and its position as they
             were after some document let the reading go on as if it had not stopped.
         find_fault: says why a text cannot be used, which counts as a document that cannot be read; None if it can.
+        meter: counts the bytes that are read, where a reader can tell.
     """
     first = skip or Position()
     for number, name in enumerate(sources[first.source :], first.source):
         count = first.documents if number == first.source else 0
-        for outcome in _outcomes(name, options, count):
+        for outcome in _outcomes(name, options, count, meter):
             if isinstance(outcome, Skipped):
                 tally.add_skipped(outcome)
                 continue
             count += 1
             if isinstance(outcome, Document) and (fault := find_fault(outcome.text)):
-                outcome = DataError(f"{_place_of(outcome, options)}: {fault}")
+                unit = offset_unit(name, options.format)
+                outcome = DataError(f"{_shown(name)}, the document at {unit} {outcome.offset}: {fault}")
             if isinstance(outcome, DataError):
                 if options.on_error == "stop":
                     raise outcome
@@ -189,37 +260,75 @@ def read_sources(
 
 
 def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", "row"]:
-    """What ``Document.offset`` counts in a source that was read as a format; None where only its name is known."""
+    """Return what ``Document.offset`` counts in a source that was read as a format; None: by its name."""
     known = _BY_SUFFIX.get(content_suffix(source)) if format_name in (None, "auto") else format_name
     return "row" if known in _SUFFIXES else "byte"
 
 
 def format_of(source: str, options: ReadOptions) -> str:
-    """The format in which a source is read, a key of ``READERS``."""
+    """Return the format in which a source is read, a key of ``STREAM_READERS`` or ``READERS``."""
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
-def _outcomes(name: str, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """What the reader of a source hands out; an error that ends it comes last."""
+def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | None) -> Iterator[Outcome]:
+    """Read a source from its document ``start`` on; an error that ends it comes last."""
+    kind = format_of(name, options)
     try:
-        yield from READERS[format_of(name, options)](_located(name), options, start)
+        path = None if name == STANDARD_INPUT else Path(name)
+        if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
+            path = hub.fetch(name)
+        source = Source(name, path, meter)
+        if kind in READERS:
+            yield from READERS[kind](source, options, start)
+        else:
+            with open_stream(source) as stream:
+                yield from after(STREAM_READERS[kind](stream, source, options), start)
     except DataError as error:
         yield error
 
 
 def _shown(source: str) -> str:
-    """What messages call a source."""
+    """Return what messages call a source."""
     return "standard input" if source == STANDARD_INPUT else source
 
 
-def _place_of(document: Document, options: ReadOptions) -> str:
-    """What messages call a document."""
-    return (
-        f"{_shown(document.source)}, the document at {offset_unit(document.source, options.format)} {document.offset}"
-    )
+def _expand(name: str, exclude: Sequence[str]) -> list[str]:
+    path = Path(name)
+    if name == STANDARD_INPUT:
+        return [name]
+    if path.is_dir():
+        return list(_walk(name, exclude, set()))
+    if path.exists():
+        return [name]
+    if not glob.has_magic(name):
+        raise UserError(f"{name}: no such file or folder; check the path")
+    found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    named = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
+    matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[named:]), exclude)]
+    entered: set[tuple[int, int]] = set()
+    return [
+        path for match in matches for path in (_walk(match, exclude, entered) if Path(match).is_dir() else (match,))
+    ]
 
 
-def _located(name: str) -> Source:
-    if hub.is_file_name(name):
-        return Source(name, hub.fetch(name))
-    return Source(name, None if name == STANDARD_INPUT else Path(name))
+def _walk(folder: str, exclude: Sequence[str], entered: set[tuple[int, int]]) -> Iterator[str]:
+    """Yield the files below a folder in the order of names; a folder is entered once, however many links lead to it.
+
+    ``entered`` has device and inode of those folders, and is added to.
+    """
+    try:
+        status = Path(folder).stat()
+        if (identity := (status.st_dev, status.st_ino)) in entered:
+            return
+        entered.add(identity)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
+    for entry in entries:
+        if entry.name.startswith(".") or is_excluded(entry.name, exclude):
+            continue
+        place = Path(entry.path) if entry.is_symlink() else entry  # of a link to itself, an entry raises OSError
+        if place.is_dir():
+            yield from _walk(entry.path, exclude, entered)
+        elif place.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
+            yield entry.path

@@ -18,9 +18,8 @@ from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, import_client, translated
 from hornbook.text.hub_layout import CONVERTED, Listing, Splits, choose, default_config, of_one_kind, splits_of
-from hornbook.text.input_files import is_excluded
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
-from hornbook.text.reading import ReadOptions
+from hornbook.text.reading import ReadOptions, is_excluded
 
 _NAME: Final = re.compile(
     rf"hf:(?://datasets/)?(?P<repository>(?:{NAME_PART}/)?{NAME_PART})"
@@ -36,11 +35,6 @@ _KINDS: Final = {
     "wikipedia": ((".xml",),),
 }
 """The files that a format takes of a repository, by their suffixes; it is ``.txt`` for those that are not here."""
-
-
-def is_dataset_name(item: str | Path) -> bool:
-    """Whether an input is a data set of the hub, or one file of it, and not a path."""
-    return str(item).startswith("hf:")
 
 
 def is_file_name(source: str) -> bool:

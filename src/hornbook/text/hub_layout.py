@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 
 from hornbook.errors import UserError
-from hornbook.text.input_files import has_suffix
+from hornbook.text.reading import has_suffix
 
 CONVERTED: Final = "refs/convert/parquet"
 """The branch that the hub keeps of data sets that are not Parquet."""

@@ -14,10 +14,8 @@ from typing import BinaryIO, Final, Literal
 
 from hornbook.errors import DataError
 from hornbook.text.documents import JSONL_SUFFIXES
-from hornbook.text.input_files import STANDARD_INPUT, content_suffix
 from hornbook.text.readers.records import Remedies, line_text, read_objects, text_in, utf8_of
-from hornbook.text.readers.streams import open_stream, read_lines
-from hornbook.text.reading import Source
+from hornbook.text.reading import STANDARD_INPUT, Source, content_suffix, open_stream, read_lines
 
 _MAX_LINE_BYTES: Final = 16 << 20
 _REMEDIES: Final = Remedies(too_long="shorten the prompt", not_json="for plain lines use --prompt-format text")

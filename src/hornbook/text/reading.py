@@ -1,20 +1,30 @@
-"""What a reader hands out, how it is told to read, and how far the reading came.
+r"""What a reader hands out, its options, how far the reading came, and what readers of text share.
 
     reader(Source("dump.xml"), options, start)  ->  Document, Document, DataError, Document, Skipped("redirects") ...
+    read_lines(stream, limit)                   ->  Line(1, 0, b"one\r\n"), Line(2, 5, b"two")
 
-A reader hands out, in the order of its source, whatever it meets: documents, errors in place of documents that cannot
-be read, and notes on what is no document. Whether an error stops everything, and what is counted, is decided in one
-place, `hornbook.text.documents`; so the count of what came before a document does not depend on how far a reader reads
-ahead. An error that a reader raises ends its source.
+A reader hands out, in the order of its source: documents, errors for documents that cannot be read, and notes on what
+is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted; so the
+count of what came before a document does not depend on how far a reader reads ahead. An error that a reader raises ends
+its source.
+
+A line that is too long becomes one without content, and memory never holds it; it is still unpacked to its end, since
+the next line is wanted.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from fnmatch import fnmatchcase
+from io import BufferedReader
+from pathlib import Path, PurePath
+from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hornbook.errors import DataError
+from hornbook.storage import open_text_source
+from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
+from hornbook.storage.system import format_bytes
 from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
@@ -33,7 +43,14 @@ Format = Literal[
 ]
 T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
+STANDARD_INPUT: Final = "-"
+HUB_SCHEME: Final = "hf:"
+"""What an input begins with that is a data set of the Hugging Face hub, or a file of one."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _MESSAGES_KEPT: Final = 10
+_SKIPPED_BLOCK: Final = 1 << 20
+_MANY_BLANK: Final = 64
+"""Blank lines in a row, from which on it pays to copy a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +103,7 @@ class ReadOptions:
             ``.arrow``, and text for all others.
         field: where a line of JSONL or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
             where no field is called just so.
-        suffixes, exclude: which files to take out of folders, see `hornbook.text.input_files.find_sources`.
+        suffixes, exclude: which files to take out of folders, see `hornbook.text.documents.find_sources`.
         split, config: which part of a data set, where there are several.
         on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` and count it.
         max_document_bytes: of a document of plain text or of a row.
@@ -114,11 +131,13 @@ class Source:
 
     Attributes:
         name: what documents call it.
-        path: where it lies on this machine; None for standard input.
+        path: the file on this machine; None for standard input.
+        meter: counts the bytes that are read from it; None counts nothing.
     """
 
     name: str
     path: Path | None
+    meter: InputMeter | None = None
 
     def __str__(self) -> str:
         """What messages call it."""
@@ -126,8 +145,24 @@ class Source:
 
 
 Reader: TypeAlias = Callable[[Source, ReadOptions, int], Iterator[Outcome]]
-"""Reads a source from its n-th document on, errors in place of documents included in n; what comes before is neither
-handed out nor noted."""
+"""Reads a source from its n-th document on, counting errors; what comes before is neither handed out nor noted."""
+
+StreamReader: TypeAlias = Callable[[BinaryIO, Source, ReadOptions], Iterator[Outcome]]
+"""Reads an opened source from its beginning."""
+
+
+class Line(NamedTuple):
+    """A line of a file, or some blank lines at once.
+
+    Attributes:
+        number: from 1 on, of the first of them.
+        offset: bytes before it, after a byte-order mark.
+        content: with its end; None if it is longer than allowed.
+    """
+
+    number: int
+    offset: int
+    content: bytes | None
 
 
 @dataclass(frozen=True)
@@ -189,3 +224,98 @@ def after(outcomes: Iterator[T], start: int) -> Iterator[T]:
             yield outcome
         elif not isinstance(outcome, Skipped):
             start -= 1
+
+
+def content_suffix(path: str) -> str:
+    """Return the ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
+    pure = PurePath(path.lower())
+    return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
+
+
+def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
+    """Tell whether the name of a file, or of a folder that it is in, fits one of the patterns."""
+    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
+
+
+def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
+    """Tell whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
+    lower = path.lower()
+    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
+    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
+
+
+def open_stream(source: Source) -> BinaryIO:
+    """Open a source for bounded reading, see `hornbook.storage.open_text_source`."""
+    return open_text_source(source.path or sys.stdin.buffer, name=str(source), meter=source.meter)
+
+
+def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
+    """Yield the lines of a file, as they end with a newline, of at most ``limit`` bytes each.
+
+    Behind 64 blank lines in a row, all that a buffer holds come as one ``Line``: a file may have billions of them.
+    """
+    number, offset, num_blank = 1, 0, 0
+    while content := stream.readline(limit + 1):
+        size = len(content)
+        mark = len(BYTE_ORDER_MARK) if number == 1 and content.startswith(BYTE_ORDER_MARK) else 0
+        if size > limit:
+            size += _skip_line(stream, content)
+            yield Line(number, offset, None)
+        elif content := content[mark:]:
+            yield Line(number, offset + mark, content)
+        number, offset = number + 1, offset + size
+        num_blank = num_blank + 1 if content.isspace() else 0
+        if num_blank >= _MANY_BLANK and (blank := _buffered_blank_lines(stream)):
+            yield Line(number, offset, blank)
+            number, offset = number + blank.count(b"\n"), offset + len(blank)
+
+
+def line_too_long(place: str, limit: int, remedy: str = "split the document") -> DataError:
+    """Return the error for a line without content."""
+    return DataError(f"{place}: longer than {format_bytes(limit)}; {remedy}")
+
+
+def plain_document(data: bytes, source: Source, place: str, offset: int) -> Document:
+    """Return the document that plain bytes at an offset of the source are; raises as ``plain_text``."""
+    return Document(plain_text(data, place, offset), source.name, offset, len(data))
+
+
+def plain_text(data: bytes, place: str, offset: int) -> str:
+    """Decode plain bytes at an offset of a source.
+
+    Raises:
+        DataError: they are not UTF-8, or hold a zero byte; the message begins with ``place``.
+    """
+    if (found := data.find(b"\0")) >= 0:
+        raise DataError(
+            f"{place}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
+            "leave it out (--suffix, --exclude, --on-error skip)"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, place, offset) from error
+
+
+def not_utf8(error: UnicodeDecodeError, place: str, offset: int = 0) -> DataError:
+    """Return the error for bytes that are no UTF-8; the message begins with ``place`` and counts from ``offset``."""
+    where, found = offset + error.start, error.object[error.start]
+    return DataError(
+        f"{place}: not UTF-8 at byte {where} (0x{found:02x}); convert it, or leave it out "
+        "(--suffix, --exclude, --on-error skip)"
+    )
+
+
+def _buffered_blank_lines(stream: BinaryIO) -> bytes:
+    """Read the blank lines that a stream's buffer begins with; none where it has no buffer."""
+    data = stream.peek() if isinstance(stream, BufferedReader) else b""
+    num_blank = len(data) - len(data.lstrip())
+    return stream.read(data.rfind(b"\n", 0, num_blank) + 1)
+
+
+def _skip_line(stream: BinaryIO, begun: bytes) -> int:
+    """Read to the end of a line that has begun, a block at a time; return how many bytes that took."""
+    skipped, block = 0, begun
+    while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
+        skipped += len(block)
+    return skipped

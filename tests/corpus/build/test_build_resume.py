@@ -7,15 +7,15 @@ import shutil
 import sys
 
 import pytest
+from tiny_text import TEXTS, build_tiny, one_line, write_texts
 
-from hornbook.corpus.build import parts, token_pipeline as pipeline
+from hornbook.corpus.build import parts
+from hornbook.corpus.build import token_pipeline as pipeline
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.faults import count_operations, crashes_in_child, inject
 from hornbook.text.documents import ReadOptions
-from hornbook.text.quality.options import QualityOptions
-from hornbook.text.quality.suspicion import Tolerance
+from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import TEXTS, build_tiny, one_line, write_texts
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
 
 from hornbook.corpus.build.builder import BuildOptions, build_corpus
 from hornbook.corpus.build.token_pipeline import falls_to_validation
@@ -14,9 +15,8 @@ from hornbook.corpus.verify import verify_store
 from hornbook.errors import DataError, UserError
 from hornbook.storage import lock_folder
 from hornbook.text.documents import ReadOptions
-from hornbook.text.quality.suspicion import Tolerance
+from hornbook.text.quality.policy import Tolerance
 from hornbook.text.tokenizer import Tokenizer
-from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
 
 
 @pytest.fixture(autouse=True)

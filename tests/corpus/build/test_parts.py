@@ -1,15 +1,16 @@
 import numpy as np
 import pytest
+from tiny_text import TEXTS, one_line, tiny_tokenizer
 
-from hornbook.corpus.build import parts, token_pipeline as pipeline
-from hornbook.corpus.megatron import IndexedFile
+from hornbook.corpus.build import parts
+from hornbook.corpus.build import token_pipeline as pipeline
 from hornbook.corpus.build.parts import Parts, SplitCounts
-from hornbook.corpus.build.token_pipeline import Reading, TokenPlan, falls_to_validation, read_batches, tokenized
-from hornbook.corpus.document_rows import DOCUMENT_ROW
+from hornbook.corpus.build.token_pipeline import Reading, TokenPlan, falls_to_validation, read_batches, tokenize_batches
+from hornbook.corpus.megatron import IndexedFile
+from hornbook.corpus.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
 from hornbook.text.documents import Document
 from hornbook.text.quality.exact import ExactDuplicates
-from tiny_text import TEXTS, one_line, tiny_tokenizer
 
 SPLITS = ("train", "validation")
 
@@ -23,7 +24,7 @@ def batches(texts=TEXTS, filters=(), reading=None, validation=0.3):
         validation=validation,
         end_of_text_id=299,
     )
-    return tokenized(read_batches(documents, filters, reading or Reading(), {"source": 0}), plan)
+    return tokenize_batches(read_batches(documents, filters, reading or Reading(), {"source": 0}), plan)
 
 
 @pytest.mark.parametrize("batches_per_part", [1, 3, 1000])
@@ -66,13 +67,13 @@ def test_parts_are_taken_up_again(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["000000.json"]
 
 
-def test_filters_are_reminded(tmp_path, monkeypatch):
+def test_filters_are_restored(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "BATCH_BYTES", 500)
     monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
     some = Parts(tmp_path, ("train",), np.uint16)
     some.write(batches([*TEXTS, *TEXTS], [ExactDuplicates()], validation=0.0), lambda counts: None)
     fresh = ExactDuplicates()
-    Parts(tmp_path, ("train",), np.uint16).remind([fresh])
+    Parts(tmp_path, ("train",), np.uint16).restore_filters([fresh])
     assert not any(fresh.keeps(Document(text, "source", 0, 1)) for text in TEXTS)
     [counts] = some.source_counts(["source"])
     assert counts.kept == len(TEXTS)
@@ -80,7 +81,7 @@ def test_filters_are_reminded(tmp_path, monkeypatch):
     path = tmp_path / "000000-memory-0.npy"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(DataError) as caught:
-        Parts(tmp_path, ("train",), np.uint16).remind([ExactDuplicates()])
+        Parts(tmp_path, ("train",), np.uint16).restore_filters([ExactDuplicates()])
     assert one_line(caught.value, "000000-memory-0.npy", "damaged", "build again")
 
 

@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_text import TEXTS, tiny_tokenizer
 
 from hornbook.corpus.build import token_pipeline as pipeline
-from hornbook.corpus.build.token_pipeline import Reading, TokenPlan, ahead, falls_to_validation, read_batches, tokenized
+from hornbook.corpus.build.token_pipeline import (
+    Reading,
+    TokenPlan,
+    ahead,
+    falls_to_validation,
+    read_batches,
+    tokenize_batches,
+)
 from hornbook.text.documents import Document, Position, Tally
 from hornbook.text.quality.exact import ExactDuplicates
-from tiny_text import TEXTS, tiny_tokenizer
 
 
 def documents(texts=TEXTS):
@@ -79,7 +86,7 @@ def test_a_reading_goes_through_json():
 
 @pytest.mark.parametrize("end", [None, 299])
 def test_tokens_of_documents(end):
-    [batch] = tokenized(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
+    [batch] = tokenize_batches(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
     tail = [] if end is None else [end]
     for split, tokens in batch.splits.items():
         expected = [text for text in TEXTS if falls_to_validation(text, 0.3) == (split == "validation")]
@@ -92,7 +99,7 @@ def test_tokens_of_documents(end):
 def test_tokens_of_sentences():
     texts = ["one|two|three", "", "four"]
     split = {"split_text": lambda text: text.split("|") if text else []}
-    [batch] = tokenized(batches_of(documents(texts)), plan(**split))
+    [batch] = tokenize_batches(batches_of(documents(texts)), plan(**split))
     tokens = batch.splits["train"]
     assert tokens.sequences.tolist() == [3, 0, 1]
     found = np.split(tokens.tokens, np.cumsum(tokens.sizes)[:-1])

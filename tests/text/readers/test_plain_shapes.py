@@ -7,7 +7,8 @@ from tiny_text import SHARED, one_line
 
 from hornbook.errors import DataError
 from hornbook.text.documents import Document, ReadOptions, Tally, read_documents
-from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
+from hornbook.text.readers import plain
+from hornbook.text.readers.plain import begins_with_object, read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import Source
 
@@ -189,3 +190,35 @@ def test_not_utf8_costs_one_line(tmp_path):
     found = list(read_documents([path], ReadOptions(format="lines", on_error="skip"), tally))
     assert [document.text for document in found] == ["one", "two"]
     assert tally.messages == [tally.messages[0]] and "line 2: not UTF-8 at byte 7 (0xe9)" in tally.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"a": 1}\n{', True),
+        (b'\xef\xbb\xbf{"a": 1}', True),
+        (b"{}", True),
+        (b'{"a": 1\n}', False),
+        (b"{ a: 1 }", False),
+        (b'[{"a": 1}]', False),
+        (b"", False),
+        (b"{" * 99_999, False),
+    ],
+)
+def test_a_first_line_that_is_an_object(data, expected):
+    assert begins_with_object(data) is expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"type":"FeatureCollection","features":[', True),
+        (b'\xef\xbb\xbf{ "say \\"hi\\"\\\\" : [', True),
+        (b'{"a", "b"} is a set; ', False),
+        (b"{{Infobox}} ", False),
+        (b'{"', False),
+    ],
+)
+def test_of_a_long_first_line_the_first_key_decides(data, expected, monkeypatch):
+    monkeypatch.setattr(plain.json, "loads", lambda line: pytest.fail(f"{len(line)} bytes are parsed"))
+    assert begins_with_object(data + b"1, " * 400_000) is expected

@@ -2,17 +2,24 @@
 
     build_corpus(["texts/"], tokenizer, Path("corpora/mine"), BuildOptions(validation=0.02))
 
-    corpora/.mine.building/lock, request.json, parts/..., corpus/...      while it works; nobody takes that for a corpus
-    corpora/mine/build.json, train/..., validation/...                    after one rename
+    list_sources     files, in their order                                               hornbook.text.documents
+      plan_build     options that fit each other, and what makes two builds the same     .request
+        read_sources -> read_batches -> tokenize_batches                                 .token_pipeline
+          Parts      finished one by one, so that a stopped build goes on behind them    .parts
+            _write_corpus        parts joined, manifest.json, build.json
+              commit_directory   one rename
 
-A build that was stopped, killed or met a full disk leaves the parts that it has finished (`hornbook.corpus.build.parts`). The
-next one to the same place goes on behind them if it is asked for the same, and clears them else; the bytes are those of
-a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs (paths, sizes,
-times of change), tokenizer and options, the build is done already, else the user has to decide. The price: what was
-tokenized since the last finished part, some tens of megabytes of text, is done again.
+    corpora/.mine.building/lock, request.json, parts/..., corpus/...      while it works; nobody takes that for a corpus
+    corpora/mine/build.json, train/..., validation/...                    after the rename
+
+A build that was stopped, killed or met a full disk leaves the parts that it has finished. The next build of the same
+inputs, tokenizer and options to the same output goes on behind them, and any other build removes them; the bytes are
+those of a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs
+(paths, sizes, modification times), tokenizer and options, the build is done already, else the user has to decide. The
+price: what was tokenized since the last finished part, some tens of megabytes of text, is done again.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from os.path import lexists
@@ -20,26 +27,42 @@ from pathlib import Path
 from typing import Any, Final
 
 from hornbook import __version__
-from hornbook.corpus.build.finished import BuildReport, facts_of, finish_store, recognize, write_record
-from hornbook.corpus.megatron import smallest_dtype
 from hornbook.corpus.build.parts import BATCHES_PER_PART, Parts, SplitCounts
-from hornbook.corpus.build.token_pipeline import BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS, Encode, Reading, TokenBatch, TokenPlan, ahead, read_batches, tokenized
-from hornbook.corpus.build.request import BuildJob, BuildOptions
+from hornbook.corpus.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
+from hornbook.corpus.build.token_pipeline import (
+    BATCH_BYTES,
+    BATCH_BYTES_READ,
+    BATCH_DOCUMENTS,
+    Reading,
+    TokenPlan,
+    ahead,
+    read_batches,
+    tokenize_batches,
+)
+from hornbook.corpus.megatron import smallest_dtype
+from hornbook.corpus.store import open_store
+from hornbook.corpus.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Manifest, read_record
 from hornbook.errors import DataError, StorageError, UserError
-from hornbook.storage import commit_directory, lock_folder, make_directory, remove_locked_folder, remove_tree, replace_file
-from hornbook.storage.decompress import InputMeter, measure_input
+from hornbook.storage import (
+    commit_directory,
+    lock_folder,
+    make_directory,
+    remove_locked_folder,
+    remove_tree,
+    replace_file,
+    write_file,
+)
+from hornbook.storage.decompress import InputMeter
+from hornbook.storage.json_files import dump_sealed, parse_json, read_json
 from hornbook.text.accelerate import accelerated
 from hornbook.text.documents import Document, Position, ReadOptions, format_of, list_sources, read_sources
-from hornbook.text.quality.filter import Filter
-from hornbook.text.quality.pipeline import build_filters
-from hornbook.text.quality.suspicion import Totals, find_suspicions, refuse
-from hornbook.text.sentences import sentence_splitter, split_lines
+from hornbook.text.quality.policy import build_filters, find_suspicions
+from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted, counted_kind
 
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
 
-_REQUEST: Final = "request.json"
 _LARGE_INPUT: Final = 16 << 20
 _READ_ONCE: Final = "an input is a stream, which can be read only once"
 _LAYOUT: Final = {
@@ -67,6 +90,33 @@ class Progress:
     total: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build did.
+
+    Attributes:
+        output: the corpus.
+        already_built: it was there, of the same request, and is left as it was.
+        splits: what each split holds.
+        sources: number of files read.
+        empty: documents without a character, left out.
+        faults: documents left out because they could not be read.
+        messages: what was wrong with the first ten of them.
+        skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
+        dropped: documents that a filter dropped, by its name.
+    """
+
+    output: Path
+    already_built: bool
+    splits: dict[str, SplitCounts]
+    sources: int
+    empty: int
+    faults: int
+    messages: list[str]
+    skipped: dict[str, int]
+    dropped: dict[str, int]
+
+
 def build_corpus(
     inputs: Sequence[str | Path],
     tokenizer: Tokenizer,
@@ -83,8 +133,8 @@ def build_corpus(
         output: the corpus' folder, which must not be there yet.
         options: splits, sequences, end-of-text tokens, how to read, which documents stay.
         on_progress: called at the beginning, and after each batch of some 4 MB of text.
-        on_notice: told, in a line each, of repeated inputs, a language without rules for its sentences, and what
-            becomes of an interrupted build.
+        on_notice: gets a line about repeated inputs, a language without rules for its sentences, and what becomes of
+            an interrupted build.
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
@@ -93,12 +143,11 @@ def build_corpus(
         StorageError: the disk is full, read-only or failing; finished parts stay.
     """
     options = options or BuildOptions()
-    sources = list_sources(inputs, options.reading, on_notice)
-    job = BuildJob(sources=sources, tokenizer=tokenizer, output=output.resolve(), options=options)
+    job = plan_build(list_sources(inputs, options.reading, on_notice), tokenizer, output.resolve(), options)
     with lock_folder(job.work):
         if lexists(job.output):
             _remove(job.work)
-            return recognize(job)
+            return _recognize(job)
         return _Build(job, on_progress, on_notice).run()
 
 
@@ -109,172 +158,204 @@ class _Build:
         self, job: BuildJob, on_progress: Callable[[Progress], None], on_notice: Callable[[str], None]
     ) -> None:
         self._job, self._on_progress, self._on_notice = job, on_progress, on_notice
+        self._dtype = smallest_dtype(job.tokenizer.vocab_size)
         self._parts: Parts | None = None
         self._is_suspicious = False
 
     def run(self) -> BuildReport:
-        """Build the corpus and commit it; what stays after an error is said."""
-        try:
-            report = self._run()
-        except BaseException as error:
-            self._leave(error)
-            raise
-        _remove(self._job.work)
-        return report
-
-    def _run(self) -> BuildReport:
+        """Build the corpus and commit it; after an error, say what is kept."""
         job = self._job
-        request = job.request  # of the inputs as they are before the first is read
-        parts = self._parts = self._take_up()
-        if parts.end is None:
-            parts.finish(self._write_parts(parts))
-        assert parts.end is not None, "it was read to its end"
-        self._look_at(parts, parts.end)
-        read = facts_of(job, parts.end)
-        corpus = self._write_corpus(parts, read)
-        if job.describe_inputs() != request["inputs"]:
-            raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
-        commit_directory(corpus, job.output)
+        try:
+            parts = self._parts = self._resume_parts()
+            reading = parts.end or self._write_parts(parts)
+            self._check_outcome(parts, reading)
+            tally = reading.to_json()["tally"]
+            read = {name: tally[name] for name in ("empty", "faults", "messages", "skipped")}
+            read |= {"sources": len(job.sources), "dropped": dict(reading.dropped)}
+            corpus = self._write_corpus(parts, read)
+            if not job.has_streams and describe_sources(job.sources) != job.request["inputs"]:
+                raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
+            commit_directory(corpus, job.output)
+        except BaseException as error:
+            self._clean_up(error)
+            raise
+        _remove(job.work)
         return BuildReport(output=job.output, already_built=False, splits=parts.counts(), **read)
 
-    def _take_up(self) -> Parts:
-        """The parts that the same build has left, or none: whatever else there is goes."""
-        job, folder = self._job, self._job.work / "parts"
-        if not job.is_recorded_in(job.work / _REQUEST, _LAYOUT):
-            if _has_parts(job):
+    def _resume_parts(self) -> Parts:
+        """Return the parts that the same build has left, or none; remove whatever else there is."""
+        job, folder, path = self._job, self._job.work / "parts", self._job.work / "request.json"
+        record = dump_sealed(_LAYOUT | {"request": job.request})
+        is_same = False
+        if not job.has_streams and path.is_file():
+            with suppress(DataError, StorageError):
+                is_same = read_json(path, "the record of a build") == parse_json(record, "the request")
+        if not is_same:
+            if self._has_parts():
                 why = _READ_ONCE if job.has_streams else "it was of other inputs, options or tokenizer"
                 self._on_notice(f"cleared what an interrupted build left in {job.work}: {why}")
-            for entry in (_REQUEST, "parts", "corpus"):
+            for entry in (path.name, "parts", "corpus"):
                 remove_tree(job.work / entry)
             make_directory(folder)
-            replace_file(job.work / _REQUEST, job.record(_LAYOUT))
-        parts = Parts(folder, job.splits, smallest_dtype(job.tokenizer.vocab_size))
+            replace_file(path, record)
+        parts = Parts(folder, job.splits, self._dtype)
         if parts.finished:
-            done = sum(counts.documents for counts in parts.counts().values())
-            self._on_notice(
-                f"going on behind {_several(parts)} of an interrupted build, which has {counted(done, 'document')}"
-            )
+            done = counted(sum(counts.documents for counts in parts.counts().values()), "document")
+            self._on_notice(f"going on behind {_count_parts(parts)} of an interrupted build, which has {done}")
         return parts
 
     def _write_parts(self, parts: Parts) -> Reading:
-        """Read what was not read yet, and write it into parts; return how far that came."""
-        job, reading = self._job, parts.reading
-        filters = build_filters(job.options.quality)
-        parts.remind(filters)
+        """Read what was not read yet, and write it into parts; return how far the inputs were read."""
+        job, options, reading, meter = self._job, self._job.options, parts.reading, InputMeter()
+        filters = build_filters(options.quality)
+        parts.restore_filters(filters)
+        numbers = {source: number for number, source in enumerate(job.sources)}
+        is_large = job.sizes is None or sum(job.sizes) >= _LARGE_INPUT
+        faster = accelerated(job.tokenizer, options.threads) if is_large and options.encoder == "auto" else None
+        split_text: Splitter | None = split_lines if options.sequences == "lines" else None
+        if options.sequences == "sentences":
+            split_text = sentence_splitter(options.language, self._on_notice)
+        plan = TokenPlan(
+            encode=faster or job.tokenizer.encode_batch,
+            dtype=self._dtype,
+            source_numbers=numbers,
+            validation=options.validation,
+            end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
+            split_text=split_text,
+        )
+
+        def documents() -> Iterator[Document]:
+            tally, find_fault = reading.tally, job.tokenizer.find_endless
+            yield from read_sources(
+                job.sources, options.reading, tally, skip=tally.position, find_fault=find_fault, meter=meter
+            )
+            tally.position = Position(len(job.sources), 0)
+
+        batches = read_batches(documents(), filters, reading, numbers)
+        # a thread that waits for a stream could not be stopped
+        stages = tokenize_batches(batches, plan) if job.has_streams else ahead(tokenize_batches(ahead(batches), plan))
         before = sum((job.sizes or [])[: reading.tally.position.source])
-        with measure_input() as meter, closing(self._batches(reading, filters)) as batches:
-
-            def tell(counts: dict[str, SplitCounts]) -> None:
-                self._on_progress(_progress(job, counts, reading, before, meter))
-
-            tell(parts.counts())
-            parts.write(batches, tell)
+        with closing(stages):
+            self._report(parts.counts(), reading, before, meter)
+            parts.write(stages, lambda counts: self._report(counts, reading, before, meter))
         if not parts.finished:
-            raise DataError(f"there is no document to build a corpus of ({_left_out(job, reading)}); check the inputs")
+            raise DataError(
+                f"there is no document to build a corpus of ({_describe_loss(job, reading)}); check the inputs"
+            )
+        parts.finish(reading)
         return reading
 
-    def _look_at(self, parts: Parts, reading: Reading) -> None:
+    def _report(self, counts: dict[str, SplitCounts], reading: Reading, before: int, meter: InputMeter) -> None:
+        sizes = self._job.sizes
+        whole = sum(counts.values(), SplitCounts())
+        total = None if sizes is None else sum(sizes)
+        read = max(before + meter.num_bytes, sum((sizes or [])[: reading.tally.position.source]))
+        self._on_progress(
+            Progress(
+                documents=whole.documents,
+                num_bytes=whole.num_bytes,
+                tokens=whole.tokens,
+                read=read if total is None else min(read, total),
+                total=total,
+            )
+        )
+
+    def _check_outcome(self, parts: Parts, reading: Reading) -> None:
         """Refuse an outcome that is probably not what the user wanted; the same with ``--allow`` goes on from here."""
         whole = sum(parts.counts().values(), SplitCounts())
-        totals = Totals(
-            documents=reading.tally.documents + reading.tally.faults,
-            dropped=reading.dropped | {"unreadable": reading.tally.faults},
+        tolerance, faults = self._job.options.tolerance, reading.tally.faults
+        self._is_suspicious = True
+        found = find_suspicions(
+            parts.source_counts(self._job.sources),
+            documents=reading.tally.documents + faults,
+            dropped=reading.dropped | {"unreadable": faults},
             tokens=whole.tokens,
             num_bytes=whole.num_bytes,
             list_items=reading.tally.totals["empty list items"],
             empty_list_items=reading.tally.skipped["empty list items"],
+            max_dropped=tolerance.max_dropped,
         )
-        tolerance = self._job.options.tolerance
-        self._is_suspicious = True
-        refuse(find_suspicions(parts.source_counts(self._job.sources), totals, tolerance), tolerance)
+        if refused := [message for kind, message in found.items() if kind not in tolerance.allow]:
+            raise DataError(f"the corpus looks wrong: {'; '.join(refused)}")
         self._is_suspicious = False
-
-    def _batches(self, reading: Reading, filters: list[Filter]) -> Generator[TokenBatch, None, None]:
-        job, options = self._job, self._job.options
-        numbers = {source: number for number, source in enumerate(job.sources)}
-        plan = TokenPlan(
-            encode=self._encoder(),
-            dtype=smallest_dtype(job.tokenizer.vocab_size),
-            source_numbers=numbers,
-            validation=options.validation,
-            end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
-            split_text=_splitter(options, self._on_notice),
-        )
-        batches = read_batches(_documents(job, reading), filters, reading, numbers)
-        if job.has_streams:  # a thread that waits for its input could not be stopped
-            return tokenized(batches, plan)
-        return ahead(tokenized(ahead(batches), plan))
-
-    def _encoder(self) -> Encode:
-        """What makes the tokens: the same ones, slower or faster."""
-        job, options = self._job, self._job.options
-        is_large = job.sizes is None or sum(job.sizes) >= _LARGE_INPUT
-        faster = accelerated(job.tokenizer, options.threads) if is_large and options.encoder == "auto" else None
-        return faster or job.tokenizer.encode_batch
 
     def _write_corpus(self, parts: Parts, read: dict[str, Any]) -> Path:
         """Write the whole corpus into the working folder; what an interrupted build has of it is written again."""
-        job, corpus = self._job, self._job.work / "corpus"
+        job, tokenizer, corpus = self._job, self._job.tokenizer, self._job.work / "corpus"
         remove_tree(corpus)
         for split, counts in parts.counts().items():
+            folder = corpus / split
             if not counts.documents:
-                total = sum(counts.documents for counts in parts.counts().values())
+                total = counted(sum(counts.documents for counts in parts.counts().values()), "document")
                 raise DataError(
-                    f"the {split} split would be empty: {counted(total, 'document')}, and none fell to it with "
-                    f"--validation {job.options.validation:g}; {_way_to_more(job)}"
+                    f"the {split} split would be empty: {total}, and none fell to it with "
+                    f"--validation {job.options.validation:g}; {_suggest_more(job)}"
                 )
-            make_directory(corpus / split)
-            finish_store(job, corpus / split, parts.join(split, corpus / split), counts)
-        write_record(job, corpus, read)
+            make_directory(folder)
+            files = parts.join(split, folder)
+            files["tokenizer.json"] = write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
+            manifest = Manifest(
+                num_documents=counts.documents,
+                num_tokens=counts.tokens,
+                num_bytes=counts.num_bytes,
+                dtype=self._dtype.name,
+                end_of_text=job.end_of_text,
+                end_of_text_id=tokenizer.end_of_text_id,
+                tokenizer=tokenizer.digest,
+                vocab_size=tokenizer.vocab_size,
+                split=split,
+                options=job.request["options"],
+                sources=tuple(map(printable, job.sources)),
+                files=files,
+                sequences="documents" if job.options.sequences == "documents" else "sentences",
+            )
+            write_file(folder / MANIFEST, manifest.to_bytes())
+        write_file(corpus / BUILD, dump_sealed(RECORD_FORMAT | {"read": read, "request": job.request}))
         return corpus
 
-    def _leave(self, error: BaseException) -> None:
+    def _clean_up(self, error: BaseException) -> None:
         """Keep finished parts if the same command can go on from them, and remove all else."""
         job, parts = self._job, self._parts
         is_read = parts is not None and parts.end is not None
         is_hopeless = is_read and isinstance(error, UserError) and not self._is_suspicious
         is_done = is_hopeless or lexists(job.output)  # an error after the commit takes nothing back
-        if not _has_parts(job) or is_done or job.has_streams:
-            if _has_parts(job) and not is_done:
+        if not self._has_parts() or is_done or job.has_streams:
+            if self._has_parts() and not is_done:
                 self._on_notice(f"nothing is kept of the build: {_READ_ONCE}")
             _remove(job.work)
         elif parts is not None:
             self._on_notice(
-                f"{_several(parts)} kept: the same command goes on from there; to discard all, remove {job.work}"
+                f"{_count_parts(parts)} kept: the same command goes on from there; to discard all, remove {job.work}"
             )
 
-
-def _documents(job: BuildJob, reading: Reading) -> Iterator[Document]:
-    """The documents behind the position that the tally is at, which in the end lies behind the last source."""
-    tally, find_fault = reading.tally, job.tokenizer.find_endless
-    yield from read_sources(job.sources, job.options.reading, tally, skip=tally.position, find_fault=find_fault)
-    reading.tally.position = Position(len(job.sources), 0)
+    def _has_parts(self) -> bool:
+        return (self._job.work / "parts" / "000000.json").exists()
 
 
-def _splitter(options: BuildOptions, on_notice: Callable[[str], None]) -> Callable[[str], list[str]] | None:
-    if options.sequences == "documents":
-        return None
-    return split_lines if options.sequences == "lines" else sentence_splitter(options.language, on_notice)
+def _recognize(job: BuildJob) -> BuildReport:
+    """Report on the corpus that is there already, if it is what this build would make.
+
+    Raises:
+        UserError: it is not.
+        DataError: it is damaged.
+    """
+    remedy = "choose another --output, or remove it"
+    if not (job.output / BUILD).is_file():
+        raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
+    old, read = read_record(job.output)
+    if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
+        raise UserError(f"{job.output} exists already and was built from other {' and '.join(changed)}; {remedy}")
+    splits = {}
+    for split in job.splits:
+        store = open_store(job.output, split)
+        splits[split] = SplitCounts(
+            documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
+        )
+    return BuildReport(output=job.output, already_built=True, splits=splits, **read)
 
 
-def _progress(
-    job: BuildJob, counts: dict[str, SplitCounts], reading: Reading, before: int, meter: InputMeter
-) -> Progress:
-    whole = sum(counts.values(), SplitCounts())
-    passed = sum((job.sizes or [])[: reading.tally.position.source])
-    total = None if job.sizes is None else sum(job.sizes)
-    read = max(before + meter.num_bytes, passed)
-    return Progress(
-        documents=whole.documents,
-        num_bytes=whole.num_bytes,
-        tokens=whole.tokens,
-        read=read if total is None else min(read, total),
-        total=total,
-    )
-
-
-def _left_out(job: BuildJob, reading: Reading) -> str:
-    """What became of all that was read, where nothing stayed."""
+def _describe_loss(job: BuildJob, reading: Reading) -> str:
+    """Say what became of all that was read, where nothing stayed."""
     tally = reading.tally
     dropped = "".join(f", {counted_kind(count, name)}" for name, count in reading.dropped.items() if count)
     first = f", the first: {tally.messages[0]}" if tally.messages else ""
@@ -282,8 +363,8 @@ def _left_out(job: BuildJob, reading: Reading) -> str:
     return f"{read}{dropped}{first}"
 
 
-def _way_to_more(job: BuildJob) -> str:
-    """Say how to come to more documents, where too few leave a split empty."""
+def _suggest_more(job: BuildJob) -> str:
+    """Say how to get more documents, where too few leave a split empty."""
     if all(format_of(source, job.options.reading) == "text" for source in job.sources):
         return (
             "a text file is one document: read it by paragraphs with --from blank-lines, by lines with --from lines, "
@@ -292,11 +373,7 @@ def _way_to_more(job: BuildJob) -> str:
     return "give more documents, or another share"
 
 
-def _has_parts(job: BuildJob) -> bool:
-    return (job.work / "parts" / "000000.json").exists()
-
-
-def _several(parts: Parts) -> str:
+def _count_parts(parts: Parts) -> str:
     return counted(len(parts.finished), "finished part")
 
 

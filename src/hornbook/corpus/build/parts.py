@@ -4,10 +4,10 @@
     parts/000001-train.bin ...
     parts/end.json                                                                        there are no more
 
-A part is by itself a Megatron data set; its record, written last, says how far the inputs were read, so that a build
-that was killed goes on behind the last record, and what the files' sizes are, so that a torn one is seen. Joining
-copies bytes and adds up indices. So memory holds some batches, whatever the size of the corpus. The price: the tokens
-are written twice.
+A part is by itself a Megatron data set. Its record, written last, says how far the inputs were read, so that a build
+that was killed goes on behind the last record, and how large the files are, so that a torn one is seen. Joining copies
+bytes and adds up indices, so memory holds some batches, whatever the size of the corpus. The price: the tokens are
+written twice.
 """
 
 from collections import Counter
@@ -16,22 +16,21 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hornbook.arrays import Hashes
+from hornbook.corpus.build.token_pipeline import Reading, TokenBatch
 from hornbook.corpus.megatron import IndexedWriter, join_indexed
-from hornbook.formats.npy import map_array, npy_bytes, npy_header
-from hornbook.corpus.build.token_pipeline import Reading, TokenBatch, Tokens
-from hornbook.corpus.document_rows import DOCUMENT_ROW
+from hornbook.corpus.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
+from hornbook.formats.npy import map_array, npy_bytes, npy_header
 from hornbook.storage import BytesLike, Written, remove_file, replace_file, write_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes
-from hornbook.text.quality.filter import Filter
-from hornbook.text.quality.suspicion import SourceCounts
+from hornbook.text.quality.filters import Filter
+from hornbook.text.quality.policy import SourceCounts
 
 BATCHES_PER_PART: Final = 16
 _END: Final = "end.json"
@@ -46,7 +45,7 @@ class SplitCounts:
     num_bytes: int = 0
 
     def __add__(self, other: "SplitCounts") -> "SplitCounts":
-        """Both together."""
+        """Add field by field."""
         return SplitCounts(
             documents=self.documents + other.documents,
             tokens=self.tokens + other.tokens,
@@ -78,7 +77,7 @@ class Parts:
     """
 
     def __init__(self, folder: Path, splits: tuple[str, ...], dtype: DTypeLike) -> None:
-        """Take up the finished parts that are whole; records of others are removed.
+        """Load the finished parts whose files are all there; other records are removed.
 
         Raises:
             StorageError: the folder cannot be read or changed.
@@ -86,27 +85,42 @@ class Parts:
         self._folder, self._splits, self._dtype = folder, splits, dtype
         self.finished: list[Part] = []
         for number in count():
-            part = _read_part(folder, number)
-            if part is None:
+            try:
+                record = _read_record(folder / f"{number:06d}.json")
+                part = Part(
+                    reading=Reading.from_json(record["reading"]),
+                    splits={split: SplitCounts(**counts) for split, counts in record["splits"].items()},
+                    files=dict(record["files"]),
+                )
+            except (KeyError, TypeError, ValueError, AttributeError):  # not finished, or damaged since
+                break
+            paths = {folder / name: size for name, size in part.files.items()}
+            if not all(path.is_file() and path.stat().st_size == size for path, size in paths.items()):
                 break
             self.finished.append(part)
-        self.end = _read_end(folder / _END, number)
+        self.end: Reading | None = None
+        try:
+            end = _read_record(folder / _END)
+            if end["parts"] == number:
+                self.end = Reading.from_json(end["reading"])
+        except (KeyError, TypeError, ValueError):
+            pass  # the inputs were not read to their end
         stale = [path for path in folder.glob("*.json") if path.stem.isdigit() and int(path.stem) >= number]
         for path in (*[folder / _END] * (self.end is None), *stale):
             remove_file(path)
 
     @property
     def reading(self) -> Reading:
-        """How far the inputs were read when the last part ended; a copy, of which nothing is lost yet."""
+        """How far the inputs were read when the last part ended; a copy in which no document is lost yet."""
         if not self.finished:
             return Reading()
         return replace(self.finished[-1].reading.copy(), lost=Counter(), lost_bytes=Counter())
 
     def counts(self) -> dict[str, SplitCounts]:
-        """What all parts have of each split."""
+        """Return what all parts have of each split."""
         return {split: sum((part.splits[split] for part in self.finished), SplitCounts()) for split in self._splits}
 
-    def remind(self, filters: Sequence[Filter]) -> None:
+    def restore_filters(self, filters: Sequence[Filter]) -> None:
         """Give filters back what they learned while the parts were made.
 
         Raises:
@@ -115,60 +129,63 @@ class Parts:
         """
         for number, part in enumerate(self.finished):
             for index, each in enumerate(filters):
-                name = _memory_name(number, index)
+                name = f"{number:06d}-memory-{index}.npy"
                 if name in part.files:
                     each.remember(_map_npy(self._folder / name, np.dtype(np.uint64)))
 
     def write(
         self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
     ) -> None:
-        """Write batches into further parts; ``after_batch`` is told the counts of all parts after each.
+        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch.
 
         Raises:
-            StorageError: a part cannot be written; the finished ones are none the worse.
+            StorageError: a part cannot be written; the finished ones stay.
         """
-        while True:
-            some = islice(batches, BATCHES_PER_PART)
-            if (first := next(some, None)) is None:
-                return
-            self._write_part(chain((first,), some), after_batch)
+        while (first := next(batches, None)) is not None:
+            self._write_part(chain((first,), islice(batches, BATCHES_PER_PART - 1)), after_batch)
 
     def _write_part(self, batches: Iterator[TokenBatch], after_batch: Callable[[dict[str, SplitCounts]], None]) -> None:
-        number, counts = len(self.finished), self.counts()
+        number, before = len(self.finished), self.counts()
+        prefixes = {split: self._prefix(number, split) for split in self._splits}
+        splits = dict.fromkeys(self._splits, SplitCounts())
+        rows: dict[str, list[NDArray[np.void]]] = {split: [] for split in self._splits}
         memory: list[list[Hashes]] = []
         lost, lost_bytes = Counter[int](), Counter[int]()
         with ExitStack() as stack:
             writers = {
-                split: stack.enter_context(_SplitWriter(self._prefix(number, split), self._dtype))
-                for split in self._splits
+                split: stack.enter_context(IndexedWriter(prefix, self._dtype)) for split, prefix in prefixes.items()
             }
             for batch in batches:
                 for split, writer in writers.items():
-                    writer.add(batch.splits[split])
+                    some = batch.splits[split]
+                    writer.add_documents(some.tokens, some.sizes, some.sequences)
+                    rows[split].append(some.rows)
+                    num_bytes = int(some.rows["num_bytes"].sum())
+                    splits[split] += SplitCounts(
+                        documents=len(some.rows), tokens=len(some.tokens), num_bytes=num_bytes
+                    )
                 memory.append(batch.memory)
                 lost += batch.reading.lost
                 lost_bytes += batch.reading.lost_bytes
-                after_batch({split: counts[split] + writer.counts for split, writer in writers.items()})
-        files = [file for writer in writers.values() for file in writer.files]
-        files += self._write_memory(number, memory)
+                after_batch({split: before[split] + splits[split] for split in splits})
+        arrays = {f"{prefixes[split].name}.npy": np.concatenate(some) for split, some in rows.items()}
+        for index, learned in enumerate(zip(*memory, strict=True)):  # what each filter learned, batch by batch
+            if sum(map(len, learned)):
+                arrays[f"{number:06d}-memory-{index}.npy"] = np.concatenate(learned)
+        for name, array in arrays.items():
+            write_file(self._folder / name, npy_bytes(array))
+        names = [f"{prefix.name}{suffix}" for prefix in prefixes.values() for suffix in (".bin", ".idx")]
         part = Part(
             reading=replace(batch.reading, lost=lost, lost_bytes=lost_bytes),
-            splits={split: writer.counts for split, writer in writers.items()},
-            files={path.name: path.stat().st_size for path in files},
+            splits=splits,
+            files={name: (self._folder / name).stat().st_size for name in (*names, *arrays)},
         )
         record = asdict(part) | {"reading": part.reading.to_json()}
         replace_file(self._folder / f"{number:06d}.json", dump_json(record))
         self.finished.append(part)
 
-    def _write_memory(self, number: int, memory: list[list[Hashes]]) -> Iterator[Path]:
-        for index, learned in enumerate(zip(*memory, strict=True)):
-            if sum(map(len, learned)):
-                path = self._folder / _memory_name(number, index)
-                write_file(path, npy_bytes(np.concatenate(learned)))
-                yield path
-
     def finish(self, reading: Reading) -> None:
-        """Note that the inputs were read to their end.
+        """Record that the inputs were read to their end.
 
         Raises:
             StorageError: it cannot be written.
@@ -189,16 +206,17 @@ class Parts:
         """
         prefixes = [self._prefix(number, split) for number in range(len(self.finished))]
         tokens, index = join_indexed(prefixes, target / "tokens")
-        documents = write_file(target / "documents.npy", self._joined_rows(split, prefixes))
+
+        def rows() -> Iterator[BytesLike]:
+            yield npy_header((self.counts()[split].documents,), DOCUMENT_ROW)
+            for prefix in prefixes:
+                yield _map_npy(prefix.with_suffix(".npy"), DOCUMENT_ROW).tobytes()
+
+        documents = write_file(target / "documents.npy", rows())
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
-    def _joined_rows(self, split: str, prefixes: list[Path]) -> Iterator[BytesLike]:
-        yield npy_header((self.counts()[split].documents,), DOCUMENT_ROW)
-        for prefix in prefixes:
-            yield _map_npy(prefix.with_suffix(".npy"), DOCUMENT_ROW).tobytes()
-
     def source_counts(self, sources: Sequence[str]) -> list[SourceCounts]:
-        """What became of each source; raises as ``join``."""
+        """Return what became of each source; raises as ``join``."""
         kept, num_bytes, lost, lost_bytes = (np.zeros(len(sources), dtype=np.int64) for _ in range(4))
         for number in range(len(self.finished)):
             for split in self._splits:
@@ -221,72 +239,16 @@ class Parts:
         return self._folder / f"{number:06d}-{split}"
 
 
-class _SplitWriter:
-    """One split of one part: ``prefix.bin``, ``prefix.idx``, and ``prefix.npy`` with a row a document."""
-
-    def __init__(self, prefix: Path, dtype: DTypeLike) -> None:
-        self.files = [prefix.with_suffix(suffix) for suffix in (".bin", ".idx", ".npy")]
-        self.counts = SplitCounts()
-        self._indexed = IndexedWriter(prefix, dtype)
-        self._rows: list[NDArray[np.void]] = []
-
-    def add(self, some: Tokens) -> None:
-        self._indexed.add_documents(some.tokens, some.sizes, some.sequences)
-        self._rows.append(some.rows)
-        self.counts += SplitCounts(
-            documents=len(some.rows), tokens=len(some.tokens), num_bytes=int(some.rows["num_bytes"].sum())
-        )
-
-    def __enter__(self) -> Self:
-        self._indexed.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._indexed.__exit__(kind, error, at)
-        if error is None:
-            write_file(self.files[-1], npy_bytes(np.concatenate(self._rows)))
-
-
-def _memory_name(number: int, index: int) -> str:
-    return f"{number:06d}-memory-{index}.npy"
-
-
 def _read_record(path: Path) -> Any:
-    """What a record says; None where there is none, or none that can be read."""
-    if not path.is_file():
-        return None
+    """Return what a record says; None if there is none, or none that can be read."""
     try:
-        return parse_json(read_bytes(path, "the record of a part"), str(path))
+        return parse_json(read_bytes(path, "the record of a part"), str(path)) if path.is_file() else None
     except DataError:
         return None
 
 
-def _read_part(folder: Path, number: int) -> Part | None:
-    """The record of a part whose files are all there; None where it was not finished, or was damaged since."""
-    record = _read_record(folder / f"{number:06d}.json")
-    try:
-        part = Part(
-            reading=Reading.from_json(record["reading"]),
-            splits={split: SplitCounts(**counts) for split, counts in record["splits"].items()},
-            files=dict(record["files"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    paths = {folder / name: size for name, size in part.files.items()}
-    return part if all(path.is_file() and path.stat().st_size == size for path, size in paths.items()) else None
-
-
-def _read_end(path: Path, num_parts: int) -> Reading | None:
-    """How far the inputs were read in the end; None where that is not known, or was with other parts."""
-    record = _read_record(path)
-    try:
-        return Reading.from_json(record["reading"]) if record["parts"] == num_parts else None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array that a part has.
+    """Map an array of a part.
 
     Raises:
         DataError: it is damaged.

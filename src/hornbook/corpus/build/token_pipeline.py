@@ -1,16 +1,15 @@
 """From documents to tokens, a batch at a time: one batch is written while the next is tokenized and the one after read.
 
     read_batches                    documents, filtered, 4 MB of text at a time         a thread
-      -> tokenized                  [5 6 7 | 8 9 | 3], sizes [3 2 1], where from        a thread, and the library's own
-           -> whoever asks
+      -> tokenize_batches           [5 6 7 | 8 9 | 3], sizes [3 2 1], where from        a thread, and the library's own
+           -> the writer of parts
 
-`ahead` is all there is to it: a thread that makes the next item while the last is used. So the order, and with it every
-byte, is that of a plain loop, and memory holds two batches a stage. The price: an interrupt waits for the batch that is
-under way.
+`ahead` makes the next item in a thread while the last is used. So the order, and with it every byte, is that of a plain
+loop, and memory holds two batches a stage. The price: an interrupt waits for the batch that is under way.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -22,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Bools, Hashes, Int64s, Integers
-from hornbook.corpus.record import splits_of_share
-from hornbook.corpus.document_rows import DOCUMENT_ROW
-from hornbook.text.documents import Document, Position, Tally
-from hornbook.text.quality.filter import Filter
+from hornbook.corpus.store_manifest import DOCUMENT_ROW, splits_of_share
+from hornbook.text.quality.filters import Filter
+from hornbook.text.reading import Document, Position, Tally
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_DOCUMENTS: Final = 1 << 15
@@ -54,7 +52,7 @@ class Reading:
     lost_bytes: Counter[int] = field(default_factory=Counter)
 
     def copy(self) -> Self:
-        """It as it is now; a reader goes on changing its own."""
+        """Return a snapshot; the reader goes on changing its own."""
         tally = replace(
             self.tally,
             messages=list(self.tally.messages),
@@ -65,14 +63,8 @@ class Reading:
         counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
         return replace(self, tally=tally, **counters)
 
-    def drop(self, document: Document, source: int, name: str) -> None:
-        """Count a document that the filter of this name dropped."""
-        self.dropped[name] += 1
-        self.lost[source] += 1
-        self.lost_bytes[source] += document.num_bytes
-
     def to_json(self) -> dict[str, Any]:
-        """It as JSON has it; bytes of a file's name that are no UTF-8 are written with a backslash."""
+        """Return values for JSON; bytes of a file's name that are no UTF-8 are written with a backslash."""
         tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
         messages = [message.encode(errors="backslashreplace").decode() for message in self.tally.messages]
         special = {
@@ -87,10 +79,10 @@ class Reading:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """What ``to_json`` gave.
+        """Restore what ``to_json`` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it was something else.
+            KeyError, TypeError, ValueError: the values are something else.
         """
         tally = dict(values["tally"])
         tally |= {
@@ -135,7 +127,7 @@ class Tokens:
     rows: NDArray[np.void]
 
     def only(self, chosen: Bools) -> "Tokens":
-        """Those documents where ``chosen``, bool[num_documents], is true."""
+        """Return the documents where ``chosen``, bool[num_documents], is true."""
         if chosen.all():
             return self
         of_sequences = np.repeat(chosen, self.sequences)
@@ -178,7 +170,7 @@ class TokenPlan:
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """The same items, each made in a thread while the one before it is used; an error comes where its item would."""
+    """Yield the same items, each made in a thread while the one before it is used; an error comes where its item would."""
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="hornbook-ahead") as executor:
         waiting = executor.submit(next, items, None)
         while (item := waiting.result()) is not None:
@@ -193,69 +185,64 @@ def read_batches(
 
     Args:
         documents: what was read.
-        filters: asked in their order until one drops the document.
+        filters: applied in their order until one drops the document.
         reading: is kept up to date, its tally by whoever reads.
         source_numbers: the number that stands for a document's source.
     """
     reading.dropped.update({each.name: 0 for each in filters})
-    batch: list[Document] = []
-    num_bytes = num_bytes_read = 0
-
-    def complete() -> Batch:
+    remaining = iter(documents)
+    while True:
+        batch: list[Document] = []
+        num_bytes = num_bytes_read = 0
+        for document in remaining:
+            num_bytes_read += document.num_bytes
+            dropper = next((each for each in filters if not each.keeps(document)), None)
+            if dropper is not None:
+                source = source_numbers[document.source]
+                reading.dropped[dropper.name] += 1
+                reading.lost[source] += 1
+                reading.lost_bytes[source] += document.num_bytes
+                continue
+            batch.append(document)
+            num_bytes += document.num_bytes
+            if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS or num_bytes_read >= BATCH_BYTES_READ:
+                break
+        if not batch:
+            return
         done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
         reading.lost.clear()
         reading.lost_bytes.clear()
-        return done
-
-    for document in documents:
-        num_bytes_read += document.num_bytes
-        dropper = next((each for each in filters if not each.keeps(document)), None)
-        if dropper is not None:
-            reading.drop(document, source_numbers[document.source], dropper.name)
-            continue
-        batch.append(document)
-        num_bytes += document.num_bytes
-        if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS or num_bytes_read >= BATCH_BYTES_READ:
-            yield complete()
-            batch, num_bytes, num_bytes_read = [], 0, 0
-    if batch:
-        yield complete()
+        yield done
 
 
-def tokenized(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
-    """Tokenize batches."""
+def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
+    """Tokenize batches, and cut each into its splits."""
     with closing(batches):
         for batch in batches:
             texts = [document.text for document in batch.documents]
+            pieces = list(map(plan.split_text, texts)) if plan.split_text else [[text] for text in texts]
+            ids = plan.encode(list(chain.from_iterable(pieces)))
+            sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+            tokens = np.concatenate([np.empty(0, dtype=np.int32), *ids], dtype=plan.dtype, casting="unsafe")  # they fit
+            del ids
+            if plan.end_of_text_id is not None:
+                tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
+                sizes += 1
+            rows = [(plan.source_numbers[each.source], each.offset, each.num_bytes) for each in batch.documents]
+            whole = Tokens(
+                tokens=tokens,
+                sizes=sizes,
+                sequences=np.fromiter(map(len, pieces), np.int64, len(pieces)),
+                rows=np.array(rows, dtype=DOCUMENT_ROW),
+            )
             held_out = np.fromiter((falls_to_validation(text, plan.validation) for text in texts), bool, len(texts))
-            tokens = _tokenize(batch.documents, texts, plan)
             chosen = {"train": ~held_out, "validation": held_out}
-            splits = {split: tokens.only(chosen[split]) for split in splits_of_share(plan.validation)}
+            splits = {split: whole.only(chosen[split]) for split in splits_of_share(plan.validation)}
             yield TokenBatch(splits=splits, reading=batch.reading, memory=batch.memory)
 
 
-def _tokenize(documents: list[Document], texts: list[str], plan: TokenPlan) -> Tokens:
-    pieces: Iterator[list[str]] = map(plan.split_text, texts) if plan.split_text else ([text] for text in texts)
-    by_document = list(pieces)
-    ids = plan.encode(list(chain.from_iterable(by_document)))
-    sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-    tokens = np.concatenate([np.empty(0, dtype=np.int32), *ids], dtype=plan.dtype, casting="unsafe")  # they fit
-    del ids
-    if plan.end_of_text_id is not None:
-        tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
-        sizes += 1
-    numbers = plan.source_numbers
-    rows = [(numbers[document.source], document.offset, document.num_bytes) for document in documents]
-    return Tokens(
-        tokens=tokens,
-        sizes=sizes,
-        sequences=np.fromiter(map(len, by_document), np.int64, len(by_document)),
-        rows=np.array(rows, dtype=DOCUMENT_ROW),
-    )
-
-
 def falls_to_validation(text: str, fraction: float) -> bool:
-    """Tell the split of a document: a pure function of its text.
+    """Tell whether a document falls to validation: a pure function of its text.
 
     So a document stays on its side when others come, go or move, and when the fraction grows it may pass from training
     to validation, never back; copies of one text fall on one side.

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from hornbook.arrays import Int64s
 from hornbook.corpus.build.request import printable
 from hornbook.corpus.convert.token_documents import Documents, TokenDocument, as_tokens
-from hornbook.corpus.document_rows import DOCUMENT_ROW
 from hornbook.corpus.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
 from hornbook.corpus.store import TokenStore, open_store, splits_of
-from hornbook.corpus.store_manifest import MANIFEST, STORE_FILES, Manifest
+from hornbook.corpus.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
 from hornbook.errors import UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
-from hornbook.storage.new_files import emptied, new_folder, refuse_existing, working_folder
+from hornbook.storage.new_files import make_empty, new_folder, refuse_existing, working_folder
 from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.word_pieces import PREFIX
@@ -108,7 +107,7 @@ def write_megatron(path: Path, documents: Documents) -> None:
         if not new[0].exists() and new[1].exists() and not final[1].exists():
             remove_file(final[0])  # by a conversion that was killed between the two renames
         refuse_existing(*final)
-        with IndexedWriter(emptied(work) / "tokens", _dtype(documents)) as writer:
+        with IndexedWriter(make_empty(work) / "tokens", _dtype(documents)) as writer:
             for document in documents:
                 _add(writer, document)
         for here, there in zip(new, final, strict=True):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.documents import Document, ReadOptions, Tally, list_sources, read_sources
-from hornbook.text.quality.filter import StatelessFilter
+from hornbook.text.quality.filters import StatelessFilter
 from hornbook.text.quality.words import ngrams, word_blocks
 
 SHORTEST: Final = 8

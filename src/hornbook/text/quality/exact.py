@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hornbook.text.documents import Document
 from hornbook.text.quality.words import text_blocks
+from hornbook.text.reading import Document
 
 _BLANK: Final = re.compile(r"\s")
 _SMALLEST_TABLE: Final = 1024

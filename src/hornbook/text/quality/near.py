@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import UserError
-from hornbook.text.documents import Document
 from hornbook.text.quality.signatures import NUM_HASHES, num_equal, signature_of
 from hornbook.text.quality.words import scramble
+from hornbook.text.reading import Document
 
 LEAST_THRESHOLD: Final = 0.3
 _RECALL: Final = 0.99

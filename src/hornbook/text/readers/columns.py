@@ -14,8 +14,7 @@ from hornbook.errors import DataError
 from hornbook.formats.arrow import import_pyarrow, shown
 from hornbook.storage import Limits
 from hornbook.storage.system import format_bytes
-from hornbook.text.readers.streams import not_utf8
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source
+from hornbook.text.reading import Document, Outcome, ReadOptions, Source, not_utf8
 
 if TYPE_CHECKING:
     import pyarrow

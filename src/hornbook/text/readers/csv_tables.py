@@ -18,39 +18,34 @@ from typing import Any, BinaryIO, Final
 from hornbook.errors import DataError
 from hornbook.storage.system import format_bytes
 from hornbook.text.readers.columns import no_such_column
-from hornbook.text.readers.streams import StreamReader, line_too_long, plain_text, read_lines
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source
+from hornbook.text.reading import Document, Outcome, ReadOptions, Source, line_too_long, plain_text, read_lines
 from hornbook.wording import counted
 
 TABLES: Final[dict[str, dict[str, Any]]] = {
     ".csv": {"delimiter": ",", "strict": True},
     ".tsv": {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
 }
-"""What `csv.reader` is told about the tables in files of an ending."""
+"""Options of `csv.reader` by the suffix of the file."""
 
 
-def read_table(suffix: str) -> StreamReader:
-    """The reader of the tables in files of an ending, a key of ``TABLES``."""
-
-    def read(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-        lines = _Lines(stream, source, options.max_line_bytes)
-        rows = csv.reader(lines, **TABLES[suffix])
-        header = _next_row(rows, lines)
-        if header is None:
-            return
-        if header.count(options.field) != 1:
-            raise no_such_column(source, options.field, header)
-        column = header.index(options.field)
-        while True:
-            try:
-                if (row := _next_row(rows, lines, len(header))) is None:
-                    return
-                outcome: Outcome = Document(row[column], source.name, lines.offset, len(row[column].encode()))
-            except DataError as error:
-                outcome = error
-            yield outcome
-
-    return read
+def read_table(suffix: str, stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
+    """Read each row of a table as a document; ``suffix``, a key of ``TABLES``, says how it is written."""
+    lines = _Lines(stream, source, options.max_line_bytes)
+    rows = csv.reader(lines, **TABLES[suffix])
+    header = _next_row(rows, lines)
+    if header is None:
+        return
+    if header.count(options.field) != 1:
+        raise no_such_column(source, options.field, header)
+    column = header.index(options.field)
+    while True:
+        try:
+            if (row := _next_row(rows, lines, len(header))) is None:
+                return
+            outcome: Outcome = Document(row[column], source.name, lines.offset, len(row[column].encode()))
+        except DataError as error:
+            outcome = error
+        yield outcome
 
 
 def next_of_any_size(rows: Iterator[list[str]], limit: int) -> list[str] | None:

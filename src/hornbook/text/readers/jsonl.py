@@ -14,8 +14,7 @@ from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.text.readers.records import Remedies, line_text, parse_object, text_or_null, utf8_of
-from hornbook.text.readers.streams import Line, read_lines
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source
+from hornbook.text.reading import Document, Line, Outcome, ReadOptions, Source, read_lines
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _REMEDIES: Final = Remedies(

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from hornbook.errors import DataError
 from hornbook.storage.system import format_bytes
-from hornbook.text.readers.streams import Line, line_too_long, plain_document
-from hornbook.text.reading import Outcome, ReadOptions, Source
+from hornbook.text.reading import Line, Outcome, ReadOptions, Source, line_too_long, plain_document
 
 
 class Passage:

@@ -9,6 +9,8 @@ lines. A line with nothing but white space is blank. The price of the first shap
 it may have 128 MiB.
 """
 
+import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -17,11 +19,19 @@ from typing import BinaryIO, Final
 from hornbook.errors import DataError
 from hornbook.storage.system import format_bytes
 from hornbook.text.readers.passages import Passage
-from hornbook.text.readers.records import begins_with_object
-from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, plain_document, read_lines
-from hornbook.text.reading import Outcome, ReadOptions, Source
+from hornbook.text.reading import (
+    BYTE_ORDER_MARK,
+    Outcome,
+    ReadOptions,
+    Source,
+    line_too_long,
+    plain_document,
+    read_lines,
+)
 
 _MARKUP: Final = {b"<mediawiki ": "wikipedia", b"<doc id=": "wikiextractor"}
+_PARSED_BYTES: Final = 1 << 20
+_FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
 
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
@@ -34,7 +44,14 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":
-        _refuse_other_format(data, source)
+        found = next((name for mark, name in _MARKUP.items() if data.startswith(mark)), None)
+        if found or begins_with_object(data):
+            what = "has articles of Wikipedia" if found else "begins with a JSON object"
+            # a pipe has no name to leave it out by
+            without = f", or leave it out by --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
+            raise DataError(
+                f"{source}: {what}; say --from {found or 'jsonl'}, or --from text to take it as it is{without}"
+            )
     if len(data) > limit:
         raise DataError(
             f"{source}: holds more than {format_bytes(limit)}, but a plain file is one document; split it, put its "
@@ -68,18 +85,18 @@ def read_between_blank_lines(stream: BinaryIO, source: Source, options: ReadOpti
     yield from passage.take(_without_end)
 
 
-def _refuse_other_format(data: bytes, source: Source) -> None:
-    for mark, name in _MARKUP.items():
-        if data.startswith(mark):
-            raise _other_format(source, "has articles of Wikipedia", name)
-    if begins_with_object(data):
-        raise _other_format(source, "begins with a JSON object", "jsonl")
-
-
-def _other_format(source: Source, what: str, name: str) -> DataError:
-    """What to say of a file that looks like another format; only one of several files may be left out by its name."""
-    without = f", or leave it out by --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
-    return DataError(f"{source}: {what}; say --from {name}, or --from text to take it as it is{without}")
+def begins_with_object(data: bytes) -> bool:
+    """Tell whether the first line of a file is a JSON object, as in JSONL; of a long line the first key decides."""
+    start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+    if not data.startswith(b"{", start):
+        return False
+    first = data[start : start + _PARSED_BYTES + 1].split(b"\n", 1)[0]
+    if len(first) > _PARSED_BYTES:
+        return _FIRST_KEY.match(first) is not None
+    try:
+        return isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _without_end(data: bytes) -> bytes:

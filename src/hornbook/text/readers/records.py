@@ -8,12 +8,11 @@ all keys would take a reader of a corpus some times as long.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from hornbook.errors import DataError
-from hornbook.text.readers.streams import BYTE_ORDER_MARK, line_too_long, read_lines
+from hornbook.text.reading import line_too_long, read_lines
 
 _NAMES: Final = {
     "str": "a string",
@@ -22,8 +21,6 @@ _NAMES: Final = {
     "NoneType": "null",
     "bool": "a boolean",
 }
-_PARSED_BYTES: Final = 1 << 20
-_FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
 _MISSING: Final = object()
 """What is found in a field that an object does not have."""
 
@@ -67,20 +64,6 @@ def read_objects(
             yield place, parse_object(line_text(content, place, limit, remedies), place, load, remedies)
         elif not skip_blank:
             raise DataError(f"{place}: the line is blank; remove it, or put an object there")
-
-
-def begins_with_object(data: bytes) -> bool:
-    """Whether the first line of a file is a JSON object, as that of JSONL is; of a long one the first key decides."""
-    start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
-    if not data.startswith(b"{", start):
-        return False
-    first = data[start : start + _PARSED_BYTES + 1].split(b"\n", 1)[0]
-    if len(first) > _PARSED_BYTES:
-        return _FIRST_KEY.match(first) is not None
-    try:
-        return isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def line_text(content: bytes | None, place: str, limit: int, remedies: Remedies = MEND) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from hornbook.errors import DataError
-from hornbook.text.input_files import STANDARD_INPUT
-from hornbook.text.reading import Document, Outcome, ReadOptions, Skipped, Source
+from hornbook.text.reading import STANDARD_INPUT, Document, Outcome, ReadOptions, Skipped, Source
 from hornbook.text.wikipedia.extracted import read_extracted
 from hornbook.text.wikipedia.reader import read_dump
 
@@ -16,7 +15,9 @@ from hornbook.text.wikipedia.reader import read_dump
 def read_wikipedia(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
     """Read the articles of a dump; those before ``start`` are not cleaned."""
     path = str(source.path or STANDARD_INPUT)
-    articles = read_dump(path, options.cleaning, name=str(source), processes=options.processes, start=start)
+    articles = read_dump(
+        path, options.cleaning, name=str(source), processes=options.processes, start=start, meter=source.meter
+    )
     for article in articles:
         yield article if isinstance(article, Skipped) else _document(article, source)
 

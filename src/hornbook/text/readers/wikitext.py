@@ -16,8 +16,7 @@ from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.text.readers.passages import Passage
-from hornbook.text.readers.streams import Line, read_lines
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source
+from hornbook.text.reading import Document, Line, Outcome, ReadOptions, Source, read_lines
 
 _TITLE: Final = re.compile(rb" ?= (?!= )[^\n]*(?<! =) = ?\r?\n?")
 _LONGEST_TITLE: Final = 4096

@@ -22,8 +22,8 @@ from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
-from hornbook.storage.decompress import open_source
-from hornbook.text.input_files import STANDARD_INPUT
+from hornbook.storage.decompress import InputMeter, open_source
+from hornbook.text.reading import STANDARD_INPUT
 
 LIMITS: Final = Limits(member_bytes=1 << 40, num_members=1 << 24)
 """A whole Wikipedia may be one bzip2 stream; the bounds on its size and on the ratio stay."""
@@ -37,12 +37,13 @@ _MOST_AHEAD: Final = 8 << 20
 _MAX_THREADS: Final = 4
 
 
-def read_blocks(source: str, threads: int) -> Iterator[bytes]:
+def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> Iterator[bytes]:
     """Read a plain or compressed file, or standard input for ``"-"``, in blocks of at most 256 KiB.
 
     Args:
         source: path of the file.
         threads: to unpack bzip2 with; more than four gain nothing, since XML is read in one.
+        meter: counts the bytes that are read.
 
     Raises:
         UserError: there is no such file, or it may not be read.
@@ -51,15 +52,15 @@ def read_blocks(source: str, threads: int) -> Iterator[bytes]:
         StorageError: the disk failed.
     """
     if source == STANDARD_INPUT:
-        with open_text_source(sys.stdin.buffer, LIMITS, name="standard input") as stream:
+        with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:
             yield from _blocks(stream)
         return
     with open_source(Path(source)) as file:
         if _STREAM.match(file.read(_STREAM_MARK)):
             file.seek(0)
-            yield from _unpack_streams(file, source, min(threads, _MAX_THREADS))
+            yield from _unpack_streams(file, source, min(threads, _MAX_THREADS), meter)
             return
-    with open_text_source(source, LIMITS) as stream:
+    with open_text_source(source, LIMITS, meter=meter) as stream:
         yield from _blocks(stream)
 
 
@@ -68,18 +69,18 @@ def _blocks(stream: io.BufferedReader) -> Iterator[bytes]:
         yield block
 
 
-def _unpack_streams(file: BinaryIO, name: str, threads: int) -> Iterator[bytes]:
+def _unpack_streams(file: BinaryIO, name: str, threads: int, meter: InputMeter | None) -> Iterator[bytes]:
     sections = _sections(file)
     if threads == 1:
         for start, section in sections:
-            yield from _unpack(section, name, start)
+            yield from _unpack(section, name, start, meter)
         return
     waiting: deque[Future[tuple[list[bytes], Iterator[bytes] | DataError]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="hornbook-bzip2") as executor:
         try:
             while True:
                 for start, section in islice(sections, threads - len(waiting)):
-                    waiting.append(executor.submit(_look_ahead, _unpack(section, name, start)))
+                    waiting.append(executor.submit(_look_ahead, _unpack(section, name, start, meter)))
                 if not waiting:
                     return
                 blocks, rest = waiting.popleft().result()
@@ -109,8 +110,8 @@ def _sections(file: BinaryIO) -> Iterator[tuple[int, BinaryIO]]:
         yield start, io.BytesIO(held)
 
 
-def _unpack(section: BinaryIO, name: str, start: int) -> Iterator[bytes]:
-    with open_text_source(section, LIMITS, name=name, start=start) as stream:
+def _unpack(section: BinaryIO, name: str, start: int, meter: InputMeter | None) -> Iterator[bytes]:
+    with open_text_source(section, LIMITS, name=name, start=start, meter=meter) as stream:
         yield from _blocks(stream)
 
 

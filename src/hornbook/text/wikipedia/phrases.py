@@ -9,6 +9,7 @@ stands inside a sentence.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 Phrase: TypeAlias = Callable[[list[str], dict[str, str]], str]
@@ -51,25 +52,21 @@ _MONTHS: Final = (
 _SECOND_UNITS: Final = ("in", "oz", "lb", "ft", "ch", "yd")
 
 
-def _argument(number: int) -> Phrase:
+def _argument(number: int, arguments: list[str], named: dict[str, str]) -> str:
     """Show the argument of that number, counted from 0; negative ones from the end."""
-
-    def show(arguments: list[str], named: dict[str, str]) -> str:
-        return arguments[number].strip() if -len(arguments) <= number < len(arguments) else ""
-
-    return show
+    return arguments[number].strip() if -len(arguments) <= number < len(arguments) else ""
 
 
-def _constant(text: str) -> Phrase:
-    return lambda arguments, named: text
+def _constant(text: str, arguments: list[str], named: dict[str, str]) -> str:
+    return text
 
 
-def _prefixed(prefix: str) -> Phrase:
-    return lambda arguments, named: prefix + arguments[0].strip() if arguments and arguments[0].strip() else ""
+def _prefixed(prefix: str, arguments: list[str], named: dict[str, str]) -> str:
+    return prefix + arguments[0].strip() if arguments and arguments[0].strip() else ""
 
 
-def _joined(separator: str) -> Phrase:
-    return lambda arguments, named: separator.join(filter(None, map(str.strip, arguments)))
+def _joined(separator: str, arguments: list[str], named: dict[str, str]) -> str:
+    return separator.join(filter(None, map(str.strip, arguments)))
 
 
 def _listed(arguments: list[str], named: dict[str, str]) -> str:
@@ -129,17 +126,13 @@ def _fraction(arguments: list[str], named: dict[str, str]) -> str:
     return f"{parts[0]}/{parts[1]}" if len(parts) == 2 else f"1/{parts[0]}" if parts else ""
 
 
-def _ship(prefix: str | None) -> Phrase:
+def _ship(prefix: str | None, arguments: list[str], named: dict[str, str]) -> str:
     """``{{USS|Enterprise|CV-6}}`` -> ``USS Enterprise (CV-6)``; ``{{ship}}`` has the prefix as its first argument."""
-
-    def show(arguments: list[str], named: dict[str, str]) -> str:
-        parts = ([] if prefix is None else [prefix]) + [argument.strip() for argument in arguments[:3]]
-        if len(parts) < 2:
-            return ""
-        hull = f" ({parts[2]})" if len(parts) > 2 and parts[2] else ""
-        return f"{parts[0]} {parts[1]}".strip() + hull
-
-    return show
+    parts = ([] if prefix is None else [prefix]) + [argument.strip() for argument in arguments[:3]]
+    if len(parts) < 2:
+        return ""
+    hull = f" ({parts[2]})" if len(parts) > 2 and parts[2] else ""
+    return f"{parts[0]} {parts[1]}".strip() + hull
 
 
 def _nihongo(arguments: list[str], named: dict[str, str]) -> str:
@@ -151,15 +144,15 @@ def _nihongo(arguments: list[str], named: dict[str, str]) -> str:
 
 _BY_RULE: Final[tuple[tuple[Phrase, str], ...]] = (
     (
-        _argument(0),
+        partial(_argument, 0),
         "nowrap,nobr,nobreak,small,smaller,big,larger,large,resize,em,strong,abbr,abbrv,tooltip,mvar,math,var,"
         "bigmath,nobold,noitalic,no italic,no bold,visible anchor,vanchor,linktext,not a typo,typo,notatypo,ill,"
         "smallcaps,sc,smallcaps2,flag,flagcountry,flagu,flagg,kbd,code,tt,mono,samp,unicode,iast,polytonic,hebrew,"
         "arabic,title case,usurped,tq,xt,number,nts,uc:,lc:,ucfirst:,lcfirst:,formatnum:,formatnum,"
         "interlanguage link,interlanguage link multi",
     ),
-    (_argument(1), "lang,langx,script,wt,sort,font,color,colour,background color,rtl-lang"),
-    (_argument(-1), "transl,transliteration,tlit,font color"),
+    (partial(_argument, 1), "lang,langx,script,wt,sort,font,color,colour,background color,rtl-lang"),
+    (partial(_argument, -1), "transl,transliteration,tlit,font color"),
     (_quoted, "quote,blockquote,cquote,quotation,bquote,rquote,poemquote,poem quote,quote text,verse"),
     (_convert, "convert,cvt,conv"),
     (_value, "val"),
@@ -167,45 +160,45 @@ _BY_RULE: Final[tuple[tuple[Phrase, str], ...]] = (
     (_fraction, "frac,fraction,sfrac,fract"),
     (_nihongo, "nihongo,nihongo2,nihongo3"),
     (_listed, "unbulleted list,ubl,bulleted list,ordered list,unordered list"),
-    (_joined(", "), "hlist,cslist,comma separated entries"),
-    (_joined(" "), "gaps,bibleverse,bibleref,bibleref2,sortname"),
-    (_joined(""), "chem,chem2,ce,sub,su"),
-    (_prefixed("^"), "sup"),
-    (_prefixed("c. "), "circa,ca.,c.,ca,c"),
-    (_prefixed("fl. "), "floruit,fl.,fl"),
-    (_prefixed("r. "), "reign,r."),
-    (_prefixed("née "), "nee,née"),
-    (_prefixed("né "), "né"),
-    (_prefixed("√"), "sqrt,radic"),
-    (_prefixed("$"), "us$,usd,us dollar"),
-    (_prefixed("A$"), "a$,aud,au$"),
-    (_prefixed("C$"), "c$,cad,ca$"),
-    (_prefixed("£"), "£,gbp,pound sterling"),
-    (_prefixed("€"), "€,eur,euro"),
-    (_prefixed("₹"), "inr,indian rupee"),
-    (_prefixed("¥"), "¥,jpy"),
-    (_constant("–"), "ndash,en dash,endash,–"),
-    (_constant("—"), "mdash,em dash,emdash,—"),
-    (_constant(" – "), "snd,spnd,spaced ndash,spaced en dash,sndash,dash"),
-    (_constant(" — "), "spaced mdash,snmd"),
-    (_constant(" "), "nbsp,space,thinsp,hair space,thin space,sp,spaces,nnbsp,non-breaking space"),
-    (_constant("'"), "',apostrophe"),
-    (_constant("'s"), "'s"),
-    (_constant('"'), 'quot,"'),
-    (_constant("="), "="),
-    (_constant("&#124;"), "!,pipe"),
-    (_constant("&#91;"), "bracket"),
-    (_constant(" · "), "·,dot,middot,•,bull,bullet,interpunct"),
-    (_constant("ʻ"), "okina,ʻokina"),
-    (_constant("π"), "pi"),
-    (_constant("×"), "times,x"),
-    (_constant("−"), "minus"),
-    (_constant("±"), "±,plus-minus"),
-    (_constant("…"), "ellipsis,..."),
-    (_constant("\n"), "break,crlf,br,paragraph,paragraph break,parabr"),
-    (_ship(None), "ship"),
+    (partial(_joined, ", "), "hlist,cslist,comma separated entries"),
+    (partial(_joined, " "), "gaps,bibleverse,bibleref,bibleref2,sortname"),
+    (partial(_joined, ""), "chem,chem2,ce,sub,su"),
+    (partial(_prefixed, "^"), "sup"),
+    (partial(_prefixed, "c. "), "circa,ca.,c.,ca,c"),
+    (partial(_prefixed, "fl. "), "floruit,fl.,fl"),
+    (partial(_prefixed, "r. "), "reign,r."),
+    (partial(_prefixed, "née "), "nee,née"),
+    (partial(_prefixed, "né "), "né"),
+    (partial(_prefixed, "√"), "sqrt,radic"),
+    (partial(_prefixed, "$"), "us$,usd,us dollar"),
+    (partial(_prefixed, "A$"), "a$,aud,au$"),
+    (partial(_prefixed, "C$"), "c$,cad,ca$"),
+    (partial(_prefixed, "£"), "£,gbp,pound sterling"),
+    (partial(_prefixed, "€"), "€,eur,euro"),
+    (partial(_prefixed, "₹"), "inr,indian rupee"),
+    (partial(_prefixed, "¥"), "¥,jpy"),
+    (partial(_constant, "–"), "ndash,en dash,endash,–"),
+    (partial(_constant, "—"), "mdash,em dash,emdash,—"),
+    (partial(_constant, " – "), "snd,spnd,spaced ndash,spaced en dash,sndash,dash"),
+    (partial(_constant, " — "), "spaced mdash,snmd"),
+    (partial(_constant, " "), "nbsp,space,thinsp,hair space,thin space,sp,spaces,nnbsp,non-breaking space"),
+    (partial(_constant, "'"), "',apostrophe"),
+    (partial(_constant, "'s"), "'s"),
+    (partial(_constant, '"'), 'quot,"'),
+    (partial(_constant, "="), "="),
+    (partial(_constant, "&#124;"), "!,pipe"),
+    (partial(_constant, "&#91;"), "bracket"),
+    (partial(_constant, " · "), "·,dot,middot,•,bull,bullet,interpunct"),
+    (partial(_constant, "ʻ"), "okina,ʻokina"),
+    (partial(_constant, "π"), "pi"),
+    (partial(_constant, "×"), "times,x"),
+    (partial(_constant, "−"), "minus"),
+    (partial(_constant, "±"), "±,plus-minus"),
+    (partial(_constant, "…"), "ellipsis,..."),
+    (partial(_constant, "\n"), "break,crlf,br,paragraph,paragraph break,parabr"),
+    (partial(_ship, None), "ship"),
     *(
-        (_ship(prefix), prefix.lower())
+        (partial(_ship, prefix), prefix.lower())
         for prefix in ("USS", "HMS", "SS", "RMS", "MS", "MV", "HMAS", "HMCS", "USNS", "SMS", "INS", "USCGC")
     ),
 )

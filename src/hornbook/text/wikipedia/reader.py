@@ -21,6 +21,7 @@ from itertools import chain, islice
 from typing import Final, TypeAlias
 
 from hornbook.errors import DataError, HornbookError
+from hornbook.storage.decompress import InputMeter
 from hornbook.text.reading import Skipped, after
 from hornbook.text.wikipedia.blocks import read_blocks
 from hornbook.text.wikipedia.clean import clean_page
@@ -50,7 +51,13 @@ class _Batch:
 
 
 def read_dump(
-    source: str, options: CleanOptions, *, name: str, processes: int, start: int = 0
+    source: str,
+    options: CleanOptions,
+    *,
+    name: str,
+    processes: int,
+    start: int = 0,
+    meter: InputMeter | None = None,
 ) -> Iterator[Text | DataError | Skipped]:
     """Read the articles of a dump, in its order.
 
@@ -64,6 +71,7 @@ def read_dump(
         name: of the dump, for errors.
         processes: to clean with; 1 for this one alone.
         start: number of the article, or error, to begin with; what comes before it is not cleaned.
+        meter: counts the bytes that are read.
 
     Raises:
         UserError: there is no such file, or it may not be read.
@@ -73,8 +81,8 @@ def read_dump(
     """
     site = Site()
     failures: list[DataError] = []
-    pages = read_pages(read_blocks(source, processes), name, site)
-    items = after(map(_judged, _until_failure(pages, failures)), start)
+    pages = read_pages(read_blocks(source, processes, meter), name, site)
+    items = after(map(_classify, _until_failure(pages, failures)), start)
     batches = _batches(items, options, site)
     for batch in islice(batches, _BATCHES_HERE) if processes > 1 else batches:
         yield from _merged(batch, _clean(_articles(batch)))
@@ -91,7 +99,7 @@ def _until_failure(pages: Iterator[Page | DataError], failures: list[DataError])
         failures.append(error)
 
 
-def _judged(page: Page | DataError) -> Item:
+def _classify(page: Page | DataError) -> Item:
     if isinstance(page, DataError) or page.is_article:
         return page
     if page.redirect:

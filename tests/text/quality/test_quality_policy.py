@@ -8,8 +8,7 @@ from tiny_documents import document, some_words
 from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
-from hornbook.text.quality.options import QualityOptions
-from hornbook.text.quality.pipeline import build_filters
+from hornbook.text.quality.policy import QualityOptions, build_filters
 
 WEB = SHARED / "text" / "openwebtext-1000.jsonl"
 

@@ -6,9 +6,7 @@ from tiny_documents import document, kept
 from tiny_text import one_line
 
 from hornbook.errors import UserError
-from hornbook.text.quality.language import SAMPLED_CHARACTERS, Language, middle
-from hornbook.text.quality.length import Length
-from hornbook.text.quality.patterns import Pattern
+from hornbook.text.quality.filters import SAMPLED_CHARACTERS, Language, Length, Pattern, middle
 
 ENGLISH = "The ship sailed at noon, and nobody on the quay could say where she was bound for."
 GERMAN = "Das Schiff lief am Mittag aus, und niemand am Kai konnte sagen, wohin die Reise ging."

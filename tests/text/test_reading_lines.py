@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.text.documents import ReadOptions, read_documents
-from hornbook.text.readers.streams import read_lines
+from hornbook.text.reading import read_lines
 
 PIECES = st.sampled_from(
     [b"\n" * 63, b"\n" * 64, b"\n" * 200, b" \n\r\n\t\n" * 40, b"one\n", b" two\n", b"\x1c\n", b"  "]

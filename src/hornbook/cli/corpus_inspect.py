@@ -1,0 +1,114 @@
+"""``hornbook corpus inspect``: what is in a corpus, a store, or a file of instances.
+
+hornbook corpus inspect corpora/mine --samples 5
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.arguments import natural_number
+from hornbook.wording import counted
+
+if TYPE_CHECKING:
+    from hornbook.corpus.store import TokenStore
+
+_BAR_WIDTH = 40
+_DEFAULT_SAMPLES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``corpus inspect``."""
+    parser.add_argument(
+        "--samples", type=natural_number, metavar="N", help=f"documents to show (default: {_DEFAULT_SAMPLES})"
+    )
+    parser.add_argument("store", metavar="STORE", help="a corpus, a store, or the prefix of a .bin and .idx")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Show each store of a corpus, or a file of instances; return the numbers.
+
+    Raises:
+        UserError: documents are asked for, and instances are no documents.
+    """
+    from hornbook.cli.corpus_instances import are_instances, inspect_instances
+    from hornbook.corpus.store import open_store, splits_of
+    from hornbook.errors import UserError
+
+    if are_instances(Path(arguments.store)):
+        if arguments.samples is not None:
+            raise UserError(f"--samples shows documents, and {arguments.store} holds instances; leave it out")
+        return inspect_instances(Path(arguments.store))
+    stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
+    num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
+    facts = [_inspect(store, num_samples) for store in stores]
+    for fact in facts:
+        sys.stdout.writelines(f"{line}\n" for line in _inspect_lines(fact))
+    return {"stores": facts}
+
+
+def _inspect(store: "TokenStore", num_samples: int) -> dict[str, Any]:
+    from hornbook.corpus.describe import describe_lengths, samples, tokens_per_byte
+
+    sources = store.manifest.sources if store.manifest else ()
+    return {
+        "store": str(store.path),
+        "documents": store.num_documents,
+        "sentences": store.num_sentences,
+        "tokens": store.num_tokens,
+        "bytes": store.num_bytes,
+        "tokens_per_byte": tokens_per_byte(store),
+        "vocab_size": store.vocab_size,
+        "dtype": store.indexed.dtype.name,
+        "end_of_text": store.end_of_text,
+        "end_of_text_id": store.end_of_text_id,
+        "fingerprint": store.fingerprint,
+        "lengths": asdict(describe_lengths(store)),
+        "num_sources": len(sources),
+        "sources": list(sources[:10]),
+        "samples": [asdict(sample) for sample in samples(store, num_samples)],
+    }
+
+
+def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
+    lengths, sources = facts["lengths"], facts["sources"]
+    ratio = "" if facts["tokens_per_byte"] is None else f", {facts['tokens_per_byte']:.3f} tokens a byte"
+    size = "bytes not known" if facts["bytes"] is None else f"{facts['bytes']:,} bytes of text"
+    token = "" if facts["end_of_text_id"] is None else f" (id {facts['end_of_text_id']})"
+    vocabulary = f"vocabulary {facts['vocab_size']:,}" if facts["vocab_size"] else "tokenizer not known"
+    yield facts["store"]
+    yield f"  {describe_documents(facts['documents'], facts['sentences'])}, {facts['tokens']:,} tokens, {size}{ratio}"
+    yield f"  {vocabulary}, {facts['dtype']}, end-of-text {facts['end_of_text']}{token}"
+    yield (
+        f"  tokens a document: {lengths['shortest']:,} to {lengths['longest']:,}, mean {lengths['mean']:,.0f}, "
+        f"median {lengths['median']:,.0f}"
+    )
+    most = max(row["documents"] for row in lengths["bins"])
+    for row in lengths["bins"]:
+        bar = "█" * round(_BAR_WIDTH * row["documents"] / most) or "▏" * bool(row["documents"])
+        yield f"    {row['start']:>9,} - {row['end'] - 1:<9,} {row['documents']:>11,}  {bar}".rstrip()
+    if sources:
+        yield f"  from {counted(facts['num_sources'], 'file')}: {', '.join(map(_plain, sources[:3]))}" + ", ..." * (
+            len(sources) > 3
+        )
+    for sample in facts["samples"]:
+        file, offset = sample["source"] or (None, 0)
+        place = f", {_plain(file)} at {sample['unit']} {offset:,}" if file is not None else ""
+        yield f"  document {sample['document']:,}{place}"
+        yield f"    {_plain(sample['text'])[:100]}"
+
+
+def describe_documents(count: int, num_sentences: int | None) -> str:
+    """Return the number of documents and, in a store of sentences, of sentences."""
+    documents = counted(count, "document")
+    if num_sentences is None:
+        return documents
+    return f"{documents}, {counted(num_sentences, 'sentence')} ({num_sentences / count:,.1f} a document)"
+
+
+def _plain(text: str) -> str:
+    """Text that a terminal shows and does not obey."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,33 @@
+"""``hornbook corpus verify``: check every byte of a corpus or a store.
+
+hornbook corpus verify corpora/mine
+"""
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from hornbook.cli.corpus_inspect import describe_documents
+from hornbook.wording import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``corpus verify``."""
+    parser.add_argument("store", metavar="STORE", help="a corpus, a store, or the prefix of a .bin and .idx")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Check each store of a corpus; return what was checked."""
+    from hornbook.corpus.store import splits_of
+    from hornbook.corpus.verify import verify_record, verify_store
+
+    verify_record(arguments.store)
+    verified = []
+    for split in splits_of(arguments.store) or ("train",):
+        found = verify_store(arguments.store, split)
+        hashed = f"{counted(len(found.files), 'file')} by their hashes"
+        checked = hashed if found.files else "its structure (it has no hashes)"
+        counts = f"{describe_documents(found.documents, found.sentences)}, {found.tokens:,} tokens"
+        sys.stdout.write(f"{found.store}: sound; checked {checked}, {counts}\n")
+        verified.append(asdict(found))
+    return {"stores": verified}
