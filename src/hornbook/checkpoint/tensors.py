@@ -129,12 +129,13 @@ def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, 
 
     dtype = getattr(torch, _TORCH_DTYPES[layout.dtype])
     result: Tensor | None = None
-    for file, box in layout.boxes.items():
+    for file_name, box in layout.boxes.items():
         common = box.overlap(wanted)
         if common is None:
             continue
-        with _reading(folder / file):
-            found = files[file].get_tensor(name) if common == box else files[file].get_slice(name)[common.inside(box)]
+        file = files[file_name]
+        with _reading(folder / file_name):
+            found = file.get_tensor(name) if common == box else file.get_slice(name)[common.inside(box)]
             if common == wanted:
                 return torch.clone(found, memory_format=torch.contiguous_format)
         result = torch.empty(wanted.shape, dtype=dtype) if result is None else result
