@@ -140,6 +140,18 @@ def spoil_weights(world: World, folder: Path) -> dict[str, Any]:
     return _with(Run, "record", record, lambda: _train(world, folder))
 
 
+def resume_damaged(world: World, folder: Path) -> dict[str, Any]:
+    """A resume from checkpoints of which the newest has a damaged file that the second rank alone verifies."""
+    _train(world, folder)
+    path = folder / "checkpoints" / "step-00000008"
+    if world.is_first:
+        (path / "optimizer-00000.safetensors").write_bytes(b"damaged")
+    world.barrier()
+    shares = [checkpoint.verify(path, share=(rank, 2)) for rank in range(2)]
+    with open_run(load_recipe("demo", TINY).recipe, folder, world) as run:
+        return {"step": run.state.progress.step, "error": None, "found_by": [len(problems) for problems in shares]}
+
+
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:
     """No checkpoint can be written, which the first rank alone sees."""
 
@@ -167,6 +179,7 @@ def main(folder: Path) -> None:
         "start": miss_the_data(world, folder / "start"),
         "data": lose_the_data(world, folder / "data"),
         "weights": spoil_weights(world, folder / "weights"),
+        "resumed": resume_damaged(world, folder / "resumed"),
         "disk": fill_the_disk(world, folder / "disk"),
         "waited": wait_for_the_first(world),
     }

@@ -2,7 +2,7 @@
 
     save(folder, contents) -> folder/step-00001200/   newest_sound(folder, warn) -> path   load(path) -> contents
 
-Importing this takes no torch; ``checkpoint.restore`` goes from a checkpoint back to a model.
+Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
 """
 
 from hornbook.checkpoint.commit import prune, require_space, save, set_aside
