@@ -1,5 +1,6 @@
 """Tensors cut into the boxes of several ranks: saved, verified and read back, whole or in part, bit for bit."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import one_line
 
-from hornbook.checkpoint import Contents, Shard, load, save, verify
+from hornbook.checkpoint import Contents, Shard, list_checkpoints, load, save, verify
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hornbook.checkpoint.tensors import open_file, read_box
 from hornbook.errors import CheckpointError
+from hornbook.storage.faults import crashes_in_child
 
 NUMBERS = torch.arange(8 * 6, dtype=torch.float32).reshape(8, 6)
 
@@ -194,3 +196,15 @@ def test_a_cut_with_a_box_moved_or_left_out_is_a_problem(tiling, data):
     for wrong in (rest, [*rest, moved] if shape else rest):
         layout = Layout(dtype="F32", shape=shape, boxes={str(at): box for at, box in enumerate(wrong)})
         assert layout.problem()
+
+
+def test_a_crash_anywhere_in_a_save_of_several_ranks_leaves_all_of_it_or_nothing(tmp_path):
+    contents, ranks = Contents(step=3, tensors={}), by_rank(rows=cut(NUMBERS, 4, 0))
+    seen, n = set(), 1
+    while crashes_in_child(partial(save, tmp_path / str(n), contents, ranks), "any", n, "crash-after"):
+        found = list_checkpoints(tmp_path / str(n))
+        assert [info.problems for info in found] in ([], [[]])
+        assert all(torch.equal(load(info.path).tensors["model"]["rows"], NUMBERS) for info in found)
+        seen.add(len(found))
+        n += 1
+    assert n > 15 and seen == {0, 1}

@@ -124,7 +124,7 @@ def lose_the_data(world: World, folder: Path) -> dict[str, Any]:
     @register_task("together", check=check)
     def together(given: TaskInput) -> list[Row]:
         step[0] = given.loaded.step
-        return [Row(metric="ranks", value=given.world.sum_floats([1.0])[0], convention="how many there are")]
+        return [Row(metric="ranks", value=given.ranks.sum_floats([1.0])[0], convention="how many there are")]
 
     return _train(world, folder, "--evaluation.tasks=together", "--evaluation.tasks-every-steps=3")
 
