@@ -26,8 +26,8 @@ def test_only_the_wanted_tensors_are_read(tmp_path):
 
 def test_a_damaged_file_is_told_even_where_it_is_not_wanted(tmp_path):
     (path,) = saved(tmp_path, 5)
-    (path / "optimizer.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
+    (path / "optimizer-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer-00000\.safetensors is missing"):
         load(path, only={"model"})
 
 
@@ -44,7 +44,7 @@ def test_saving_does_not_wait_for_later_changes(tmp_path):
     [
         ("state.json", "document", b"{not json"),
         ("state.json", "document", b""),
-        ("model.safetensors", "tensors", b"junk"),
+        ("model-00000.safetensors", "tensors", b"junk"),
     ],
 )
 def test_content_that_its_manifest_vouches_for_may_still_be_malformed(tmp_path, name, kind, data):

@@ -18,7 +18,8 @@ from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage.faults import Operation, count_operations, crashes_in_child, inject
 
 DEAD_PID = 2**31 - 2
-FILES = {"model.safetensors", "optimizer.safetensors", "state.json", "recipe.json", "tokenizer.json", "manifest.json"}
+TENSORS = {"model-00000.safetensors", "optimizer-00000.safetensors"}
+FILES = {*TENSORS, "state.json", "recipe.json", "tokenizer.json", "manifest.json"}
 
 
 def no_warning(message: str) -> None:
@@ -117,7 +118,7 @@ def test_a_crash_anywhere_in_the_first_save_leaves_nothing_or_all_of_it(fresh):
 def test_a_crash_anywhere_in_replacing_a_damaged_checkpoint_loses_no_sound_one(fresh):
     def damaged() -> Path:
         folder = fresh(5, 10)
-        (folder / "step-00000010" / "model.safetensors").write_bytes(b"damaged")
+        (folder / "step-00000010" / "model-00000.safetensors").write_bytes(b"damaged")
         return folder
 
     for folder, where in every_crash(damaged, lambda folder: save(folder, contents(10))):

@@ -11,7 +11,8 @@ from tiny_checkpoints import assert_equal, contents, one_line, saved
 from hornbook.checkpoint import Contents, load, newest_sound, resolve, save, verify
 from hornbook.errors import CheckpointError
 
-FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "recipe.json", "state.json", "tokenizer.json")
+TENSORS = ("model-00000.safetensors", "optimizer-00000.safetensors")
+FILES = ("manifest.json", *TENSORS, "recipe.json", "state.json", "tokenizer.json")
 Damage = Callable[[Path], None]
 
 
@@ -120,12 +121,12 @@ def test_the_problems_are_named(folder):
     path = folder / "step-00000010"
     (path / "recipe.json").unlink()
     (path / "notes.txt").touch()
-    os.truncate(path / "model.safetensors", 100)
-    size = (folder / "step-00000005" / "model.safetensors").stat().st_size
+    os.truncate(path / "model-00000.safetensors", 100)
+    size = (folder / "step-00000005" / "model-00000.safetensors").stat().st_size
     flip(path / "state.json", 77)
     assert verify(path) == [
         "'notes.txt' is not in the manifest",
-        f"model.safetensors has 100 bytes, expected {size}",
+        f"model-00000.safetensors has 100 bytes, expected {size}",
         "recipe.json is missing",
         "state.json is altered: its SHA-256 is not the manifest's",
     ]

@@ -70,7 +70,7 @@ def test_other_names_are_no_steps(name, tmp_path):
         step_of(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a", "model.safetensors", "tokenizer.json", "A-1_b.c", "x" * 200])
+@pytest.mark.parametrize("name", ["a", "model-00000.safetensors", "tokenizer.json", "A-1_b.c", "x" * 200])
 def test_plain_names(name):
     assert is_plain_name(name)
 
@@ -104,7 +104,9 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
         (b" " + dump_json(manifest()), "not as hornbook writes it"),
         (dump_json(manifest())[:-1], "not as hornbook writes it"),
         (manifest(format="hornbook store"), "not a checkpoint's"),
-        (manifest(version=2), "format version 2, this hornbook reads 1"),
+        (manifest(version=3), "format version 3, this hornbook reads 1 to 2"),
+        (manifest(version=2), "needs a step"),
+        (manifest(version=True), "format version True"),
         (manifest(version="1"), "format version '1'"),
         (manifest(step=-1), "needs a step"),
         (manifest(step=5.0), "needs a step"),
@@ -148,8 +150,8 @@ def test_a_manifest_that_cannot_be_read_is_a_problem_not_an_error(tmp_path, monk
 def test_the_manifest_of_a_saved_checkpoint_names_its_kinds(tmp_path):
     files = read_manifest(save(tmp_path, contents(5))).files
     assert {name: item.kind for name, item in files.items()} == {
-        "model.safetensors": "tensors",
-        "optimizer.safetensors": "tensors",
+        "model-00000.safetensors": "tensors",
+        "optimizer-00000.safetensors": "tensors",
         "state.json": "document",
         "recipe.json": "document",
         "tokenizer.json": "file",

@@ -59,7 +59,8 @@ def forge(run: Path, name: str, data: bytes | None) -> None:
         if data is not None:
             entry = manifest.files[path.name]
             files[path.name] = Entry(kind=entry.kind, size=len(data), sha256=sha256_file(path))
-        (path.parent / MANIFEST).write_bytes(replace(manifest, files=files).to_bytes())
+        tensors = {group: held for group, held in manifest.tensors.items() if f"{group}-00000.safetensors" in files}
+        (path.parent / MANIFEST).write_bytes(replace(manifest, files=files, tensors=tensors).to_bytes())
 
 
 def forged_copy(home: Path, target: Path, name: str, change: Any) -> Path:
@@ -206,7 +207,7 @@ def test_a_resume_names_the_file_that_is_odd(
         (f"{STEP}/recipe.json", b'{"model": {"num_layers": "x"}, "optimizer": 3}', "step-00000002/recipe.json"),
         (f"{STEP}/tokenizer.json", b"\xff", "step-00000002/tokenizer.json cannot be read"),
         (f"{STEP}/tokenizer.json", b"{}", "step-00000002/tokenizer.json cannot be read"),
-        (f"{STEP}/model.safetensors", None, "holds no weights: it has no model.safetensors"),
+        (f"{STEP}/model-00000.safetensors", None, "holds no weights: it has no tensors of the group model"),
     ],
 )
 def test_an_evaluation_names_the_file_that_is_odd(

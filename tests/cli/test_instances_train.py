@@ -57,7 +57,7 @@ def losses(run):
 
 
 def weights(run):
-    return (run / "checkpoints" / "step-00000004" / "model.safetensors").read_bytes()
+    return (run / "checkpoints" / "step-00000004" / "model-00000.safetensors").read_bytes()
 
 
 def path_of(folder, name):

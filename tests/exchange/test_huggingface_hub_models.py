@@ -100,7 +100,7 @@ def test_a_model_of_the_hub_and_then_of_the_cache(hub, tmp_path):
         tmp_path, None, "import hf://someone/tiny --output second", "export someone/tiny --output third"
     )
     assert len(hub.asked) == asked, "offline, from the cache"
-    weights = Path("checkpoints", "step-00000000", "model.safetensors")
+    weights = Path("checkpoints", "step-00000000", "model-00000.safetensors")
     assert (tmp_path / "first" / weights).read_bytes() == (tmp_path / "second" / weights).read_bytes()
     assert COMMIT in second["source"] and COMMIT in third["checkpoint"]
     assert (tmp_path / "third" / "vocab.json").read_bytes() == (hub.folder / "vocab.json").read_bytes()

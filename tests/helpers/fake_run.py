@@ -62,7 +62,7 @@ def make_run(folder: Path, *, recipe: str = RECIPE, rows: Sequence[dict[str, obj
         log.append({"step": 40, "prompt": "def ", "text": "def f(x):"})
     checkpoint = folder / "checkpoints" / "step-00000040"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "model.safetensors").write_bytes(b"0" * 2048)
+    (checkpoint / "model-00000.safetensors").write_bytes(b"0" * 2048)
     (checkpoint / "manifest.json").write_text("{}")
     return folder
 

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from tiny import tiny_config, tiny_model
+from tiny_encoders import FAMILIES, tiny_encoder_config
 
 from hornbook.model import build_model, initialize
-from hornbook.model.initialize import Draw, generator
+from hornbook.model.initialize import Draw, fill_unsaved_buffers, generator
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -96,6 +97,68 @@ def test_a_parameter_that_nobody_draws_is_refused():
     model.blocks[1].extra = torch.nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"fills blocks\.1\.extra\.weight, blocks\.1\.extra\.bias"):
         initialize(model, 0)
+
+
+class Patterned(torch.nn.Module):
+    """Has buffers of three kinds and fills those that are named."""
+
+    def __init__(self, *filled: str) -> None:
+        super().__init__()
+        self.filled = filled
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("pattern", torch.arange(3))
+        self.register_buffer("mask", torch.zeros(3, dtype=torch.bool), persistent=False)
+
+    def draw(self, draw):
+        for name in self.filled:
+            getattr(self, name).copy_(torch.tensor([0, 1, 0]))
+
+
+def test_draw_fills_buffers_too():
+    module = torch.nn.Sequential(Patterned("scale", "pattern", "mask"))
+    initialize(module, 0)
+    assert [buffer.tolist() for buffer in module.buffers()] == [[0.0, 1.0, 0.0], [0, 1, 0], [False, True, False]]
+
+
+@pytest.mark.parametrize("forgotten", ["scale", "pattern", "mask"])
+def test_a_buffer_that_nobody_fills_is_refused(forgotten):
+    """What its constructor put there is lost, since models are built without memory."""
+    filled = [name for name in ("scale", "pattern", "mask") if name != forgotten]
+    with pytest.raises(TypeError, match=rf"no draw method fills 0\.{forgotten}: "):
+        initialize(torch.nn.Sequential(Patterned(*filled)), 0)
+
+
+def test_buffers_outside_checkpoints_are_filled_for_a_model_that_is_loaded():
+    module = torch.nn.Sequential(Patterned("mask"), torch.nn.Linear(2, 2))
+    fill_unsaved_buffers(module, 0)
+    assert module[0].mask.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "config", [tiny_config(), *map(tiny_encoder_config, FAMILIES)], ids=lambda config: config.family
+)
+def test_a_model_built_without_memory_starts_from_the_same_numbers(config):
+    expected = build_model(config, torch.float32)
+    with torch.device("meta"):
+        model = build_model(config, torch.float32)
+    assert all(tensor.is_meta for tensor in model.saved_tensors().values())
+    model.allocate(torch.device("cpu"))
+    for each in (model, expected):
+        initialize(each, 7)
+    torch.testing.assert_close(weights(model), weights(expected), rtol=0, atol=0)
+    assert model.head.table.data_ptr() == model.embedding.tokens.data_ptr()
+
+
+def test_what_modules_share_is_still_shared_once_there_is_memory():
+    with torch.device("meta"):
+        model = build_model(tiny_config(), torch.float32)
+    model.blocks[1] = model.blocks[0]
+    model.head.norm.bias = model.blocks[0].attention_norm.bias
+    names = [name for name, _ in model.own_parameters()]
+    model.allocate(torch.device("cpu"))
+    assert [name for name, _ in model.own_parameters()] == names
+    assert model.blocks[1] is model.blocks[0]
+    assert model.head.norm.bias is model.blocks[0].attention_norm.bias
 
 
 def test_generators_differ_by_seed_and_by_name():

@@ -74,6 +74,12 @@ def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):
         assert rank["weights"]["error"].startswith("DivergedError: weights are not finite after step 6")
 
 
+def test_ranks_that_verify_a_share_each_agree_on_the_checkpoint_to_resume_from(folder, ranks):
+    assert [rank["resumed"] for rank in ranks] == 2 * [{"step": 6, "error": None, "found_by": [0, 1]}]
+    said = " ".join((folder / "stderr").read_text().split())
+    assert "step-00000008 is damaged and passed over: optimizer-00000.safetensors has 7 bytes" in said
+
+
 def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
     assert [rank["disk"]["step"] for rank in ranks] == [8, 8]
     assert [rank["disk"]["error"] for rank in ranks] == [

@@ -124,7 +124,7 @@ def lose_the_data(world: World, folder: Path) -> dict[str, Any]:
     @register_task("together", check=check)
     def together(given: TaskInput) -> list[Row]:
         step[0] = given.loaded.step
-        return [Row(metric="ranks", value=given.world.sum_floats([1.0])[0], convention="how many there are")]
+        return [Row(metric="ranks", value=given.ranks.sum_floats([1.0])[0], convention="how many there are")]
 
     return _train(world, folder, "--evaluation.tasks=together", "--evaluation.tasks-every-steps=3")
 
@@ -138,6 +138,18 @@ def spoil_weights(world: World, folder: Path) -> dict[str, Any]:
             run.state.model.blocks[1].feed_forward.down.bias.detach()[2] = float("nan")
 
     return _with(TrainingRun, "record", record, lambda: _train(world, folder))
+
+
+def resume_damaged(world: World, folder: Path) -> dict[str, Any]:
+    """A resume from checkpoints of which the newest has a damaged file that the second rank alone verifies."""
+    _train(world, folder)
+    path = folder / "checkpoints" / "step-00000008"
+    if world.is_first:
+        (path / "optimizer-00000.safetensors").write_bytes(b"damaged")
+    world.barrier()
+    shares = [checkpoint.verify(path, share=(rank, 2)) for rank in range(2)]
+    with open_run(load_recipe("demo", TINY).recipe, folder, world) as run:
+        return {"step": run.state.progress.step, "error": None, "found_by": [len(problems) for problems in shares]}
 
 
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:
@@ -167,6 +179,7 @@ def main(folder: Path) -> None:
         "start": miss_the_data(world, folder / "start"),
         "data": lose_the_data(world, folder / "data"),
         "weights": spoil_weights(world, folder / "weights"),
+        "resumed": resume_damaged(world, folder / "resumed"),
         "disk": fill_the_disk(world, folder / "disk"),
         "waited": wait_for_the_first(world),
     }

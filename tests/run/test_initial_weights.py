@@ -70,7 +70,7 @@ def test_a_run_starts_from_the_weights_of_another(trained: Path, tmp_path: Path,
         "source": str(trained),
         "path": str(newest),
         "keep_optimizer": keep,
-        "digest": sha256_file(newest / "model.safetensors"),
+        "digest": sha256_file(newest / "model-00000.safetensors"),
     }
 
 

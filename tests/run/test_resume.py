@@ -129,7 +129,9 @@ def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(tmp_path: P
     assert tiny_runs.digest(folder, 8) == expected
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model-00000.safetensors", "optimizer-00000.safetensors", "state.json", "manifest.json"]
+)
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
@@ -201,7 +203,7 @@ def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest
 def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path)
     checkpoints, metrics = tmp_path / "run" / "checkpoints", tmp_path / "run" / "metrics.jsonl"
-    for path in checkpoints.glob("*/model.safetensors"):
+    for path in checkpoints.glob("*/model-00000.safetensors"):
         _damage(path, "flip")
     before = metrics.read_bytes()
     with pytest.raises(CheckpointError, match=r"has 2 checkpoints and no sound one: .* to begin anew, remove"):

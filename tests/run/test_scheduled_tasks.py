@@ -75,8 +75,8 @@ def test_tasks_change_nothing_of_the_training(folder: Path) -> None:
     run(folder / "with", *lambada(folder), "--evaluation.tasks-every-steps=1", "--data.train", str(folder / "corpus"))
     run(folder / "without", "--data.train", str(folder / "corpus"))
     states = [tiny_runs.digest(folder / name, 8) for name in ("with", "without")]
-    assert states[0]["model.safetensors"] == states[1]["model.safetensors"]
-    assert states[0]["optimizer.safetensors"] == states[1]["optimizer.safetensors"]
+    assert states[0]["model-00000.safetensors"] == states[1]["model-00000.safetensors"]
+    assert states[0]["optimizer-00000.safetensors"] == states[1]["optimizer-00000.safetensors"]
 
 
 def test_what_a_task_says_is_what_evaluate_says(folder: Path) -> None:
@@ -214,4 +214,4 @@ def test_a_task_that_fails_changes_nothing_of_the_training(folder: Path, monkeyp
     run(folder / "gone", *options)
     assert rows_of(folder / "whole") and not rows_of(folder / "gone")
     whole, gone = (tiny_runs.digest(folder / name, 8) for name in ("whole", "gone"))
-    assert whole["model.safetensors"] == gone["model.safetensors"]
+    assert whole["model-00000.safetensors"] == gone["model-00000.safetensors"]

@@ -2,11 +2,11 @@
 
     save(folder, contents) -> folder/step-00001200/   newest_sound(folder, warn) -> path   load(path) -> contents
 
-Importing this takes no torch; ``checkpoint.restore`` goes from a checkpoint back to a model.
+Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
 """
 
 from hornbook.checkpoint.commit import prune, require_space, save, set_aside
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
 from hornbook.checkpoint.load import load
 from hornbook.checkpoint.manifest import folder_of, step_of, verify
@@ -14,6 +14,7 @@ from hornbook.checkpoint.manifest import folder_of, step_of, verify
 __all__ = [
     "Contents",
     "Info",
+    "Shard",
     "folder_of",
     "list_checkpoints",
     "load",

@@ -14,7 +14,7 @@ class Contents:
 
     Contents(
         step=1200,
-        tensors={"model": {"embedding.tokens": ...}, "optimizer": {...}},  # model.safetensors, ...
+        tensors={"model": {"embedding.tokens": ...}, "optimizer": {...}},  # model-00000.safetensors, ...
         documents={"state": {"samples": 9600}, "recipe": {...}},           # state.json, ...
         files={"tokenizer.json": b"..."},
     )
@@ -23,8 +23,24 @@ class Contents:
     step: int
     """Finished steps."""
     tensors: "Mapping[str, Mapping[str, Tensor]]"
-    """By group, one safetensors file each, then by name; any shape, dtype and device."""
+    """By group, then by name; any shape, dtype and device. Loaded ones are read when they are looked up."""
     documents: Mapping[str, Any] = field(default_factory=dict)
     """By name, one JSON file each."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By file name, written as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The box of a tensor that one rank holds."""
+
+    values: "Tensor"
+    begin: tuple[int, ...]
+    """Index of the box's first element in the whole tensor."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+    @classmethod
+    def whole(cls, tensor: "Tensor") -> "Shard":
+        """Return a tensor that lies on one rank in one piece."""
+        return cls(values=tensor, begin=(0,) * tensor.dim(), shape=tuple(tensor.shape))

@@ -17,10 +17,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.files import BytesLike
 from hornbook.storage.json_files import parse_json
@@ -32,7 +34,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints nee
 MAX_HEADER_BYTES: Final = 100 << 20
 MAX_TENSORS: Final = 1_000_000
 
-_DTYPES: Final = {
+DTYPES: Final = {
     "torch.float64": "F64",
     "torch.float32": "F32",
     "torch.float16": "F16",
@@ -46,6 +48,8 @@ _DTYPES: Final = {
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
+"""What safetensors calls the dtypes that a checkpoint can hold."""
+_TORCH_DTYPES: Final = {name: dtype.removeprefix("torch.") for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +93,64 @@ def read(path: Path) -> "dict[str, Tensor]":
         CheckpointError: the file is malformed, or its header is unreasonably large.
         StorageError: it cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
+    file = open_file(path)
+    with _reading(path):
+        return {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
+
+
+def open_file(path: Path) -> Any:
+    """Return safetensors' handle of a file, whose header is checked: ``keys``, ``get_slice``, ``get_tensor``.
+
+    Raises:
+        CheckpointError: the file is malformed, or its header is unreasonably large.
+        StorageError: it cannot be read.
+    """
+    from safetensors import safe_open
 
     _check_header(path)
+    with _reading(path):
+        return safe_open(path, framework="pt")
+
+
+def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, wanted: Box) -> "Tensor":
+    """Return a box of a tensor, put together from the boxes that files hold, on the CPU, in memory of its own.
+
+    Args:
+        folder: of the files, for errors.
+        files: handles of ``open_file``, by file name.
+        name: the tensor's, the same in every file.
+        layout: which files hold which boxes; without a ``problem``.
+        wanted: the box, inside the tensor.
+
+    Raises:
+        CheckpointError: a file is malformed.
+    """
+    import torch
+
+    dtype = getattr(torch, _TORCH_DTYPES[layout.dtype])
+    result: Tensor | None = None
+    for file_name, box in layout.boxes.items():
+        common = box.overlap(wanted)
+        if common is None:
+            continue
+        file = files[file_name]
+        with _reading(folder / file_name):
+            found = file.get_tensor(name) if common == box else file.get_slice(name)[common.inside(box)]
+            if common == wanted:
+                return torch.clone(found, memory_format=torch.contiguous_format)
+        result = torch.empty(wanted.shape, dtype=dtype) if result is None else result
+        result[common.inside(wanted)] = found
+    return torch.empty(wanted.shape, dtype=dtype) if result is None else result
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of safetensors into one of ours."""
+    from safetensors import SafetensorError
+
     try:
-        with translated("read", path), safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
+        with translated("read", path):
+            yield
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise _malformed(path, " ".join(str(error).split())) from error
 
@@ -104,9 +160,9 @@ def _header(ordered: "list[tuple[str, Tensor]]", metadata: Mapping[str, str] | N
     fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in ordered:
-        dtype = _DTYPES.get(str(tensor.dtype))
+        dtype = DTYPES.get(str(tensor.dtype))
         if dtype is None or name == "__metadata__":
-            raise CheckpointError(f"tensor {name} of {tensor.dtype} cannot be stored; expected {', '.join(_DTYPES)}")
+            raise CheckpointError(f"tensor {name} of {tensor.dtype} cannot be stored; expected {', '.join(DTYPES)}")
         end = offset + tensor.numel() * tensor.element_size()
         fields[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end

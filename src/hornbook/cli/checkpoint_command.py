@@ -3,7 +3,7 @@
 hornbook checkpoint list runs/demo
       step        size  state
        400     9.1 MiB  sound
-       800     9.1 MiB  damaged: model.safetensors has 512 bytes, expected 3145904
+       800     9.1 MiB  damaged: model-00000.safetensors has 512 bytes, expected 3145904
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
 
+import torch
+
 from hornbook.config import Recipe
 from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.state import TrainState
@@ -20,10 +22,10 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         num_steps: length of the run, for the schedule.
         world: gives the device.
     """
-    model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
+    with torch.device("meta"):
+        model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
+    model.allocate(world.device)
     initialize(model, recipe.training.seed)
-    model.to(world.device)
-    model.tie()
     update = build_update(recipe.optimizer)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
     config = StepConfig(

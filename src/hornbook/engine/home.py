@@ -145,7 +145,7 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {
-            "model": {name: logical(name, weight) for name, weight in self.weights("model").items()},
+            "model": self.model.saved_tensors(),
             "optimizer": moments,
         }
 

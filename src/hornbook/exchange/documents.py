@@ -6,7 +6,10 @@
     contents.files["tokenizer.json"]   -> tokenizer_of -> a Tokenizer, or None without the file
 """
 
+import math
+
 from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.load import shapes_of
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.storage.system import format_bytes
@@ -67,7 +70,7 @@ def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
         CheckpointError: it is too large; the message has the bytes of both.
     """
     count = getattr(recipe.model, "num_parameters", None)
-    stored = sum(tensor.numel() for tensor in contents.tensors.get("model", {}).values())
+    stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
     if count is not None and count() > 2 * stored:
         raise CheckpointError(
             f"{path}/recipe.json describes a model of {format_bytes(4 * count())} in fp32, but the weights beside it "

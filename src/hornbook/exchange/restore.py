@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
-from hornbook.checkpoint.load import load, resolve
+from hornbook.checkpoint.load import load, resolve, shapes_of
 from hornbook.config import Recipe, refuse_unknown_parts
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, tokenizer_of
+from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, build_model
+from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.optim.precision import compute_dtype
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few
@@ -84,7 +86,9 @@ def read_source(
     chosen = resolve(path, warn)
     contents = load(chosen, only=only)
     if (only is None or "model" in only) and "model" not in contents.tensors:
-        raise CheckpointError(f"{chosen} holds no weights: it has no model.safetensors; take another checkpoint")
+        raise CheckpointError(
+            f"{chosen} holds no weights: it has no tensors of the group model; take another checkpoint"
+        )
     refuse_unknown_parts(contents.documents.get("recipe"), str(source))
     return chosen, contents
 
@@ -103,15 +107,17 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
     refuse_oversize(contents, recipe, chosen)
-    model = build_model(recipe.model, compute_dtype(compute, device))
-    weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
-    refuse_mismatch({"model": weights}, contents.tensors, what=str(chosen))
+    with torch.device("meta"):
+        model = build_model(recipe.model, compute_dtype(compute, device)).eval()
+    own = {"model": model.saved_tensors()}
+    contents = upgrade(contents, own)
+    refuse_mismatch(own, contents.tensors, what=str(chosen))
+    model.allocate(device)
+    fill_unsaved_buffers(model, recipe.training.seed)
     with torch.no_grad():
         model.embedding.tokens.zero_()
-        for name, tensor in weights.items():
+        for name, tensor in model.saved_tensors().items():
             tensor.copy_(contents.tensors["model"][name])
-    model.to(device).eval()
-    model.tie()
     is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
         model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported
@@ -128,14 +134,14 @@ def mismatches(own: Tensors, stored: Tensors) -> list[str]:
     """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
     problems = []
     for file, tensors in own.items():
-        found = stored.get(file, {})
-        problems += first_few([f"{name} is missing" for name in sorted(tensors.keys() - found.keys())])
-        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - tensors.keys())])
+        found, wanted = shapes_of(stored.get(file, {})), shapes_of(tensors)
+        problems += first_few([f"{name} is missing" for name in sorted(wanted.keys() - found.keys())])
+        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())])
         problems += first_few(
             [
-                f"{name} is {list(found[name].shape)} and should be {list(tensors[name].shape)}"
-                for name in sorted(tensors.keys() & found.keys())
-                if found[name].shape != tensors[name].shape
+                f"{name} is {list(found[name])} and should be {list(wanted[name])}"
+                for name in sorted(wanted.keys() & found.keys())
+                if found[name] != wanted[name]
             ]
         )
     return problems

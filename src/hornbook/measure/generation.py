@@ -79,10 +79,10 @@ def hornbook_generate(recipe: Recipe, prompts: Sequence[Sequence[int]], device: 
         compute: dtype of the activations.
     """
     assert recipe.model.vocab_size is not None, "the caller fills in the vocabulary"
-    model = build_model(recipe.model, compute_dtype(compute, device))
+    with torch.device("meta"):
+        model = build_model(recipe.model, compute_dtype(compute, device)).eval()
+    model.allocate(device)
     initialize(model, recipe.training.seed)
-    model.to(device).eval()
-    model.tie()
     decoder, greedy = make_decoder(model), Sampling(temperature=0.0)
 
     def write(num_tokens: int) -> object:

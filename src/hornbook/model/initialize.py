@@ -1,6 +1,7 @@
 """Initial weights as a function of (seed, parameter name), whatever the topology.
 
-Each parameter is drawn whole, on the CPU, over its logical shape, from a generator of its own::
+Each parameter is drawn whole, on the CPU, over its logical shape, from a generator of its own, copied into the model,
+which may be on any device, and freed, so that the host never holds a second copy of the model::
 
     ("blocks.3.attention.out.weight", seed 1234)  ->  sha256  ->  generator  ->  normal(0, std)
 
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 
 
 class Draw:
-    """Fills the parameters of the module called ``prefix``; no weight is further than ``cut`` deviations from zero."""
+    """Fills the parameters of the module called ``prefix``; no weight is further than ``cut`` deviations from zero.
+
+    Buffers are written in place by the module itself, as in ``self.pattern.copy_(torch.arange(8))``.
+    """
 
     def __init__(self, seed: int, prefix: str, cut: float | None = None) -> None:
         self.seed = seed
@@ -63,22 +67,49 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 
 def initialize(model: nn.Module, seed: int) -> None:
-    """Give every parameter of ``model`` its initial value: each module with a ``draw`` method fills its own.
+    """Give each parameter and buffer of ``model`` its initial value: each module with a ``draw`` method fills its own.
+
+    A floating-point tensor is filled if no NaN is left in it, another one if it was written in place or replaced.
 
     Args:
         model: may have ``initial_cut``, a number of standard deviations that no initial weight exceeds.
         seed: of the run.
 
     Raises:
-        TypeError: a parameter is filled by no ``draw``; it would differ from run to run and from rank to rank.
+        TypeError: a parameter or buffer is filled by no ``draw``; it would differ from run to run and from rank to
+            rank, since models are built without memory and then get some that holds anything.
     """
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(math.nan)
+        for _, tensor in _tensors(model):
+            if tensor.is_floating_point():
+                tensor.fill_(math.nan)
+    before = {id(tensor): (tensor, tensor._version) for _, tensor in _tensors(model)}
     for name, module in model.named_modules():
-        draw = getattr(module, "draw", None)
-        if draw is not None:
-            draw(Draw(seed, name, getattr(model, "initial_cut", None)))
-    left = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
+        _draw(model, name, module, seed)
+    left = []
+    for name, tensor in _tensors(model):
+        untouched = id(tensor) in before and before[id(tensor)][1] == tensor._version
+        if bool(tensor.isnan().any()) if tensor.is_floating_point() else untouched:
+            left.append(name)
     if left:
         raise TypeError(f"no draw method fills {', '.join(left)}: give the module that holds it one")
+
+
+def fill_unsaved_buffers(model: nn.Module, seed: int) -> None:
+    """Fill the buffers that checkpoints do not hold (``persistent=False``), by the ``draw`` of the modules with some.
+
+    The parameters of these modules are drawn, too; the caller copies saved ones over them.
+    """
+    unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
+    for owner in sorted({name.rpartition(".")[0] for name in unsaved}):
+        _draw(model, owner, model.get_submodule(owner), seed)
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _draw(model: nn.Module, name: str, module: nn.Module, seed: int) -> None:
+    draw = getattr(module, "draw", None)
+    if draw is not None:
+        draw(Draw(seed, name, getattr(model, "initial_cut", None)))

@@ -84,6 +84,29 @@ class LanguageModel(nn.Module):
             context["mask"] = document_mask(batch["documents"])
         return context
 
+    def allocate(self, device: torch.device) -> None:
+        """Give a model that was built on the meta device memory on ``device``, its content still to be filled in.
+
+        Parameters that modules share stay shared, which ``to_empty`` alone does not see to.
+        """
+        names: dict[int, list[str]] = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self.to_empty(device=device)
+        for first, *others in names.values():
+            for module, _, leaf in (other.rpartition(".") for other in others):
+                setattr(self.get_submodule(module), leaf, self.get_parameter(first))
+        self.tie()
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return what checkpoints hold of the model by name: parameters and persistent buffers, without padding.
+
+        They share the model's memory and have no autograd history.
+        """
+        persistent = self.state_dict().keys()
+        buffers = [(name, buffer) for name, buffer in self.named_buffers() if name in persistent]
+        return {name: self.logical(name, tensor.detach()) for name, tensor in [*self.own_parameters(), *buffers]}
+
     def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once, by name: the head's view of the table is left out."""
         for name, parameter in self.named_parameters():

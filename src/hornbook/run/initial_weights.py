@@ -29,6 +29,7 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, tokenizer_of
 from hornbook.exchange.restore import mismatches, read_source
+from hornbook.exchange.upgrade import upgrade
 from hornbook.model import build_model
 from hornbook.optim.updates import build_update
 from hornbook.text.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ class Origin:
     """The checkpoint or folder that it stood for."""
     keep_optimizer: bool
     digest: str
-    """SHA-256 of the weights, of ``model.safetensors`` if it is a checkpoint."""
+    """SHA-256 of the weights as one safetensors file."""
 
 
 def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
@@ -131,6 +132,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     if digest(contents.tensors["model"]) != origin.digest:
         raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
     own = state.home.tensors()
+    contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
     weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
     state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
@@ -175,6 +177,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     with torch.device("meta"):
         fresh = TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
     own = fresh.home.tensors()
+    contents = upgrade(contents, own)
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
     found = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}

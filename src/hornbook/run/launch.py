@@ -15,6 +15,7 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
+from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
@@ -201,31 +202,53 @@ def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: 
 
 
 def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, or else the weights to start from, if any; the first rank chooses for all.
+    """Load the newest sound checkpoint, or else the weights to start from, if any.
 
     Raises:
         CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
     """
-    chosen = checkpoint.newest_sound(folder.checkpoints, console.warn) if world.is_first else None
-    damaged = checkpoint.steps_in(folder.checkpoints) if world.is_first and chosen is None else []
-    world.barrier()  # to read all of a checkpoint takes its time
-    step, num_damaged = world.from_first(checkpoint.step_of(chosen) if chosen else 0), world.from_first(len(damaged))
-    if num_damaged:
-        raise CheckpointError(
-            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
-            "from it; to begin anew, remove that folder or choose another --output"
-        )
-    if step == 0:
+    step = _newest_sound(folder.checkpoints, world, console)
+    if not step:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)
         return
     path = checkpoint.folder_of(folder.checkpoints, step)
-    contents = checkpoint.load(path)
-    refuse_mismatch(state.home.tensors(), contents.tensors, what=str(folder.checkpoints))
+    own = state.home.tensors()
+    contents = upgrade(checkpoint.load(path, verified=True), own)
+    refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
     state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
     if state.progress.step != step:
         raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
+
+
+def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
+    """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
+
+    The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
+
+    Raises:
+        CheckpointError: there are checkpoints, none of them sound.
+    """
+    steps = checkpoint.steps_in(checkpoints) if world.is_first else []
+    num_steps = world.from_first(len(steps))
+    for number in reversed(range(num_steps)):
+        step = world.from_first(steps[number] if world.is_first else 0)
+        path = checkpoint.folder_of(checkpoints, step)
+        problems = checkpoint.verify(path, share=(world.rank, world.size))
+        world.barrier()  # to read all of a checkpoint takes its time
+        ranks = world.ranks_where(bool(problems))
+        if not ranks:
+            return step
+        if world.is_first:
+            found = "; ".join(problems or checkpoint.verify(path)) or f"on rank {ranks[0]} alone"
+            console.warn(f"checkpoint {path} is damaged and passed over: {found}")
+    if num_steps:
+        raise CheckpointError(
+            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and no sound one: restore one to go on "
+            "from it; to begin anew, remove that folder or choose another --output"
+        )
+    return None
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:

@@ -29,6 +29,8 @@ from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
+from hornbook.exchange.upgrade import upgrade
+from hornbook.model import build_model
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
@@ -58,6 +60,8 @@ def write_folder(
         raise UserError(f"{path} exists already; choose another --output or remove it")
     recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
     model = recipe.model
+    with torch.device("meta"):
+        contents = upgrade(contents, {"model": build_model(model, torch.float32).saved_tensors()})
     family = family_of(model)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)

@@ -194,9 +194,8 @@ def find_suspicions(
         )
     if list_items >= _LEAST_LIST_ITEMS and empty_list_items > _MOST_EMPTY_LIST_ITEMS * list_items:
         found["empty-list-items"] = (
-            f"{empty_list_items:,} of {counted(list_items, 'list item')} came out empty, their text is in templates, "
-            "which are dropped (as a Wiktionary's are); leave lists out by --lists drop, or take text with its templates "
-            "expanded"
+            f"{empty_list_items:,} of {counted(list_items, 'list item')} came out empty: their text is in templates, "
+            "which are dropped (as a Wiktionary's are); drop lists (--lists drop), or take text with templates expanded"
         )
     return {kind: f"{message} (--allow {kind})" for kind, message in found.items()}
 

@@ -1,0 +1,58 @@
+"""Tensors of checkpoints of earlier versions, under the names and in the shapes that models have now.
+
+    blocks.0.attention.qkv_bias [3·H·K]               -> blocks.0.attention.qkv.bias [3, H·K]
+    blocks.0.attention.qkv_weight.exp_avg [3, H·K, D] -> blocks.0.attention.qkv.weight.exp_avg [3, H·K, D]
+
+A tensor is renamed only if the model has the new name and not the old one, so a model of one's own keeps its names.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from torch import Tensor
+
+from hornbook.checkpoint.contents import Contents
+
+
+class Rename(NamedTuple):
+    """A parameter that was called otherwise; optimizer state is named after its parameter, with a suffix."""
+
+    old: re.Pattern[str]
+    new: str
+    shape: tuple[int, ...] | None = None
+    """The new shape, with one -1 for what is left; None if it stays."""
+
+
+RENAMES: Final = (
+    Rename(re.compile(r"(.*\.attention)\.qkv_weight(\.\w+)?"), r"\1.qkv.weight\2"),
+    Rename(re.compile(r"(.*\.attention)\.qkv_bias(\.\w+)?"), r"\1.qkv.bias\2", shape=(3, -1)),
+)
+
+
+def upgrade(contents: Contents, own: Mapping[str, Mapping[str, Tensor]]) -> Contents:
+    """Return the contents of a checkpoint under a model's present names.
+
+    Args:
+        contents: of any version.
+        own: the tensors of the model, and of its optimizer if it has one, by group and name; only names count.
+    """
+    groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
+    return replace(contents, tensors=groups)
+
+
+def _upgrade_group(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    renamed = {name: rename for name in stored if name not in own for rename in RENAMES if rename.old.fullmatch(name)}
+    names = {name: rename.old.sub(rename.new, name) for name, rename in renamed.items()}
+    names = {name: new for name, new in names.items() if new in own and new not in stored}
+    if not names:
+        return stored
+    upgraded = {}
+    for name, tensor in stored.items():
+        shape = renamed[name].shape if name in names else None
+        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes tells
+            tensor = tensor.reshape(shape)
+        upgraded[names.get(name, name)] = tensor
+    return upgraded
