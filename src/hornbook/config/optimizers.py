@@ -1,10 +1,13 @@
 """The update rules of a recipe's ``[optimizer]`` section, one dataclass a ``name``."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hornbook.config.options import Problem, option
 from hornbook.config.registry import register
+from hornbook.config.values import Mistake, show
 
 ClipScope = Literal["global", "per_tensor"]
 
@@ -29,6 +32,30 @@ def _epsilon(default: float) -> float:
     return option(default, help="added to the root of the second moment", above=0)
 
 
+def read_scales(entries: Sequence[str]) -> dict[str, float]:
+    """Return factors of the learning rate by pattern, in order.
+
+    Args:
+        entries: ``PATTERN=FACTOR`` each.
+
+    Raises:
+        Mistake: an entry has no pattern, or no factor that is finite and at least 0.
+    """
+    scales: dict[str, float] = {}
+    for entry in entries:
+        pattern, _, text = entry.rpartition("=")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not pattern or not 0.0 <= scale < math.inf:
+            raise Mistake(f"{show(entry)}: expected PATTERN=FACTOR with a factor of at least 0, as in embedding.*=0.1")
+        if pattern in scales:
+            raise Mistake(f"pattern {show(pattern)} has two factors; remove one")
+        scales[pattern] = scale
+    return scales
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """What every update rule here has; the defaults are those of AdamW."""
@@ -38,6 +65,18 @@ class OptimizerConfig:
     weight_decay: float = _weight_decay(0.1)
     clip_norm: float | None = option(1.0, help="largest norm of the gradients; none: no clipping", above=0)
     clip_scope: ClipScope = option("global", help="whose norm: that of all gradients together, or of each tensor")
+    no_decay: tuple[str, ...] = option((), help="PATTERN of names of parameters without decay, as in embedding.*")
+    learning_rate_scale: tuple[str, ...] = option(
+        (), help="PATTERN=FACTOR of the learning rate; of several that match a name, the first"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List the mistakes that concern several fields or the entries of lists."""
+        try:
+            read_scales(self.learning_rate_scale)
+        except Mistake as mistake:
+            return [Problem(("learning_rate_scale",), str(mistake))]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +92,12 @@ class MomentsConfig(OptimizerConfig):
     )
 
     def problems(self) -> list[Problem]:
-        """List what does not fit together."""
+        """List the mistakes that concern several fields or the entries of lists."""
+        problems = super().problems()
         if self.epsilon_before_correction and not self.bias_correction:
             message = "there is no correction to add epsilon before; leave epsilon_before_correction out"
-            return [Problem(("epsilon_before_correction", "bias_correction"), message)]
-        return []
+            problems.append(Problem(("epsilon_before_correction", "bias_correction"), message))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

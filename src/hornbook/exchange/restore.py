@@ -107,7 +107,8 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
     refuse_mismatch({"model": weights}, contents.tensors, what=str(chosen))
     with torch.no_grad():
-        model.embedding.tokens.zero_()
+        for _, parameter in model.own_parameters():
+            parameter.zero_()  # padding rows are not in the checkpoint
         for name, tensor in weights.items():
             tensor.copy_(contents.tensors["model"][name])
     model.to(device).eval()
