@@ -131,7 +131,7 @@ class PlainDecoder:
     Rows are padded on the right, where a causal model does not look.
     """
 
-    def __init__(self, model: LanguageModel, forward: Forward) -> None:
+    def __init__(self, model: LanguageModel, forward: Forward = forward_resident) -> None:
         self._model, self._forward = model, forward
         self._windows: list[list[int]] = []
 
