@@ -22,12 +22,12 @@ from hornbook.corpus.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.attention import CausalSelfAttention, Context
-from hornbook.model.embedding import TokenAndPositionEmbedding
-from hornbook.model.feed_forward import FeedForward
-from hornbook.model.head import TiedHead
-from hornbook.model.incremental import IncrementalBlock, incremental_block
+from hornbook.model.block import FeedForward, PreNormBlock
+from hornbook.model.embedding import Embedding
+from hornbook.model.head import CausalHead
+from hornbook.model.incremental import IncrementalBlock
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm, Linear
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot
@@ -39,10 +39,12 @@ from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 __all__ = [
     "NOT_SCORED",
     "Batch",
+    "CausalHead",
     "CausalSelfAttention",
     "Context",
     "Draw",
     "Dropout",
+    "Embedding",
     "EvaluationWindows",
     "FeedForward",
     "HeldOutWindows",
@@ -50,14 +52,14 @@ __all__ = [
     "LanguageModel",
     "LayerNorm",
     "Linear",
+    "MakeLinear",
     "Objective",
+    "PreNormBlock",
     "Problem",
     "Row",
     "Schedule",
     "Slot",
     "TaskInput",
-    "TiedHead",
-    "TokenAndPositionEmbedding",
     "TokenStore",
     "Update",
     "build_model",
@@ -65,7 +67,6 @@ __all__ = [
     "build_schedule",
     "build_update",
     "evaluation_batches",
-    "incremental_block",
     "main",
     "open_store",
     "option",

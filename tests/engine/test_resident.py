@@ -90,7 +90,7 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, floa
     assert ours.keys() == theirs.keys()
     pairs = {name: (ours[name].double(), theirs[name].double()) for name in ours}
     for name in pairs:
-        if name.endswith("qkv_bias"):
+        if name.endswith("qkv.bias"):
             pairs[name] = tuple(side.view(3, -1)[[0, 2]] for side in pairs[name])
     return {name: float((first - second).norm() / second.norm()) for name, (first, second) in pairs.items()}
 

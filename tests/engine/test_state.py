@@ -49,8 +49,8 @@ def test_slots_know_roles_and_stacked_parts():
     attention = "blocks.0.attention"
     found = {name: (slots[name].role, slots[name].num_parts) for name in slots if name.startswith(attention)}
     assert found == {
-        f"{attention}.qkv_weight": ("matrix", 3),
-        f"{attention}.qkv_bias": ("bias", 3),
+        f"{attention}.qkv.weight": ("matrix", 3),
+        f"{attention}.qkv.bias": ("bias", 3),
         f"{attention}.out.weight": ("matrix", 1),
         f"{attention}.out.bias": ("bias", 1),
         f"{attention}_norm.weight": ("norm", 1),

@@ -81,7 +81,7 @@ def test_what_cannot_be_filled_is_refused():
 
 def test_a_fine_tuned_model_fills_no_gaps():
     model = tiny_encoder(vocab_size=encoder_tokenizer().vocab_size)
-    model.head = OutputHead(model.vocab_size)
+    model.head = OutputHead(32, model.vocab_size)
     with pytest.raises(UserError) as caught:
         GapFiller(model, encoder_tokenizer(), top_k=3)
     assert one_line(caught.value, "fine-tuned", "no head for masked tokens")

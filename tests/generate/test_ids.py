@@ -8,7 +8,7 @@ from plain_generation import greedy, lively_model, logits_after
 
 from hornbook.generate import Sampling, draws_of, generate, generate_batch, make_decoder
 from hornbook.generate.decoder import CachedDecoder, PlainDecoder
-from hornbook.model.attention import document_mask
+from hornbook.ops.attention import document_mask
 
 GREEDY = Sampling(temperature=0.0)
 FREE = Sampling(temperature=1.0, top_k=None)

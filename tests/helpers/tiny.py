@@ -117,5 +117,5 @@ def gradient_distance(first: Mapping[str, torch.Tensor], second: Mapping[str, to
 
 def _flat_weights(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     weights = {name: tensor.double() for name, tensor in sorted(tensors.items()) if name.startswith("model/")}
-    without = {name: tensor.view(3, -1)[[0, 2]] for name, tensor in weights.items() if name.endswith("qkv_bias")}
+    without = {name: tensor.view(3, -1)[[0, 2]] for name, tensor in weights.items() if name.endswith("qkv.bias")}
     return torch.cat([tensor.flatten() for tensor in {**weights, **without}.values()])

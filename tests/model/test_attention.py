@@ -5,20 +5,21 @@ import torch
 from tiny import hidden_states, random_batch, randomize, tiny_model
 from torch.nn import functional
 
-from hornbook.model import attention
-from hornbook.model.attention import CausalSelfAttention, causal_mask, document_mask
-from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout
-from hornbook.ops.dropout import keep_mask
+from hornbook.model.attention import CausalSelfAttention
+from hornbook.model.initialize import Draw, generator
+from hornbook.model.layers import Dropout, Linear
+from hornbook.ops import attention
+from hornbook.ops.attention import causal_mask, document_mask
+from hornbook.ops.layers import keep_mask
 
 
 def make_attention(probability: float = 0.0, num_heads: int = 2, head_size: int = 6) -> CausalSelfAttention:
     """An attention whose heads are not hidden_size / num_heads wide, with biases that are not zero."""
     layer = CausalSelfAttention(8, num_heads, head_size, dropout=Dropout(probability, site=1), std=0.5, out_std=0.5)
-    layer.draw(Draw(0, "attention"))
+    layer.qkv.draw(Draw(0, "attention.qkv"))
     layer.out.draw(Draw(0, "attention.out"))
     with torch.no_grad():
-        layer.qkv_bias.normal_(generator=torch.Generator().manual_seed(1))
+        layer.qkv.bias.normal_(generator=torch.Generator().manual_seed(1))
     return layer
 
 
@@ -32,8 +33,8 @@ def by_hand(layer: CausalSelfAttention, x: torch.Tensor, keys: torch.Tensor | No
     """Attention one sample, head and query at a time, in float64; dropped weights if there are keys."""
     num_heads, size = layer.num_heads, layer.head_size
     weight, bias = (
-        layer.qkv_weight.double().view(3, num_heads, size, -1),
-        layer.qkv_bias.double().view(3, num_heads, size),
+        layer.qkv.weight.double().view(3, num_heads, size, -1),
+        layer.qkv.bias.double().view(3, num_heads, size),
     )
     mixed = torch.zeros(*x.shape[:2], num_heads, size, dtype=torch.float64)
     for sample, rows in enumerate(x.double()):
@@ -80,9 +81,9 @@ def test_dropped_weights_equal_attention_by_hand():
 
 def test_heads_drop_different_weights():
     layer = make_attention(0.5, num_heads=2)
-    layer.qkv_weight.data[0] = 0.0  # all queries are alike: weights are uniform in both heads
-    layer.qkv_bias.data.zero_()
-    layer.qkv_weight.data[2, 6:] = layer.qkv_weight.data[2, :6]  # and so are the values of both heads
+    layer.qkv.weight.data[0] = 0.0  # all queries are alike: weights are uniform in both heads
+    layer.qkv.bias.data.zero_()
+    layer.qkv.weight.data[2, 6:] = layer.qkv.weight.data[2, :6]  # and so are the values of both heads
     layer.out.weight.data.zero_()
     layer.out.weight.data[0, 0], layer.out.weight.data[1, 6] = 1.0, 1.0
     x, context = inputs(num_tokens=7)
@@ -146,10 +147,39 @@ def test_document_mask_is_causal_and_block_diagonal():
 def test_query_key_and_value_can_be_told_apart():
     """Zero queries make the weights uniform, so the output is the running mean of the values."""
     layer = make_attention(num_heads=1, head_size=8)
-    layer.qkv_weight.data[0] = 0.0
-    layer.qkv_bias.data[:8] = 0.0
+    layer.qkv.weight.data[0] = 0.0
+    layer.qkv.bias.data[0] = 0.0
     layer.out.weight.data, layer.out.bias.data = torch.eye(8), torch.zeros(8)
     x, context = inputs()
-    values = functional.linear(x, layer.qkv_weight[2], layer.qkv_bias[16:])
+    values = functional.linear(x, layer.qkv.weight[2], layer.qkv.bias[2])
     means = values.cumsum(1) / torch.arange(1, 8).view(1, -1, 1)
     torch.testing.assert_close(layer(x, context), means)
+
+
+def test_heads_cut_over_two_ranks_drop_the_same_weights():
+    """The query, key and value of each half of the heads; the sum of both outputs is that of all heads."""
+    whole = make_attention(0.4, num_heads=4)
+    halves = [CausalSelfAttention(8, 2, 6, dropout=whole.dropout, std=0.5, out_std=0.5, first_head=f) for f in (0, 2)]
+    x, context = inputs()
+    with torch.no_grad():
+        for half, columns in zip(halves, (slice(0, 12), slice(12, 24)), strict=True):
+            half.qkv.weight.copy_(whole.qkv.weight[:, columns])
+            half.qkv.bias.copy_(whole.qkv.bias[:, columns])
+            half.out.weight.copy_(whole.out.weight[:, columns])
+            half.out.bias.copy_(whole.out.bias / 2)
+    torch.testing.assert_close(sum(half(x, context) for half in halves), whole(x, context))
+
+
+def test_query_key_and_value_start_from_the_numbers_of_the_first_checkpoints():
+    """The weight is drawn under the name that it had as a parameter of the attention."""
+    model = tiny_model(seed=7)
+    expected = torch.empty(3, 16, 16).normal_(0.0, 0.02, generator=generator(7, "blocks.1.attention.qkv_weight"))
+    assert torch.equal(model.blocks[1].attention.qkv.weight, expected)
+
+
+def test_a_linear_is_an_nn_linear_that_draws_its_own_weights():
+    layer = Linear(3, 5, std=0.1)
+    assert isinstance(layer, torch.nn.Linear)
+    before = layer.weight.detach().fill_(7.0).clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.weight, before)

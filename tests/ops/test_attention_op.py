@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hornbook.ops import attention as module
-from hornbook.ops.attention import WeightDropout, cpu_attention, cpu_causal_attention, fits
-from hornbook.ops.dropout import keep_mask
+from hornbook.ops.attention import WeightDropout, cached_attention, cpu_attention, cpu_causal_attention, fits
+from hornbook.ops.layers import keep_mask
 
 
 def make_qkv(num_tokens: int, head_size: int = 5, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_QUERIES", block)
         patch.setattr(module, "_SCORES", at_once)
-        y = cpu_attention(*qkv, there_BT=there, dropout=dropout)
+        y = cpu_attention(*qkv, is_token_BT=there, dropout=dropout)
         y.backward(gradient)
     double = [tensor.detach().double().requires_grad_() for tensor in qkv]
     expected = plainly(double, there, keep_mask(keys, 7, num_tokens, probability), probability)
@@ -101,3 +101,30 @@ def test_long_sequences_are_sent_elsewhere():
     assert fits(torch.empty(1, 128, 1024, 1))
     assert not fits(torch.empty(1, 128, 1024, 1), is_causal=False)
     assert not fits(torch.empty(1, 1, 8, 8, device="meta"))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_a_cache_is_that_over_all_tokens(cache_dtype):
+    """Five tokens, then one at a time, against all at once; keys and values stand in the cache."""
+    draws = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, 9, 3, 4, 8, generator=draws)
+    whole = cached_attention(qkv, torch.zeros(2, 2, 4, 9, 8), None)
+    cache = torch.zeros(2, 2, 4, 12, 8, dtype=cache_dtype)
+    parts = [cached_attention(qkv[:, :5], cache[:, :, :, :5], None)]
+    parts += [cached_attention(qkv[:, n : n + 1], cache[:, :, :, : n + 1], None) for n in range(5, 9)]
+    tolerance = 1e-6 if cache_dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(cache[:, :, :, :9], qkv[:, :, 1:].permute(0, 2, 3, 1, 4).to(cache_dtype))
+    assert not cache[:, :, :, 9:].any(), "nothing is written behind the last token"
+
+
+def test_a_mask_hides_what_is_left_of_a_row():
+    """A row padded by two columns of rubbish attends as the row without them."""
+    draws = torch.Generator().manual_seed(0)
+    qkv = torch.randn(1, 6, 3, 4, 8, generator=draws)
+    cache = torch.full((1, 2, 4, 8, 8), 1e3)
+    plain = torch.zeros(1, 2, 4, 6, 8)
+    cache[:, :, :, 2:7] = qkv[:, :5, 1:].permute(0, 2, 3, 1, 4)
+    cached_attention(qkv[:, :5], plain[:, :, :, :5], None)
+    mask = torch.tensor([-torch.inf] * 2 + [0.0] * 6).view(1, 1, 1, 8)
+    torch.testing.assert_close(cached_attention(qkv[:, 5:], cache, mask), cached_attention(qkv[:, 5:], plain, None))

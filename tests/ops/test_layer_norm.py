@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hornbook.ops.layer_norm import affine_dtype, layer_norm
+from hornbook.ops.layers import affine_dtype, layer_norm
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.ops.sequence_groups import group_sequences, inverse, spread_sequences, take
+from hornbook.ops.sequence_groups import group_sequences, inverse, space_sequences, take
 
 CPU = torch.device("cpu")
 
@@ -29,17 +29,17 @@ def laid_out(rows: list[list[int]], num_columns: int) -> tuple[torch.Tensor, tor
 def test_the_picture_of_the_module():
     firsts, lengths, shape = laid_out([[50, 30], [40, 20]], 82)
     maps = group_sequences(firsts, lengths, shape, CPU)
-    assert maps["groups"].tolist() == [[2, 50, 1], [2, 30, 1]]
-    assert maps["slots"][:50].tolist() == list(range(50))
-    assert maps["slots"][50:100].tolist() == [*range(82, 122), *[-1] * 10]
-    assert maps["places"][80:82].tolist() == [-1, -1]
+    assert maps["group_sizes"].tolist() == [[2, 50, 1], [2, 30, 1]]
+    assert maps["gather_index"][:50].tolist() == list(range(50))
+    assert maps["gather_index"][50:100].tolist() == [*range(82, 122), *[-1] * 10]
+    assert maps["scatter_index"][80:82].tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("rows", [[[24], [24]], [[24]]])
 def test_whole_rows_need_no_maps(rows):
     maps = group_sequences(*laid_out(rows, 24), CPU)
-    assert maps.keys() == {"groups"}
-    assert maps["groups"].tolist() == [[len(rows), 24, 0]]
+    assert maps.keys() == {"group_sizes"}
+    assert maps["group_sizes"].tolist() == [[len(rows), 24, 0]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,12 +47,12 @@ def test_whole_rows_need_no_maps(rows):
 def test_every_token_has_one_place_and_finds_back(rows):
     firsts, lengths, shape = laid_out(rows, 120)
     maps = group_sequences(firsts, lengths, shape, CPU)
-    slots, places = maps["slots"], maps["places"]
-    groups = maps["groups"].tolist()
+    slots, places = maps["gather_index"], maps["scatter_index"]
+    groups = maps["group_sizes"].tolist()
     assert len(slots) == sum(number * length for number, length, _ in groups)
     assert sum(number for number, _, _ in groups) == int((lengths > 0).sum())
     assert torch.equal(inverse(slots, shape.numel()), places)
-    assert torch.equal(maps["there"], slots >= 0)
+    assert torch.equal(maps["is_token"], slots >= 0)
     assert torch.equal(inverse(places, len(slots)), slots)
     spans = zip(firsts.tolist(), lengths.tolist(), strict=True)
     tokens = [token for first, length in spans for token in range(first, first + length)]
@@ -71,8 +71,8 @@ def test_every_token_has_one_place_and_finds_back(rows):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 3))
 def test_a_column_has_empty_rows_around_each_sequence(lengths, gap):
     firsts, lengths, shape = laid_out([lengths], 60)
-    maps = spread_sequences(firsts, lengths, shape.numel(), gap, CPU)
-    rows, row_of = maps["rows"], maps["row_of"]
+    maps = space_sequences(firsts, lengths, shape.numel(), gap, CPU)
+    rows, row_of = maps["column_gather_index"], maps["column_scatter_index"]
     assert len(rows) == int(lengths.sum()) + gap * (len(lengths) + 1)
     assert torch.equal(inverse(rows, 60), row_of)
     for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True):

@@ -7,8 +7,8 @@ from hornbook.optim.slots import Slot, num_parts_of, role_of
 @pytest.mark.parametrize(
     ("name", "shape", "role", "num_parts"),
     [
-        ("blocks.0.attention.qkv_weight", (3, 8, 6), "matrix", 3),
-        ("blocks.0.attention.qkv_bias", (24,), "bias", 3),
+        ("blocks.0.attention.qkv.weight", (3, 8, 6), "matrix", 3),
+        ("blocks.0.attention.qkv.bias", (3, 8), "bias", 3),
         ("blocks.0.attention.out.weight", (6, 8), "matrix", 1),
         ("blocks.0.feed_forward.down.bias", (6,), "bias", 1),
         ("blocks.0.attention_norm.weight", (6,), "norm", 1),

@@ -48,7 +48,7 @@ def test_parts_that_a_rank_had_nothing_for_are_trained_as_in_one_process(folder)
         assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     _, before, after = (load_file(folder / f"0-{step}.safetensors") for step in range(3))
     unchanged = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
-    assert "model/blocks.0.attention.qkv_weight" in unchanged
+    assert "model/blocks.0.attention.qkv.weight" in unchanged
     assert unchanged == {name for name in before if torch.equal(alone[1][name], alone[2][name])} < set(before)
 
 

@@ -72,9 +72,8 @@ def to_hf(model: LanguageModel, name: str, tensor: torch.Tensor) -> tuple[str, t
         return f"transformer.{tables[name]}", model.logical(name, tensor).clone()
     if name.startswith("head.norm."):
         return f"transformer.ln_f.{name.rpartition('.')[2]}", tensor.clone()
-    block, module, kind = re.fullmatch(r"blocks\.(\d+)\.(.+)[._](weight|bias)", name).groups()
-    if tensor.dim() > 1:
-        tensor = tensor.flatten(0, -2).t()
+    block, module, kind = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name).groups()
+    tensor = tensor.flatten(0, -2).t() if kind == "weight" and tensor.dim() > 1 else tensor.flatten()
     return f"transformer.h.{block}.{HF_MODULES[module]}.{kind}", tensor.clone()
 
 

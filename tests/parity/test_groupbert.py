@@ -62,8 +62,8 @@ class Plain(nn.Module):
 
     def attention(self, x: Tensor, part: nn.Module) -> Tensor:
         size = part.head_size
-        biases = [0.0] * 3 if part.qkv_bias is None else part.qkv_bias.chunk(3)
-        q, k, v = (x @ weight.t() + bias for weight, bias in zip(part.qkv_weight, biases, strict=True))
+        biases = [0.0] * 3 if part.qkv.bias is None else part.qkv.bias
+        q, k, v = (x @ weight.t() + bias for weight, bias in zip(part.qkv.weight, biases, strict=True))
         heads = []
         for head in range(part.num_heads):
             here = slice(head * size, (head + 1) * size)

@@ -57,6 +57,30 @@ def problems_of_steps(key: str, entries: Sequence[str]) -> list[Problem]:
     return []
 
 
+def read_scales(entries: Sequence[str]) -> dict[str, float]:
+    """Return factors of the learning rate by pattern, in order.
+
+    Args:
+        entries: ``PATTERN=FACTOR`` each.
+
+    Raises:
+        Mistake: an entry has no pattern, or no factor that is finite and at least 0.
+    """
+    scales: dict[str, float] = {}
+    for entry in entries:
+        pattern, _, text = entry.rpartition("=")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not pattern or not 0.0 <= scale < math.inf:
+            raise Mistake(f"{show(entry)}: expected PATTERN=FACTOR with a factor of at least 0, as in embedding.*=0.1")
+        if pattern in scales:
+            raise Mistake(f"pattern {show(pattern)} has two factors; remove one")
+        scales[pattern] = scale
+    return scales
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The options of every optimizer; the defaults are those of AdamW."""
@@ -66,6 +90,18 @@ class OptimizerConfig:
     weight_decay: float = option(0.1, help="weight decay of matrices; biases and norms have none", minimum=0)
     clip_norm: float | None = option(1.0, help="maximum norm of the gradients; none: no clipping", above=0)
     clip_scope: ClipScope = option("global", help="norm to clip: of all gradients together, or of each tensor")
+    no_decay: tuple[str, ...] = option((), help="PATTERN of names of parameters without decay, as in embedding.*")
+    learning_rate_scale: tuple[str, ...] = option(
+        (), help="PATTERN=FACTOR of the learning rate; of several that match a name, the first"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List mistakes in the entries of lists."""
+        try:
+            read_scales(self.learning_rate_scale)
+        except Mistake as mistake:
+            return [Problem(("learning_rate_scale",), str(mistake))]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +117,12 @@ class MomentsConfig(OptimizerConfig):
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
+        """List conflicting options and mistakes in the entries of lists."""
+        problems = super().problems()
         if self.epsilon_before_correction and not self.bias_correction:
             message = "epsilon_before_correction requires bias_correction; remove it or set bias_correction = true"
-            return [Problem(("epsilon_before_correction", "bias_correction"), message)]
-        return []
+            problems.append(Problem(("epsilon_before_correction", "bias_correction"), message))
+        return problems
 
 
 @choice_of("optimizer")

@@ -8,6 +8,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
+from hornbook.optim.groups import in_groups
 from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import build_update
@@ -26,7 +27,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     model.allocate(world.device)
     initialize(model, recipe.training.seed)
-    update = build_update(recipe.optimizer)
+    names = [name for name, _ in model.own_parameters()]
+    update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
     config = StepConfig(
         objective=build_objective(recipe.objective),

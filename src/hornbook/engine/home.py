@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hornbook.model import LanguageModel
 from hornbook.optim.clipping import norms_of
-from hornbook.optim.slots import Slot, num_parts_of, role_of
+from hornbook.optim.slots import Slot, as_vector, num_parts_of, role_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import Ranks
 
@@ -110,7 +110,7 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        return norms_of(self._gradients())
+        return norms_of([as_vector(name, gradient) for name, gradient in self._gradients()])
 
     @contextmanager
     def slots(self, part: str) -> Iterator[list[Slot]]:
@@ -118,19 +118,19 @@ class InMemory:
         yield [
             Slot(
                 name=name,
-                parameter=parameter.detach(),
-                gradient=parameter.grad,
-                state=self.moments[name],
+                parameter=as_vector(name, parameter.detach()),
+                gradient=as_vector(name, gradient),
+                state={key: as_vector(name, tensor) for key, tensor in self.moments[name].items()},
                 role=role_of(name, parameter),
                 num_parts=num_parts_of(name),
             )
             for name, parameter in self.model.own_parameters()
-            if parameter.grad is not None
+            if (gradient := parameter.grad) is not None
         ]
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        torch._foreach_div_(self._gradients(), divisor)
+        torch._foreach_div_([gradient for _, gradient in self._gradients()], divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
@@ -149,5 +149,6 @@ class InMemory:
             "optimizer": moments,
         }
 
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for _, parameter in self.model.own_parameters() if parameter.grad is not None]
+    def _gradients(self) -> list[tuple[str, Tensor]]:
+        own = self.model.own_parameters()
+        return [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]

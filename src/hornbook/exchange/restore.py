@@ -115,7 +115,8 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     model.allocate(device)
     fill_unsaved_buffers(model, recipe.training.seed)
     with torch.no_grad():
-        model.embedding.tokens.zero_()
+        for _, parameter in model.own_parameters():
+            parameter.zero_()  # padding rows are not in the checkpoint
         for name, tensor in model.saved_tensors().items():
             tensor.copy_(contents.tensors["model"][name])
     is_imported = "source" in contents.documents or huggingface.is_folder(chosen)

@@ -12,6 +12,8 @@ whole one, and read all of it for every token.) Both decoders do so alike: `Cach
 against.
 """
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,11 +21,13 @@ import torch
 from torch import Tensor
 
 from hornbook.generate.cache import Cache
+from hornbook.generate.incremental_model import IncrementalModel, incremental
 from hornbook.model import LanguageModel
-from hornbook.model.attention import document_mask
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import at_places
-from hornbook.model.incremental import IncrementalModel, incremental
+from hornbook.ops.attention import document_mask
+
+_logger = logging.getLogger("hornbook.generate")
 
 
 class Decoder(Protocol):
@@ -48,15 +52,23 @@ class Decoder(Protocol):
 
 
 def make_decoder(model: LanguageModel, forward: Forward = forward_resident) -> Decoder:
-    """Return the quickest decoder that the model allows.
+    """Return the fastest decoder that the model allows.
 
     Args:
         model: in evaluation mode. If a block keeps no keys and values (see `hornbook.model.incremental`), every token
-            computes the whole window.
+            computes the whole window, and a warning says so once.
         forward: takes a batch through the model. Only a resident model has all weights at hand, which a cache needs.
     """
-    quick = incremental(model) if forward is forward_resident else None
-    return PlainDecoder(model, forward) if quick is None else CachedDecoder(quick)
+    quick = incremental(model) if forward is forward_resident else "a model that is not whole in memory"
+    if isinstance(quick, IncrementalModel):
+        return CachedDecoder(quick)
+    _warn_once(f"generation computes the whole window for every token: {quick} keeps no keys and values")
+    return PlainDecoder(model, forward)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _logger.warning(message)
 
 
 class CachedDecoder:
@@ -119,7 +131,7 @@ class PlainDecoder:
     Rows are padded on the right, where a causal model does not look.
     """
 
-    def __init__(self, model: LanguageModel, forward: Forward) -> None:
+    def __init__(self, model: LanguageModel, forward: Forward = forward_resident) -> None:
         self._model, self._forward = model, forward
         self._windows: list[list[int]] = []
 

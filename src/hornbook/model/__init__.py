@@ -5,10 +5,10 @@
     B batch: rows     T tokens of a row      D hidden     V vocabulary
     H heads           K head size            E = 3·H·K, query, key and value side by side
     N = B·T tokens one after the other       Z = B·H heads one after the other
-    S sequences; in attention the tokens that are looked at, by Q queries
-    P places to predict                      G, t sequences of a group and their tokens
-    R rows of what is laid out anew (places of all groups, tokens with gaps between), M rows that are taken of such
-    C what else a module counts: tokens of a chunk, channels, classes
+    S sequences; in attention the keys that are seen, by Q queries
+    P tokens to predict                      G, t sequences of a group and their tokens
+    R rows of rearranged tokens (those of all groups, a column with empty rows), M rows that are taken of them
+    C other counts of a module: tokens of a chunk, channels, classes
 """
 
 from collections.abc import Callable

@@ -1,41 +1,92 @@
-"""Multi-head self-attention: one product for query, key and value, then fused attention.
+"""Multi-head self-attention: one product for query, key and value, then attention, then the output projection.
 
 ::
 
     x_BTD --qkv [3, H·K, D]--> q, k, v [B, H, T, K] --softmax(q kᵀ / √K) v--> [B, T, H·K] --out--> [B, T, D]
 
-Query, key and value are one stacked parameter ``[3, H·K, D]``: speed wants one product, while tensor parallelism, LAMB,
-import and sparsity want the three apart, and ``qkv_weight[0]`` is the query (the bias is flat: it is one-dimensional,
-so it is not decayed). Attention dropout takes an explicit path with all the weights ``[B, H, T, T]`` in memory, since
-fused attention draws from a generator that nobody can replay.
+`hornbook.ops.attention` computes what lies between the two projections.
 """
 
-import math
+from collections.abc import Callable
+from functools import partial
+from typing import Required
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, Linear
-from hornbook.ops.attention import cpu_causal_attention, fits
-from hornbook.ops.linear import cast
+from hornbook.model.layers import Dropout, Linear, MakeLinear
+from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
+from hornbook.ops.layers import cast, cast_for_few_rows, linear
+from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
-Context = dict[str, Tensor]
+
+class Context(SequenceGroups, SpacedSequences, total=False):
+    """What blocks need beside the hidden states, made once a micro-batch. A model may add entries of its own.
+
+    Encoders have the entries of ``SequenceGroups``, and GroupBERT those of ``SpacedSequences``.
+    """
+
+    keys: Required[Tensor]
+    """int64 ``[B, T]`` in [0, 2³²): the dropout key of each token."""
+    mask: Tensor
+    """bool ``[B, 1, T, T]``, of decoders with ``data.document_mask``: True where a token may see another."""
+    group_keys: Tensor
+    """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
 
 
-class SelfAttention(nn.Module):
-    """What every self-attention has: the stacked projection, the output projection, the dropout of weights.
+class QueryKeyValue(nn.Module):
+    """The three projections as one module: one product, while each of the three can be told apart.
+
+    Speed wants one product; tensor parallelism, LAMB, import and sparsity want the three apart: ``weight[0]`` is the
+    query's. The biases are stacked like the weights, so that both are cut by heads along the second dimension.
 
     Args:
         hidden_size: D.
-        num_heads: H.
+        heads_size: H·K.
+        std: standard deviation of the initial weights; biases start at zero.
+        bias: whether there are biases.
+    """
+
+    def __init__(self, hidden_size: int, heads_size: int, *, std: float, bias: bool = True) -> None:
+        super().__init__()
+        self.std = std
+        self.weight = nn.Parameter(torch.empty(3, heads_size, hidden_size))
+        self.bias = nn.Parameter(torch.empty(3, heads_size)) if bias else None
+
+    def draw(self, draw: Draw) -> None:
+        """Fill the parameters; the weight's name, ``attention.qkv_weight``, is that of the first checkpoints."""
+        parent = Draw(draw.seed, draw.prefix.rpartition(".")[0], draw.cut)
+        parent.normal(self.weight, "qkv_weight", self.std)
+        draw.constant(self.bias, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``."""
+        return linear(x, self.weight.flatten(0, 1), None if self.bias is None else self.bias.flatten())
+
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return the map with weights cast once to ``dtype``."""
+        bias = None if self.bias is None else self.bias.detach().flatten()
+        weight = cast_for_few_rows(self.weight.flatten(0, 1), dtype)
+        return partial(functional.linear, weight=weight, bias=cast(bias, dtype))
+
+
+class SelfAttention(nn.Module):
+    """The parts of every self-attention: stacked projection, output projection, dropout of the weights.
+
+    Args:
+        hidden_size: D.
+        num_heads: H, the heads that this module holds.
         head_size: K, independent of D / H.
-        dropout: the dropout of the attention weights.
+        dropout: of the attention weights.
         std: standard deviation of the initial query, key and value weights.
         out_std: standard deviation of the initial output projection.
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the output projection has one.
+        first_head: number of the first head in the model, where a rank holds some of the heads: dropout depends on it.
+        make_linear: makes the output projection.
     """
 
     def __init__(
@@ -49,81 +100,89 @@ class SelfAttention(nn.Module):
         out_std: float,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        first_head: int = 0,
+        make_linear: MakeLinear = Linear,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_size, self.std = num_heads, head_size, std
-        self.qkv_weight = nn.Parameter(torch.empty(3, num_heads * head_size, hidden_size))
-        self.qkv_bias = nn.Parameter(torch.empty(3 * num_heads * head_size)) if qkv_bias else None
+        self.num_heads, self.head_size, self.first_head = num_heads, head_size, first_head
+        self.qkv = QueryKeyValue(hidden_size, num_heads * head_size, std=std, bias=qkv_bias)
         self.dropout = dropout
-        self.out = Linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
+        self.out = make_linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
 
-    def draw(self, draw: Draw) -> None:
-        """Fill the stacked parameters with their initial values."""
-        draw.normal(self.qkv_weight, "qkv_weight", self.std)
-        draw.constant(self.qkv_bias, 0.0)
-
-    @property
-    def drops(self) -> bool:
-        """Whether attention weights are dropped now."""
-        return self.training and self.dropout.probability > 0.0
-
-    def project(self, x: Tensor) -> Tensor:
-        """Return query, key and value side by side, ``[..., 3·H·K]``, of ``[..., D]``."""
-        return functional.linear(x, self.qkv_weight.flatten(0, 1).to(x.dtype), cast(self.qkv_bias, x.dtype))
-
-    def part(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each ``[B, H, T, K]``, of what ``project`` made."""
+    def split(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, each ``[B, H, T, K]``, of the output of ``qkv``."""
         shape = (*packed_BTE.shape[:2], 3, self.num_heads, self.head_size)
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def attend_dropping(self, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, keys_BT: Tensor) -> Tensor:
-        """Return ``[B, H, T, K]`` with weights dropped by hash; the column is the place that is looked at.
-
-        Args:
-            qkv: ``[B, H, T, K]`` each.
-            mask: bool, broadcast to ``[B, H, T, T]``, True where a token may look.
-            keys_BT: int64, of the tokens that look.
-        """
-        q_BHTK, k_BHTK, v_BHTK = qkv
-        scores_BHTT = (q_BHTK @ k_BHTK.transpose(2, 3)).float() / math.sqrt(self.head_size)
-        if mask is not None:
-            scores_BHTT = scores_BHTT.masked_fill(~mask, -math.inf)
-        weights_BHTT = scores_BHTT.softmax(-1).to(v_BHTK.dtype)
-        y_BHTK: Tensor = self.dropout(weights_BHTT, self.head_keys(keys_BT)) @ v_BHTK
-        return y_BHTK
-
-    def head_keys(self, keys_BT: Tensor) -> Tensor:
-        """Return one key a (token, head), ``[B, H, T]``: the hash adds the column, here the place that is looked at."""
-        heads_H = torch.arange(self.num_heads, device=keys_BT.device) * 0x85EBCA6B
-        return (keys_BT.unsqueeze(1) + heads_H.view(1, -1, 1)) & 0xFFFFFFFF
+    def weight_dropout(self, keys_BT: Tensor) -> WeightDropout | None:
+        """Return the dropout of the attention weights, None if none are dropped now."""
+        if not self.dropout.drops:
+            return None
+        keys_BHT = head_keys(keys_BT, self.num_heads, self.first_head)
+        return WeightDropout(keys_BHT, self.dropout.site, self.dropout.probability)
 
 
 class CausalSelfAttention(SelfAttention):
-    """Self-attention in which a token sees itself and what came before, in its own document if the context says so."""
+    """Self-attention in which a token sees itself and earlier tokens, of its own document if ``mask`` says so."""
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Mix tokens; ``context`` may hold ``mask`` ``[B, 1, T, T]`` bool (True = may look) and ``keys`` ``[B, T]``."""
-        q_BHTK, k_BHTK, v_BHTK = qkv = self.part(self.project(x_BTD))
-        if self.drops:
-            mask = context["mask"] if "mask" in context else causal_mask(x_BTD.shape[1], x_BTD.device)
-            y_BHTK = self.attend_dropping(qkv, mask, context["keys"])
-        elif "mask" in context:
-            y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=context["mask"])
-        elif fits(q_BHTK):
-            y_BHTK = cpu_causal_attention(q_BHTK, k_BHTK, v_BHTK)
-        else:
-            y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        """Mix tokens, ``[B, T, D]``."""
+        dropout = self.weight_dropout(context["keys"])
+        y_BHTK = causal_attention(*self.split(self.qkv(x_BTD)), mask=context.get("mask"), dropout=dropout)
         y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
 
+    def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
+        """Return the attention of new tokens over a cache of keys and values."""
+        return _IncrementalAttention(self, dtype)
 
-def causal_mask(num_tokens: int, device: torch.device) -> Tensor:
-    """Return ``[1, 1, T, T]`` bool, True where the row's token may look at the column's."""
-    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril().view(1, 1, num_tokens, num_tokens)
+
+class _IncrementalAttention:
+    def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
+        self.cache_shape = (attention.num_heads, attention.head_size)
+        self._qkv, self._out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
+
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+        qkv_BT3HK = self._qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
+        return self._out(cached_attention(qkv_BT3HK, cache_B2HSK, mask).flatten(2))
 
 
-def document_mask(documents_BT: Tensor) -> Tensor:
-    """Return ``[B, 1, T, T]`` bool: causal, and inside one document of ``documents_BT`` (int64) only."""
-    same_BTT = documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
-    return same_BTT.unsqueeze(1) & causal_mask(documents_BT.shape[1], documents_BT.device)
+class EncoderSelfAttention(SelfAttention):
+    """Self-attention in which a token sees its whole sequence, wherever in the batch that lies.
+
+    ::
+
+        x_BTD -> qkv, flat [B·T, 3·H·K] -> rows of the groups -> attention [G, H, t, K], group by group -> back -> out
+
+    Padding is not seen and sees nothing: its output is the bias of the output projection. Dropout of the weights hashes
+    the position *inside the sequence*, so it does not depend on the layout of the batch.
+    """
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Mix the tokens of each sequence, ``[B, T, D]``; ``context`` has the entries of ``SequenceGroups``."""
+        packed_NE = self.qkv(x_BTD).flatten(0, 1)
+        if "gather_index" in context:
+            y_NC = self._attend_groups(packed_NE, context)
+        else:
+            y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())
+        y_BTD: Tensor = self.out(y_NC.view(*x_BTD.shape[:2], -1))
+        return y_BTD
+
+    def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
+        gather_index, scatter_index = context["gather_index"], context["scatter_index"]
+        groups = context["group_sizes"].tolist()
+        rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])
+        lengths = [num_sequences * length for num_sequences, length, _ in groups]
+        mixed = [packed_NE.new_empty(0, self.num_heads * self.head_size)]
+        parts = zip(*(torch.split(tensor, lengths) for tensor in rows), groups, strict=True)
+        mixed += [self._attend(packed, is_token, keys, size) for packed, is_token, keys, size in parts]
+        return take(torch.cat(mixed), scatter_index, gather_index)
+
+    def _attend(self, packed_RE: Tensor, is_token_R: Tensor | None, keys_R: Tensor, size: list[int]) -> Tensor:
+        """Return ``[G·t, H·K]`` for the rows of one group of ``size`` (G, t, whether there is padding)."""
+        *shape, is_padded = size
+        is_token_Gt = is_token_R.view(shape) if is_token_R is not None and is_padded else None
+        qkv = self.split(packed_RE.view(*shape, -1))
+        y_GHtK = attention(*qkv, is_token_BT=is_token_Gt, dropout=self.weight_dropout(keys_R.view(shape)))
+        return y_GHtK.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,16 +1,47 @@
 """Transformer blocks: attention and a feed-forward, each with a norm, a dropout and a residual connection."""
 
 import math
+from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, GPTConfig, TransformerConfig
-from hornbook.model.attention import CausalSelfAttention, Context, SelfAttention
-from hornbook.model.encoder_attention import EncoderSelfAttention
-from hornbook.model.feed_forward import FeedForward
-from hornbook.model.layers import Dropout, LayerNorm
+from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
+from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
+from hornbook.ops.layers import ACTIVATIONS
 
 _SITES_PER_BLOCK = 3
+
+
+class FeedForward(nn.Module):
+    """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), any activation ``f`` of ``ACTIVATIONS``."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        feed_forward_size: int,
+        *,
+        activation: str,
+        std: float,
+        out_std: float,
+        make_linear: MakeLinear = Linear,
+    ) -> None:
+        super().__init__()
+        self.up = make_linear(hidden_size, feed_forward_size, std=std)
+        self.activation = ACTIVATIONS[activation]
+        self.down = make_linear(feed_forward_size, hidden_size, std=out_std)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
+        y_BTD: Tensor = self.down(self.activation(self.up(x_BTD)))
+        return y_BTD
+
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return the feed-forward with weights cast once to ``dtype``."""
+        up, down = token_form(self.up, dtype), token_form(self.down, dtype)
+        return lambda x_BTD: down(self.activation(up(x_BTD)))
 
 
 class _Block(nn.Module):
@@ -19,10 +50,11 @@ class _Block(nn.Module):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        attention: of which kind.
+        attention: its class.
         out_std: standard deviation of the initial weights of the two last layers.
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the attention's output has one.
+        make_linear: makes the linear maps.
     """
 
     def __init__(
@@ -34,6 +66,7 @@ class _Block(nn.Module):
         out_std: float,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        make_linear: MakeLinear,
     ) -> None:
         super().__init__()
         self.index = index
@@ -48,6 +81,7 @@ class _Block(nn.Module):
             out_std=out_std,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
+            make_linear=make_linear,
         )
         self.attention_dropout = Dropout(config.residual_dropout, site=first_site)
         self.feed_forward_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
@@ -57,6 +91,7 @@ class _Block(nn.Module):
             activation=config.activation,
             std=config.initializer_std,
             out_std=out_std,
+            make_linear=make_linear,
         )
         self.feed_forward_dropout = Dropout(config.residual_dropout, site=second_site)
 
@@ -67,20 +102,45 @@ class PreNormBlock(_Block):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: GPTConfig, index: int) -> None:
+    def __init__(self, config: GPTConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
         out_std = config.initializer_std / math.sqrt(2 * config.num_layers)
-        super().__init__(config, index, CausalSelfAttention, out_std=out_std)
+        super().__init__(config, index, CausalSelfAttention, out_std=out_std, make_linear=make_linear)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` holds ``keys`` ``[B, T]`` and perhaps ``mask``."""
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
         mixed_BTD = self.attention(self.attention_norm(x_BTD), context)
         x_BTD = x_BTD + self.attention_dropout(mixed_BTD, keys_BT)
         changed_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
         result: Tensor = x_BTD + self.feed_forward_dropout(changed_BTD, keys_BT)
         return result
+
+    def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
+        """Return the block for new tokens, None if the attention or the feed-forward has no incremental form."""
+        attention, feed_forward = (incremental_form(part, dtype) for part in (self.attention, self.feed_forward))
+        if attention is None or feed_forward is None:
+            return None
+        return _IncrementalPreNorm(self, attention, feed_forward, dtype)
+
+
+class _IncrementalPreNorm:
+    def __init__(
+        self,
+        block: PreNormBlock,
+        attention: IncrementalBlock,
+        feed_forward: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        self.cache_shape, self._attention, self._feed_forward = attention.cache_shape, attention, feed_forward
+        self._attention_norm = token_form(block.attention_norm, dtype)
+        self._feed_forward_norm = token_form(block.feed_forward_norm, dtype)
+
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+        x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask)
+        return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
 
 
 class PostNormBlock(_Block):
@@ -89,14 +149,15 @@ class PostNormBlock(_Block):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: EncoderConfig, index: int) -> None:
+    def __init__(self, config: EncoderConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
         std, biases = config.initializer_std, {"qkv_bias": config.qkv_bias, "out_bias": config.projection_bias}
-        super().__init__(config, index, EncoderSelfAttention, out_std=std, **biases)
+        super().__init__(config, index, EncoderSelfAttention, out_std=std, **biases, make_linear=make_linear)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` is that of an `hornbook.model.encoder.EncoderModel`."""
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
         mixed_BTD = self.attention_dropout(self.attention(x_BTD, context), keys_BT)
         x_BTD = self.attention_norm(x_BTD + mixed_BTD)

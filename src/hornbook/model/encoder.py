@@ -6,10 +6,12 @@
       -> tokens + positions + segments, norm -> blocks -> (norm) -> head.predict, head.relate
 
 A micro-batch holds S sequences, one a row with padding behind them (padded), several a row (packed), or all in one row
-(unpadded). Nothing here tells the three apart: sequence s is the ``lengths[s]`` flat tokens from ``firsts[s]`` on. What
-looks at one token at a time takes the batch as it comes; what mixes tokens takes it apart and puts it together again,
-by index maps that are made once a micro-batch (`hornbook.ops.sequence_groups`).
+(unpadded). The model makes no difference between the three: sequence s is the ``lengths[s]`` flat tokens from
+``firsts[s]`` on. A layer that maps each token alone takes the batch as it is; one that mixes tokens rearranges it by
+index maps that are made once a micro-batch (`hornbook.ops.sequence_groups`).
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +19,14 @@ from torch import Tensor, nn
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
 from hornbook.model.attention import Context
 from hornbook.model.block import PostNormBlock
-from hornbook.model.embedding import EncoderEmbedding
+from hornbook.model.embedding import Embedding
 from hornbook.model.encoder_head import EncoderHead, Transform
 from hornbook.model.group_block import GroupBlock
 from hornbook.model.head import OutputHead
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import LayerNorm
-from hornbook.ops.sequence_groups import group_sequences, spread_sequences
+from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.samples.batches import Batch
 
 
@@ -41,17 +43,18 @@ class EncoderModel(LanguageModel):
     is_causal = False
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return what the first block is given, ``[B, T, D]``; without ``segments`` all tokens are of the first."""
+        """Return the input of the first block, ``[B, T, D]``; without ``segments`` all tokens are of the first."""
         x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys``, the maps of ``group_sequences`` and, by these, ``place_keys``, those of the places."""
+        """Return ``keys``, the index maps of ``group_sequences``, and ``group_keys``."""
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
-        context = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
-        if "slots" in context:
-            context["place_keys"] = keys_BT.flatten()[context["slots"].clamp(min=0)]
-        return {"keys": keys_BT, **context}
+        groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
+        context = cast(Context, {"keys": keys_BT, **groups})
+        if "gather_index" in groups:
+            context["group_keys"] = keys_BT.flatten()[groups["gather_index"].clamp(min=0)]
+        return context
 
 
 class GroupBert(EncoderModel):
@@ -71,10 +74,10 @@ class GroupBert(EncoderModel):
         self.reach = config.convolution_kernel // 2
 
     def make_context(self, batch: Batch) -> Context:
-        """Return also the maps of ``spread_sequences``, for the convolutions."""
-        tokens_BT = batch["tokens"]
-        spread = spread_sequences(batch["firsts"], batch["lengths"], tokens_BT.numel(), self.reach, tokens_BT.device)
-        return super().make_context(batch) | spread
+        """Return also the index maps of ``space_sequences``, for the convolutions."""
+        firsts, lengths, tokens_BT = batch["firsts"], batch["lengths"], batch["tokens"]
+        spaced = space_sequences(firsts, lengths, tokens_BT.numel(), self.reach, tokens_BT.device)
+        return cast(Context, {**super().make_context(batch), **spaced})
 
 
 def build_bert(config: BertConfig | RobertaConfig, compute_dtype: torch.dtype) -> EncoderModel:
@@ -89,16 +92,16 @@ def build_groupbert(config: GroupBertConfig, compute_dtype: torch.dtype) -> Enco
     return GroupBert(config, compute_dtype)
 
 
-def _embedding(config: EncoderConfig, compute_dtype: torch.dtype) -> EncoderEmbedding:
+def _embedding(config: EncoderConfig, compute_dtype: torch.dtype) -> Embedding:
     assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
-    return EncoderEmbedding(
+    return Embedding(
         config.vocab_size,
         config.max_positions,
         config.hidden_size,
         num_segments=config.num_segments,
         first_position=config.first_position,
+        norm=LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon),
         dropout=config.embedding_dropout,
-        epsilon=config.layer_norm_epsilon,
         std=config.initializer_std,
         compute_dtype=compute_dtype,
     )

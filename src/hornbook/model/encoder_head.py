@@ -5,17 +5,17 @@
     x_BTD --predictions_P--> x_PD -> dense, activation, norm -> tied table, bias -> loss, number right
     x_BTD --firsts_S-------> x_SD -> pooler: dense, tanh     -> dense, 2 logits  -> loss, number right
 
-Only the places to be predicted are gathered, so that a seventh of the tokens meets the table.
+Only the tokens to be predicted are gathered: a seventh of them is multiplied with the table.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.feed_forward import ACTIVATIONS
 from hornbook.model.head import OutputHead, at_places
 from hornbook.model.layers import LayerNorm, Linear
 from hornbook.ops.cross_entropy import counted_cross_entropy, token_losses
+from hornbook.ops.layers import ACTIVATIONS
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -35,16 +35,17 @@ class Transform(nn.Module):
 
 
 class EncoderHead(OutputHead):
-    """BERT's heads (Devlin et al. 2019). Index tensors are int64; places are flat indices into the B·T tokens.
+    """BERT's heads (Devlin et al. 2019). Index tensors are int64, flat indices into the B·T tokens.
 
     Args:
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
-        transform: what comes before the table, if anything.
+        transform: the layers before the table, if any.
         bias: whether each token of the vocabulary has a bias.
         relates: whether there are a pooler and a classifier of pairs.
-        std: standard deviation of the initial weights of those two.
-        norm: of all hidden states that come in, where blocks have theirs in front.
+        std: standard deviation of the initial weights of those two, and of an untied table.
+        norm: final layer norm (pre-norm models).
+        is_tied: see ``OutputHead``.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class EncoderHead(OutputHead):
         relates: bool,
         std: float,
         norm: LayerNorm | None = None,
+        is_tied: bool = True,
     ) -> None:
-        super().__init__(vocab_size, bias=bias, norm=norm)
+        super().__init__(hidden_size, vocab_size, bias=bias, norm=norm, is_tied=is_tied, std=std)
         self.transform = transform
         self.pooler = Linear(hidden_size, hidden_size, std=std) if relates else None
         self.classifier = Linear(hidden_size, 2, std=std) if relates else None
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return what meets the table."""
+        """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
         normed = self.normed(x)
         return normed if self.transform is None else self.transform(normed)
 

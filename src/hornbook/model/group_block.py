@@ -7,8 +7,7 @@
       + attention(norm(x))
       + feed_forward(norm(x))
 
-The convolution sees zeros beyond the ends of its sequence. So the sequences are laid into one column with empty rows
-between them, as many as the kernel reaches, and a single convolution over the column does for all.
+The convolution sees zeros beyond the ends of its sequence (`hornbook.ops.sequence_groups.convolve`).
 """
 
 from collections.abc import Callable
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config import GroupBertConfig
-from hornbook.model.attention import Context
-from hornbook.model.encoder_attention import EncoderSelfAttention
-from hornbook.model.feed_forward import ACTIVATIONS
+from hornbook.model.attention import Context, EncoderSelfAttention
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm, Linear
-from hornbook.ops.sequence_groups import take
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
+from hornbook.ops.layers import ACTIVATIONS, grouped_linear
+from hornbook.ops.sequence_groups import convolve
 
 _SITES_PER_BLOCK = 5
 
@@ -31,24 +29,32 @@ _SITES_PER_BLOCK = 5
 class GatedConvolution(nn.Module):
     """``W₂ silu(norm(conv(sigmoid(a) · b)))`` with ``[a, b] = W₁ x``; the convolution is grouped.
 
-    The price of one column for all sequences is a copy there and back, and at most ``kernel_size - 1`` rows a sequence.
-
     Args:
         hidden_size: D.
         kernel_size: tokens that an output sees, odd.
         group_size: channels of a group.
         epsilon: of the norm.
         std: standard deviation of the initial weights.
+        make_linear: makes the linear maps.
     """
 
-    def __init__(self, hidden_size: int, kernel_size: int, group_size: int, *, epsilon: float, std: float) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        kernel_size: int,
+        group_size: int,
+        *,
+        epsilon: float,
+        std: float,
+        make_linear: MakeLinear = Linear,
+    ) -> None:
         super().__init__()
         self.std = std
-        self.up = Linear(hidden_size, 2 * hidden_size, std=std)
+        self.up = make_linear(hidden_size, 2 * hidden_size, std=std)
         self.filter_weight = nn.Parameter(torch.empty(hidden_size, group_size, kernel_size))
         self.filter_bias = nn.Parameter(torch.empty(hidden_size))
         self.norm = LayerNorm(hidden_size, epsilon=epsilon)
-        self.down = Linear(hidden_size, hidden_size, std=std)
+        self.down = make_linear(hidden_size, hidden_size, std=std)
 
     def draw(self, draw: Draw) -> None:
         """Fill the filter."""
@@ -56,20 +62,13 @@ class GatedConvolution(nn.Module):
         draw.constant(self.filter_bias, 0.0)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` has ``rows`` and ``row_of`` of ``spread_sequences``."""
+        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` has the entries of ``SpacedSequences``."""
         gate_BTD, value_BTD = self.up(x_BTD).chunk(2, -1)
         gated_ND = (torch.sigmoid(gate_BTD) * value_BTD).flatten(0, 1)
-        mixed_ND = self._convolve(gated_ND, context["rows"], context["row_of"])
+        gather_index, scatter_index = context["column_gather_index"], context["column_scatter_index"]
+        mixed_ND = convolve(gated_ND, self.filter_weight, self.filter_bias, gather_index, scatter_index)
         y_BTD: Tensor = self.down(functional.silu(self.norm(mixed_ND))).view_as(x_BTD)
         return y_BTD
-
-    def _convolve(self, x_ND: Tensor, rows_R: Tensor, row_of_N: Tensor) -> Tensor:
-        weight, bias = self.filter_weight.to(x_ND.dtype), self.filter_bias.to(x_ND.dtype)
-        _, group_size, kernel_size = weight.shape
-        column_1DR = take(x_ND, rows_R, row_of_N).t().unsqueeze(0)
-        groups = x_ND.shape[1] // group_size
-        mixed_1DR = functional.conv1d(column_1DR, weight, bias, padding=kernel_size // 2, groups=groups)
-        return take(mixed_1DR.squeeze(0).t(), row_of_N, rows_R)
 
 
 class GroupedLinear(nn.Module):
@@ -95,23 +94,27 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        parts = x.chunk(len(self.weight), -1)
-        weights = self.weight.to(x.dtype).unbind(0)
-        mapped = [functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
-        return torch.cat(mapped, -1) + self.bias.to(x.dtype)
+        return grouped_linear(x, self.weight, self.bias)
 
 
 class GroupedFeedForward(nn.Module):
     """``W₃ grouped(f(W₁ x))``: the large second product in groups, and a small one over all channels behind it."""
 
     def __init__(
-        self, hidden_size: int, feed_forward_size: int, num_groups: int, *, activation: str, std: float
+        self,
+        hidden_size: int,
+        feed_forward_size: int,
+        num_groups: int,
+        *,
+        activation: str,
+        std: float,
+        make_linear: MakeLinear = Linear,
     ) -> None:
         super().__init__()
-        self.up = Linear(hidden_size, feed_forward_size, std=std)
+        self.up = make_linear(hidden_size, feed_forward_size, std=std)
         self.activation = ACTIVATIONS[activation]
         self.grouped = GroupedLinear(feed_forward_size, hidden_size, num_groups, std=std)
-        self.down = Linear(hidden_size, hidden_size, std=std)
+        self.down = make_linear(hidden_size, hidden_size, std=std)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
@@ -125,9 +128,10 @@ class GroupBlock(nn.Module):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: GroupBertConfig, index: int) -> None:
+    def __init__(self, config: GroupBertConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
         super().__init__()
         self.index = index
         size, std, epsilon = config.hidden_size, config.initializer_std, config.layer_norm_epsilon
@@ -135,7 +139,12 @@ class GroupBlock(nn.Module):
         self.norms = nn.ModuleList(LayerNorm(size, epsilon=epsilon) for _ in sites)
         self.dropouts = nn.ModuleList(Dropout(config.residual_dropout, site=site) for site in sites)
         self.convolution = GatedConvolution(
-            size, config.convolution_kernel, config.convolution_group_size, epsilon=epsilon, std=std
+            size,
+            config.convolution_kernel,
+            config.convolution_group_size,
+            epsilon=epsilon,
+            std=std,
+            make_linear=make_linear,
         )
         self.first_feed_forward, self.second_feed_forward = (
             GroupedFeedForward(
@@ -144,6 +153,7 @@ class GroupBlock(nn.Module):
                 config.feed_forward_groups,
                 activation=config.activation,
                 std=std,
+                make_linear=make_linear,
             )
             for _ in range(2)
         )
@@ -156,10 +166,11 @@ class GroupBlock(nn.Module):
             out_std=std,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
+            make_linear=make_linear,
         )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``; ``context`` is that of an `hornbook.model.encoder.EncoderModel`."""
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
         modules: tuple[Callable[[Tensor], Tensor], ...] = (
             lambda x: self.convolution(x, context),
             self.first_feed_forward,

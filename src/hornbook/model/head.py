@@ -1,7 +1,7 @@
-"""Heads: hidden states become losses or logits, through the token table as output weights.
+"""Heads: hidden states become losses or logits, through an output table ``[V, D]``.
 
-The table is used twice, for look-up and for logits, and keeps *two* gradient accumulators, so that runs that hold the
-two uses apart (pipeline stages, phased execution) add the same two sums as a run in one piece, bit for bit::
+A tied table is the embedding's, and keeps *two* gradient accumulators, so that runs that hold the two uses apart
+(pipeline stages, phased execution) add the same two sums as a run in one piece, bit for bit::
 
     embedding.tokens  --same storage--  head.table
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
@@ -14,28 +14,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.model.embedding import padded_rows
+from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
-from hornbook.ops.linear import cast
+from hornbook.ops.layers import cast, cast_for_few_rows
 from hornbook.samples.batches import Batch
 
 
 class OutputHead(nn.Module):
-    """What all heads share: the tied table, perhaps a bias and a norm, and logits at chosen places.
+    """The parts of every head: the output table, perhaps a bias and a norm, and logits of chosen tokens.
 
     Args:
+        hidden_size: D.
         vocab_size: tokens that exist, without padding.
         bias: whether each of them has a bias, which is kept without padding.
-        norm: of all hidden states that come in, where blocks have theirs in front.
+        norm: final layer norm (pre-norm models).
+        is_tied: whether the output table is the embedding's; False: the head has a table of its own.
+        std: standard deviation of the initial weights, those of a table of its own included.
     """
 
     table: nn.Parameter
+    """``[V padded, D]``."""
 
-    def __init__(self, vocab_size: int, *, bias: bool = False, norm: LayerNorm | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        bias: bool = False,
+        norm: LayerNorm | None = None,
+        is_tied: bool = True,
+        std: float = 0.02,
+    ) -> None:
         super().__init__()
-        self.vocab_size = vocab_size
+        self.vocab_size, self.is_tied, self.std = vocab_size, is_tied, std
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+        if not is_tied:
+            self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
         self.norm = norm
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
@@ -43,15 +60,18 @@ class OutputHead(nn.Module):
         return use(self, x_BTD, batch)
 
     def draw(self, draw: Draw) -> None:
-        """Set the bias to zero; the table is the embedding's."""
+        """Set the bias to zero, and fill a table of the head's own, whose padding rows become zero."""
         draw.constant(self.bias, 0.0)
+        if not self.is_tied:
+            draw.normal(self.table, "table", self.std, num_rows=self.vocab_size)
 
     def tie(self, table: nn.Parameter) -> None:
-        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a gradient of its own."""
-        self.table = nn.Parameter(table.detach())
+        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied."""
+        if self.is_tied:
+            self.table = nn.Parameter(table.detach())
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return hidden states ``[..., D]`` as the head wants them."""
+        """Return hidden states ``[..., D]`` after the final norm, if there is one."""
         return x if self.norm is None else self.norm(x)
 
     def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
@@ -59,29 +79,38 @@ class OutputHead(nn.Module):
         return self.normed(at_places(x_BTD, firsts_S))
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return what meets the table, ``[..., D]``, of hidden states ``[..., D]``."""
+        """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
         return self.normed(x)
 
     def logits(self, x_ND: Tensor) -> Tensor:
-        """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` at chosen places, without padding."""
+        """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
         prepared = self.prepare(x_ND)
         table = self.table[: self.vocab_size].to(prepared.dtype)
         return functional.linear(prepared, table, cast(self.bias, prepared.dtype)).float()
 
 
-class TiedHead(OutputHead):
-    """GPT's head, a norm and the table: hidden states and targets in, sums of losses out.
+class CausalHead(OutputHead):
+    """GPT's head, a norm and the output table: hidden states and targets in, sums of losses out.
 
     Args:
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
         epsilon: of the final norm.
+        is_tied: see ``OutputHead``.
+        std: standard deviation of an untied table's initial weights.
     """
 
-    norm: LayerNorm
+    def __init__(
+        self, hidden_size: int, vocab_size: int, *, epsilon: float, is_tied: bool = True, std: float = 0.02
+    ) -> None:
+        norm = LayerNorm(hidden_size, epsilon=epsilon)
+        super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std)
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, epsilon: float) -> None:
-        super().__init__(vocab_size, norm=LayerNorm(hidden_size, epsilon=epsilon))
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return ``logits`` with weights cast once to ``dtype``."""
+        assert self.norm is not None, "the constructor gives it one"
+        norm, table = token_form(self.norm, dtype), cast_for_few_rows(self.table[: self.vocab_size], dtype)
+        return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
@@ -96,7 +125,7 @@ class TiedHead(OutputHead):
 
 
 def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
-    """Return what ``[B, T, ...]`` holds at flat places, ``[P, ...]``.
+    """Return the entries of ``[B, T, ...]`` at flat indices, ``[P, ...]``.
 
     Args:
         x_BT: of any dtype.

@@ -40,7 +40,7 @@ class ClassificationHead(OutputHead):
     def __init__(
         self, hidden_size: int, vocab_size: int, *, num_labels: int, dropout: float, std: float, norm: LayerNorm | None
     ) -> None:
-        super().__init__(vocab_size, norm=norm)
+        super().__init__(hidden_size, vocab_size, norm=norm, std=std)
         self.pooler = Linear(hidden_size, hidden_size, std=std)
         self.dropout = Dropout(dropout, site=_DROPOUT_SITE)
         self.labels = Linear(hidden_size, num_labels, std=std)
@@ -74,7 +74,7 @@ class SpanHead(OutputHead):
     """
 
     def __init__(self, hidden_size: int, vocab_size: int, *, std: float, norm: LayerNorm | None) -> None:
-        super().__init__(vocab_size, norm=norm)
+        super().__init__(hidden_size, vocab_size, norm=norm, std=std)
         self.spans = Linear(hidden_size, 2, std=std)
 
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:

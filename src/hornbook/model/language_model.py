@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.attention import Context, document_mask
-from hornbook.model.embedding import TokenAndPositionEmbedding
+from hornbook.model.attention import Context
+from hornbook.model.embedding import Embedding
 from hornbook.model.head import OutputHead
+from hornbook.ops.attention import document_mask
 from hornbook.samples.batches import Batch
 
 
 class LanguageModel(nn.Module):
-    """``embedding``, ``blocks`` and a tied ``head``.
+    """``embedding``, ``blocks`` and ``head``.
 
     Args:
         embedding: called with (tokens, positions, keys), each ``[B, T]``; holds the padded table ``tokens`` ``[V, D]``.
         blocks: each called with (x ``[B, T, D]``, context).
-        head: tied to the embedding's table; called with (use, x ``[B, T, D]``, batch).
+        head: called with (use, x ``[B, T, D]``, batch); its output table may be the embedding's.
         max_positions: longest sequence that the model can take.
 
     Attributes:
@@ -40,9 +41,7 @@ class LanguageModel(nn.Module):
     initial_cut: float | None = None
     """No initial weight is further than this many standard deviations from zero."""
 
-    def __init__(
-        self, embedding: TokenAndPositionEmbedding, blocks: list[nn.Module], head: OutputHead, *, max_positions: int
-    ) -> None:
+    def __init__(self, embedding: Embedding, blocks: list[nn.Module], head: OutputHead, *, max_positions: int) -> None:
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
         self.max_positions = max_positions
@@ -56,7 +55,7 @@ class LanguageModel(nn.Module):
         return next(self.parameters()).device
 
     def tie(self) -> None:
-        """Let head and embedding share one table; call it again after moving the model to another device."""
+        """Let a tied head share the embedding's table; call it again after moving the model to another device."""
         self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
@@ -73,13 +72,13 @@ class LanguageModel(nn.Module):
         return self.head(use, x_BTD, batch)
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return what the first block is given, ``[B, T, D]``."""
+        """Return the input of the first block, ``[B, T, D]``."""
         x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"])
         return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
-        """Return what every block may need beside the hidden states: tensors, made once a micro-batch."""
-        context = {"keys": batch["keys"]}
+        """Return what blocks need beside the hidden states: tensors, made once a micro-batch."""
+        context: Context = {"keys": batch["keys"]}
         if "documents" in batch:
             context["mask"] = document_mask(batch["documents"])
         return context
@@ -108,23 +107,24 @@ class LanguageModel(nn.Module):
         return {name: self.logical(name, tensor.detach()) for name, tensor in [*self.own_parameters(), *buffers]}
 
     def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once, by name: the head's view of the table is left out."""
+        """Yield each parameter once, by name: a tied head's view of the table is left out."""
         for name, parameter in self.named_parameters():
-            if name != "head.table":
+            if name != "head.table" or not self.head.is_tied:
                 yield name, parameter
 
     def fold_tied_gradients(self) -> None:
-        """Add the head's gradient of the shared table to the embedding's, and forget it."""
-        self.embedding.tokens.grad = _sum(self.embedding.tokens.grad, self.head.table.grad)
-        self.head.table.grad = None
+        """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
+        if self.head.is_tied:
+            self.embedding.tokens.grad = _sum(self.embedding.tokens.grad, self.head.table.grad)
+            self.head.table.grad = None
 
     def logical(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the part of ``tensor``, shaped like parameter ``name``, that exists outside memory: no padding."""
-        return tensor[: self.vocab_size] if name == "embedding.tokens" else tensor
+        """Return ``tensor``, which has the shape of parameter ``name``, without the padding that is in memory only."""
+        return tensor[: self.vocab_size] if name in ("embedding.tokens", "head.table") else tensor
 
     @property
     def num_parameters(self) -> int:
-        """Parameters without padding, the tied table counted once."""
+        """Parameters without padding, a tied table counted once."""
         return sum(self.logical(name, parameter).numel() for name, parameter in self.own_parameters())
 
 

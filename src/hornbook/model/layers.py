@@ -1,25 +1,35 @@
-"""The layers that everything is made of: a linear map, a layer norm and dropout.
+"""The layers of all models: a linear map, a layer norm and dropout; `hornbook.ops.layers` computes them.
 
 Parameters are fp32 and stay so: they are the master weights. The *activations* carry the compute dtype, chosen once
-by the embedding, and every layer casts its weights to the dtype of what comes in::
+by the embedding, and every layer casts its weights to the dtype of its input::
 
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
-The price is one cast of the weights a micro-batch (2 of the 6 bytes a parameter that the update reads anyway); what it
-buys is that there is no second copy of the weights to keep in step, and that gradients add up in fp32. Layer norm on a
-CPU takes its parameters as they are (`hornbook.ops.layer_norm`).
+The cast costs 2 of the 6 bytes a parameter that the update reads anyway, once a micro-batch. In return there is no
+second copy of the weights, and gradients are summed in fp32.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.ops.dropout import dropout
-from hornbook.ops.layer_norm import layer_norm
-from hornbook.ops.linear import linear
+from hornbook.ops.layers import affine_dtype, cast, cast_for_few_rows, dropout, layer_norm, linear
 
 
-class Linear(nn.Module):
+class MakeLinear(Protocol):
+    """Makes the linear maps of a block: ``Linear``, or a class or function of one's own."""
+
+    def __call__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> nn.Module:
+        """Return a module that maps each token alone, ``[..., num_in]`` to ``[..., num_out]``; see ``Linear``."""
+        ...
+
+
+class Linear(nn.Linear):
     """``y = x Wᵀ + b`` in the dtype of ``x``.
 
     Args:
@@ -30,10 +40,11 @@ class Linear(nn.Module):
     """
 
     def __init__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> None:
-        super().__init__()
+        super().__init__(num_in, num_out, bias=bias)
         self.std = std
-        self.weight = nn.Parameter(torch.empty(num_out, num_in))
-        self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
+
+    def reset_parameters(self) -> None:
+        """Do nothing: ``draw`` fills the parameters, from the run's seed."""
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters with their initial values."""
@@ -43,6 +54,10 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
         return linear(x, self.weight, self.bias)
+
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return the map with weights cast once to ``dtype``."""
+        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=cast(self.bias, dtype))
 
 
 class LayerNorm(nn.Module):
@@ -63,9 +78,15 @@ class LayerNorm(nn.Module):
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
         return layer_norm(x, self.weight, self.bias, self.epsilon)
 
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """Return the norm with gain and bias cast once."""
+        dtype = affine_dtype(dtype, self.weight.device)
+        gain, bias = self.weight.detach().to(dtype), self.bias.detach().to(dtype)
+        return partial(layer_norm, weight_D=gain, bias_D=bias, epsilon=self.epsilon)
+
 
 class Dropout(nn.Module):
-    """`hornbook.ops.dropout` at one site of the model, in training alone.
+    """`hornbook.ops.layers.dropout` at one site of the model, in training alone.
 
     Args:
         probability: share of elements to drop; 0 makes the layer the identity.
@@ -77,8 +98,11 @@ class Dropout(nn.Module):
         self.probability = probability
         self.site = site
 
+    @property
+    def drops(self) -> bool:
+        """Whether elements are dropped now."""
+        return self.training and self.probability > 0.0
+
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
-        if not self.training or self.probability == 0.0:
-            return x
-        return dropout(x, keys, self.site, self.probability)
+        return dropout(x, keys, self.site, self.probability) if self.drops else x

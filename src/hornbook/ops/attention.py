@@ -1,19 +1,23 @@
-"""Attention for CPUs: a block of queries at a time against the keys that it may see, as plain matrix products.
+"""Softmax attention: causal, in both directions, and of new tokens over a cache of keys and values.
+
+`causal_attention` and `attention` choose the fastest form that fits: PyTorch's fused attention, the blocked form for
+CPUs below, or, where attention weights are dropped, an explicit form with all weights ``[B, H, T, T]`` in memory, since
+fused attention draws its dropout from a generator whose state cannot be reproduced.
 
 PyTorch's fused attention runs its bf16 products on a CPU well below the rate of the linear layers, and its backward
-pass computes the weights again. Here a block of 128 queries multiplies only the keys that it may see, the softmax is in
-fp32 (four times as fast as in bf16), and the weights are kept for the backward pass::
+pass computes the weights again. In the blocked form, a block of 128 queries multiplies only the keys that it may see,
+the softmax is in fp32 (four times as fast as in bf16), and the weights are kept for the backward pass::
 
     causal                                        both directions
     queries  0..127   x  keys 0..127   # . .      # # #
     queries 128..255  x  keys 0..255   # # .      # # #
     queries 256..383  x  keys 0..383   # # #      # # #
 
-So many heads go at once that their scores stay in the cache. Dropped weights are kept with a minus sign, so that
+It takes as many heads at once as keep their scores in the cache. Dropped weights are kept with a minus sign, so that
 dropout costs no memory and is hashed once. Measured in bf16, one thread of an EPYC 9004, forward and backward, against
 ``scaled_dot_product_attention``, heads of 64, both directions: 32 × 128 tokens 2.4 times as fast with 4 heads, 3.4
-times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is no faster. The price is memory: B·H·T² weights a layer,
-half of that if causal, so `fits` sends long sequences elsewhere.
+times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is no faster. It keeps B·H·T² weights a layer, half of that
+if causal, so `fits` excludes long sequences.
 """
 
 import math
@@ -22,8 +26,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hornbook.ops.dropout import keep_mask
+from hornbook.ops.layers import dropout as drop
+from hornbook.ops.layers import keep_mask
 
 _QUERIES = 128
 _SCORES = 1 << 19
@@ -31,12 +37,120 @@ _MAX_WEIGHTS = 1 << 26
 
 
 class WeightDropout(NamedTuple):
-    """What decides which attention weights are dropped: see `hornbook.ops.dropout`."""
+    """Which attention weights are dropped: see `hornbook.ops.layers`. The column is the position of the key."""
 
     keys: Tensor
-    """``[B, H, T]`` int64, of the tokens that look."""
+    """``[B, H, T]`` int64, one a head and query."""
     site: int
     probability: float
+
+
+def head_keys(keys_BT: Tensor, num_heads: int, first_head: int = 0) -> Tensor:
+    """Return one dropout key a head and token, ``[B, H, T]``.
+
+    Args:
+        keys_BT: int64 in [0, 2³²), one a token.
+        num_heads: H.
+        first_head: number of the first of them in the model, where a rank holds some of the heads.
+    """
+    heads_H = torch.arange(first_head, first_head + num_heads, device=keys_BT.device) * 0x85EBCA6B
+    return (keys_BT.unsqueeze(1) + heads_H.view(1, -1, 1)) & 0xFFFFFFFF
+
+
+def causal_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dropout: WeightDropout | None = None,
+) -> Tensor:
+    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]``, where tokens see no later ones.
+
+    Args:
+        q_BHTK: queries; keys and values have their shape and dtype.
+        k_BHTK: keys.
+        v_BHTK: values.
+        mask: bool, broadcast to ``[B, H, T, T]``, True where a query may see a key, which has to include causality;
+            None for ``causal_mask``.
+        dropout: of the weights, if any.
+    """
+    if dropout is not None:
+        seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
+        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
+    if mask is None and fits(q_BHTK):
+        return cpu_causal_attention(q_BHTK, k_BHTK, v_BHTK)
+    return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=mask is None)
+
+
+def attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    *,
+    is_token_BT: Tensor | None = None,
+    dropout: WeightDropout | None = None,
+) -> Tensor:
+    """Return ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]``, where tokens see all tokens of their row.
+
+    Args:
+        q_BHTK: queries; keys and values have their shape and dtype.
+        k_BHTK: keys.
+        v_BHTK: values.
+        is_token_BT: bool, False where there is padding, which is not seen; at least one True a row. None: no padding.
+        dropout: of the weights, if any.
+    """
+    if fits(q_BHTK, is_causal=False) and (dropout is not None or q_BHTK.dtype != torch.float32):
+        return cpu_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
+    mask = None if is_token_BT is None else is_token_BT[:, None, None]
+    if dropout is not None:
+        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
+    return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+def cached_attention(qkv_BT3HK: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+    """Write the keys and values of new tokens into the last T columns of a cache, then attend to all S columns.
+
+    Args:
+        qkv_BT3HK: query, key and value of the T new tokens.
+        cache_B2HSK: keys and values; fp32 or the dtype of the tokens.
+        mask: ``[B, 1, T, S]``, bool (True: may see) or added to the scores. None if all tokens are new, T = S, which
+            makes the attention causal, or one is, T = 1, which then sees all columns.
+
+    Returns:
+        ``[B, T, H, K]``.
+    """
+    num_new, num_columns = qkv_BT3HK.shape[1], cache_B2HSK.shape[3]
+    q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+    new_B2HTK = qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
+    cache_B2HSK.narrow(3, num_columns - num_new, num_new).copy_(new_B2HTK)
+    if num_new < num_columns:
+        keys_BHSK, values_BHSK = cache_B2HSK.unbind(1)
+        queries_BHTK = q_BHTK.to(keys_BHSK.dtype)
+        y_BHTK = functional.scaled_dot_product_attention(queries_BHTK, keys_BHSK, values_BHSK, attn_mask=mask)
+    else:
+        y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, mask=mask)
+    return y_BHTK.transpose(1, 2).to(qkv_BT3HK.dtype)
+
+
+def causal_mask(num_tokens: int, device: torch.device) -> Tensor:
+    """Return ``[1, 1, T, T]`` bool, True where the row's token may see the column's."""
+    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril().view(1, 1, num_tokens, num_tokens)
+
+
+def document_mask(documents_BT: Tensor) -> Tensor:
+    """Return ``[B, 1, T, T]`` bool: causal, and inside one document of ``documents_BT`` (int64) only."""
+    same_BTT = documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
+    return same_BTT.unsqueeze(1) & causal_mask(documents_BT.shape[1], documents_BT.device)
+
+
+def _explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: WeightDropout) -> Tensor:
+    scores_BHTT = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[3])
+    if mask is not None:
+        scores_BHTT = scores_BHTT.masked_fill(~mask, -math.inf)
+    weights_BHTT = scores_BHTT.softmax(-1).to(v.dtype)
+    y_BHTK: Tensor = drop(weights_BHTT, dropout.keys, dropout.site, dropout.probability) @ v
+    return y_BHTK
 
 
 class _Attention(torch.autograd.Function):
@@ -92,7 +206,7 @@ def cpu_attention(
     k_BHTK: Tensor,
     v_BHTK: Tensor,
     *,
-    there_BT: Tensor | None = None,
+    is_token_BT: Tensor | None = None,
     dropout: WeightDropout | None = None,
 ) -> Tensor:
     """Return ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``.
@@ -101,11 +215,11 @@ def cpu_attention(
         q_BHTK: queries; keys and values are shaped alike.
         k_BHTK: keys.
         v_BHTK: values.
-        there_BT: bool, which keys may be looked at, at least one in a row; None for all.
+        is_token_BT: bool, which keys are seen, at least one in a row; None for all.
         dropout: of the weights, if any.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
-    hidden_ZT = None if there_BT is None else (~there_BT).repeat_interleave(q_BHTK.shape[1], 0)
+    hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
     y_ZTK: Tensor = _Attention.apply(*flat, False, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
     return y_ZTK.view_as(q_BHTK)
 

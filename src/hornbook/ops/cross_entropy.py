@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.ops.linear import cast
+from hornbook.ops.layers import cast
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a

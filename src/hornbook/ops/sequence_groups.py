@@ -1,7 +1,7 @@
-"""Where sequences lie among the flat tokens, and the way there and back.
+"""Index maps that put the sequences of a batch side by side for attention, and back.
 
-Attention needs sequences side by side, ``[G, t]``; everything else is content with tokens one after the other. So
-sequences of similar length form a group, and the groups lie one after the other as R places::
+Attention needs sequences side by side, ``[G, t]``; everything else takes tokens one after the other. So sequences of
+similar length form a group, and the groups follow each other as R rows::
 
     tokens    aaaaa bbb cccc .. dd        lengths 5 3 4 2, two tokens of padding
     groups    aaaaa                       [G=2, t=5]: a, c
@@ -9,67 +9,115 @@ sequences of similar length form a group, and the groups lie one after the other
               bbb                         [G=2, t=3]: b, d
               dd.
 
-``slots`` ``[R]`` says which token comes to a place, ``places`` ``[B·T]`` to which place a token goes, -1 for none. They
-are inverse to each other, so that the gradient of a gather is the other gather, and nothing has to be added up. The
-price: all tokens are copied there and back in every layer, a few hundredths of its time.
+``gather_index`` ``[R]`` names the token of each row, ``scatter_index`` ``[B·T]`` the row of each token, -1 for none.
+They are inverse to each other, so that the gradient of a gather is the other gather, and nothing has to be summed. All
+tokens are copied there and back in every layer, which takes a few hundredths of its time.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _COARSE = 16
 """On a CPU, sequences whose lengths differ by more than so many tokens and by more than an eighth are not grouped."""
 
 
-def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
+class SequenceGroups(TypedDict, total=False):
+    """How attention finds the sequences of a micro-batch; the last three are absent if every row is one sequence."""
+
+    group_sizes: Tensor
+    """int64 ``[number of groups, 3]``, in the host's memory: sequences G, tokens t, and whether there is padding."""
+    gather_index: Tensor
+    """int64 ``[R]``: the flat token of each row of the groups, -1 for padding."""
+    scatter_index: Tensor
+    """int64 ``[B·T]``: the row of each flat token, -1 for padding."""
+    is_token: Tensor
+    """bool ``[R]``: False for padding."""
+
+
+def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, device: torch.device) -> SequenceGroups:
     """Return how the sequences of a micro-batch are grouped.
 
     Args:
         firsts_S: flat index of each sequence's first token, in the host's memory.
-        lengths_S: its tokens, likewise; sequences of none are left out.
+        lengths_S: its number of tokens, likewise; sequences of none are left out.
         shape: of the tokens, (B, T).
-        device: where the tokens are.
-
-    Returns:
-        ``groups``, int64 ``[number of groups, 3]`` in the host's memory: sequences G, places t, and whether some place
-        is empty. And ``slots`` and ``places`` as above, and ``there``, bool ``[R]``, whether a place holds a token: all
-        three are missing where every row is one whole sequence.
+        device: of the index maps.
     """
     lengths, firsts = lengths_S.tolist(), firsts_S.tolist()
     if lengths == [shape[1]] * shape[0] and firsts == list(range(0, shape.numel(), shape[1])):
-        return {"groups": torch.tensor([[*shape, 0]])}
+        return {"group_sizes": torch.tensor([[*shape, 0]])}
     order = sorted((number for number, length in enumerate(lengths) if length), key=lambda number: -lengths[number])
-    groups, slots = [], []
+    sizes, indices = [], [torch.empty(0, dtype=torch.int64)]
     for members in _cut(order, lengths, is_coarse=device.type != "cpu"):
         steps = torch.arange(lengths[members[0]])
         of_group = torch.tensor([firsts[number] for number in members]).unsqueeze(1) + steps
-        is_empty = steps >= torch.tensor([lengths[number] for number in members]).unsqueeze(1)
-        groups.append([len(members), len(steps), int(is_empty.any())])
-        slots.append(of_group.masked_fill_(is_empty, -1).flatten())
-    slots_R = torch.cat([*slots, torch.empty(0, dtype=torch.int64)])
+        is_padding = steps >= torch.tensor([lengths[number] for number in members]).unsqueeze(1)
+        sizes.append([len(members), len(steps), int(is_padding.any())])
+        indices.append(of_group.masked_fill_(is_padding, -1).flatten())
+    index_R = torch.cat(indices)
     return {
-        "groups": torch.tensor(groups, dtype=torch.int64).view(-1, 3),
-        **_moved({"slots": slots_R, "places": inverse(slots_R, shape.numel()), "there": slots_R >= 0}, device),
+        "group_sizes": torch.tensor(sizes, dtype=torch.int64).view(-1, 3),
+        "gather_index": index_R.to(device, non_blocking=True),
+        "scatter_index": inverse(index_R, shape.numel()).to(device, non_blocking=True),
+        "is_token": (index_R >= 0).to(device, non_blocking=True),
     }
 
 
-def spread_sequences(
-    firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: int, device: torch.device
-) -> dict[str, Tensor]:
-    """Return the way to a column of all tokens in which sequences have ``gap`` empty rows before and behind them.
+class SpacedSequences(TypedDict, total=False):
+    """How a convolution finds the sequences of a micro-batch: in one column of R rows, apart from each other."""
 
-    Returns:
-        ``rows``, the token of each row of the column, and ``row_of``, the row of each token; -1 for none.
+    column_gather_index: Tensor
+    """int64 ``[R]``: the flat token of each row of the column, -1 for an empty row."""
+    column_scatter_index: Tensor
+    """int64 ``[B·T]``: the row of each flat token, -1 for padding."""
+
+
+def space_sequences(
+    firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: int, device: torch.device
+) -> SpacedSequences:
+    """Return the column of all sequences with ``gap`` empty rows before and behind each of them.
+
+    Args:
+        firsts_S: flat index of each sequence's first token, in the host's memory.
+        lengths_S: its number of tokens, likewise.
+        num_tokens: B·T.
+        gap: empty rows between two sequences.
+        device: of the index maps.
     """
     empty = torch.full((gap,), -1)
     parts = [empty]
     for first, length in zip(firsts_S.tolist(), lengths_S.tolist(), strict=True):
         parts += [torch.arange(first, first + length), empty]
-    rows = torch.cat(parts)
-    return _moved({"rows": rows, "row_of": inverse(rows, num_tokens)}, device)
+    index_R = torch.cat(parts)
+    return {
+        "column_gather_index": index_R.to(device, non_blocking=True),
+        "column_scatter_index": inverse(index_R, num_tokens).to(device, non_blocking=True),
+    }
+
+
+def convolve(x_ND: Tensor, weight: Tensor, bias_D: Tensor, gather_index_R: Tensor, scatter_index_N: Tensor) -> Tensor:
+    """Return a grouped convolution over the tokens of each sequence, ``[N, D]`` in the dtype of ``x``.
+
+    It sees zeros beyond the ends of a sequence: one convolution runs over the column of `space_sequences`, whose gap is
+    half the kernel. All tokens are copied there and back, with at most ``kernel_size - 1`` rows a sequence.
+
+    Args:
+        x_ND: flat tokens.
+        weight: ``[D, channels of a group, kernel_size]`` fp32, the kernel size odd.
+        bias_D: fp32.
+        gather_index_R: ``column_gather_index``.
+        scatter_index_N: ``column_scatter_index``.
+    """
+    _, group_size, kernel_size = weight.shape
+    filters, bias_D = weight.to(x_ND.dtype), bias_D.to(x_ND.dtype)
+    column_1DR = take(x_ND, gather_index_R, scatter_index_N).t().unsqueeze(0)
+    groups = x_ND.shape[1] // group_size
+    mixed_1DR = functional.conv1d(column_1DR, filters, bias_D, padding=kernel_size // 2, groups=groups)
+    return take(mixed_1DR.squeeze(0).t(), scatter_index_N, gather_index_R)
 
 
 def inverse(index_M: Tensor, num_rows: int) -> Tensor:
@@ -107,10 +155,6 @@ def _gather(x_RC: Tensor, index_M: Tensor) -> Tensor:
     if not len(x_RC):
         return x_RC.new_zeros(len(index_M), x_RC.shape[1])
     return x_RC.index_select(0, index_M.clamp(min=0)).masked_fill_((index_M < 0).unsqueeze(1), 0.0)
-
-
-def _moved(maps: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: index.to(device, non_blocking=True) for name, index in maps.items()}
 
 
 def _cut(order: list[int], lengths: list[int], *, is_coarse: bool) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
 from hornbook.config.optimizers import AdamConfig, AdamWConfig, MomentsConfig
-from hornbook.optim.slots import Slot
+from hornbook.optim.slots import Slot, by_group
 
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
 
@@ -32,12 +32,12 @@ def adamw(slots: Sequence[Slot], config: AdamWConfig, *, learning_rate: float, c
         learning_rate: of this update.
         count: t, the number of this update, from 1.
     """
-    _by_decay(slots, config, learning_rate, count, decoupled=True)
+    _by_group(slots, config, learning_rate, count, decoupled=True)
 
 
 def adam(slots: Sequence[Slot], config: AdamConfig, *, learning_rate: float, count: int) -> None:
     """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``; arguments as for ``adamw``."""
-    _by_decay(slots, config, learning_rate, count, decoupled=False)
+    _by_group(slots, config, learning_rate, count, decoupled=False)
 
 
 def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
@@ -50,16 +50,15 @@ def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) ->
     return directions
 
 
-def _by_decay(
+def _by_group(
     slots: Sequence[Slot], config: MomentsConfig, learning_rate: float, count: int, *, decoupled: bool
 ) -> None:
-    for decay in (True, False):
-        group = [slot for slot in slots if slot.decay is decay]
+    for decay, scale, group in by_group(slots):
         _fused(
             [slot.parameter for slot in group],
             group,
             config,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate * scale,
             count=count,
             weight_decay=config.weight_decay if decay else 0.0,
             decoupled=decoupled,
@@ -77,8 +76,6 @@ def _fused(
     decoupled: bool = False,
 ) -> None:
     """Update ``parameters``, which may be others than those of ``slots``, by the slots' gradients and moments."""
-    if not slots:
-        return
     past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
     torch_adam(
         parameters,

@@ -23,7 +23,8 @@ from hornbook.optim.adam import adam_directions
 from hornbook.optim.clipping import norms_of
 from hornbook.optim.slots import Slot
 
-_Pair = tuple[Tensor, Tensor]
+_Move = tuple[Tensor, Tensor, float]
+"""Weights, their direction, and the factor of the learning rate."""
 
 
 def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, count: int) -> None:
@@ -39,13 +40,15 @@ def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, cou
         return
     directions = adam_directions(slots, config, count)
     _decay(slots, directions, config)
-    scaled, plain = _pairs(slots, directions, config)
+    scaled, plain = _moves(slots, directions, config)
     if plain:
-        torch._foreach_add_([w for w, _ in plain], [u for _, u in plain], alpha=learning_rate)
+        moves = [direction if scale == 1.0 else direction * scale for _, direction, scale in plain]
+        torch._foreach_add_([weight for weight, *_ in plain], moves, alpha=learning_rate)
     if scaled:
-        weights, updates = [w for w, _ in scaled], [u for _, u in scaled]
-        ratios = trust_ratios(weights, updates, config.weight_norm_cap)
-        torch._foreach_addcmul_(weights, updates, list(ratios.unbind()), value=learning_rate)
+        weights, moves = [weight for weight, *_ in scaled], [direction for _, direction, _ in scaled]
+        ratios = trust_ratios(weights, moves, config.weight_norm_cap).unbind()
+        factors = [ratio if scale == 1.0 else ratio * scale for ratio, (*_, scale) in zip(ratios, scaled, strict=True)]
+        torch._foreach_addcmul_(weights, moves, factors, value=learning_rate)
 
 
 def trust_ratios(weights: list[Tensor], directions: list[Tensor], cap: float | None) -> Tensor:
@@ -58,22 +61,25 @@ def trust_ratios(weights: list[Tensor], directions: list[Tensor], cap: float | N
 
 
 def _decay(slots: Sequence[Slot], directions: list[Tensor], config: LambConfig) -> None:
-    """Let directions lead towards zero, too."""
-    decayed = [pair for pair in zip(slots, directions, strict=True) if pair[0].decay or not config.exempt_vectors]
+    """Add the weight decay to the directions."""
+    decayed = [
+        (direction, slot.parameter)
+        for slot, direction in zip(slots, directions, strict=True)
+        if slot.decay or not (config.exempt_vectors or slot.is_exempt)
+    ]
     if decayed and config.weight_decay > 0.0:
-        weights = [slot.parameter for slot, _ in decayed]
-        torch._foreach_add_([direction for _, direction in decayed], weights, alpha=-config.weight_decay)
+        torch._foreach_add_([u for u, _ in decayed], [w for _, w in decayed], alpha=-config.weight_decay)
 
 
-def _pairs(slots: Sequence[Slot], directions: list[Tensor], config: LambConfig) -> tuple[list[_Pair], list[_Pair]]:
-    """Return what has a trust ratio of its own, as pairs of weights and direction, and what has none."""
-    scaled: list[_Pair] = []
-    plain: list[_Pair] = []
+def _moves(slots: Sequence[Slot], directions: list[Tensor], config: LambConfig) -> tuple[list[_Move], list[_Move]]:
+    """Return the tensors that have a trust ratio of their own, and those that have none."""
+    scaled: list[_Move] = []
+    plain: list[_Move] = []
     for slot, direction in zip(slots, directions, strict=True):
         if slot.role == "bias" and config.exempt_vectors:
-            plain.append((slot.parameter, direction))
-        elif config.split_qkv:
-            scaled += zip(slot.cut(slot.parameter), slot.cut(direction), strict=True)
+            plain.append((slot.parameter, direction, slot.rate_scale))
         else:
-            scaled.append((slot.parameter, direction))
+            parts = slot.cut if config.split_qkv else lambda tensor: (tensor,)
+            pairs = zip(parts(slot.parameter), parts(direction), strict=True)
+            scaled += [(weight, move, slot.rate_scale) for weight, move in pairs]
     return scaled, plain

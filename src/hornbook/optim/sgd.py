@@ -13,24 +13,23 @@ from collections.abc import Sequence
 from torch.optim.sgd import sgd as torch_sgd
 
 from hornbook.config.optimizers import MomentumConfig, SGDConfig
-from hornbook.optim.slots import Slot
+from hornbook.optim.slots import Slot, by_group
 
 
 def sgd(slots: Sequence[Slot], config: SGDConfig, *, learning_rate: float, count: int = 1) -> None:
     """Gradient descent, in place, whatever the update's number; slots with ``decay`` false are not decayed."""
-    _by_decay(slots, config.weight_decay, learning_rate)
+    _by_group(slots, config.weight_decay, learning_rate)
 
 
 def momentum(slots: Sequence[Slot], config: MomentumConfig, *, learning_rate: float, count: int = 1) -> None:
     """Gradient descent with momentum, in place: b is the state ``momentum``, zero before the first update."""
-    _by_decay(slots, config.weight_decay, learning_rate, config.momentum, nesterov=config.nesterov)
+    _by_group(slots, config.weight_decay, learning_rate, config.momentum, nesterov=config.nesterov)
 
 
-def _by_decay(
+def _by_group(
     slots: Sequence[Slot], weight_decay: float, learning_rate: float, factor: float = 0.0, *, nesterov: bool = False
 ) -> None:
-    for decay in (True, False):
-        group = [slot for slot in slots if slot.decay is decay]
+    for decay, scale, group in by_group(slots):
         torch_sgd(
             [slot.parameter for slot in group],
             [slot.gradient for slot in group],
@@ -38,7 +37,7 @@ def _by_decay(
             fused=True,
             weight_decay=weight_decay if decay else 0.0,
             momentum=factor,
-            lr=learning_rate,
+            lr=learning_rate * scale,
             dampening=0.0,
             nesterov=nesterov,
             maximize=False,

@@ -4,7 +4,7 @@
 
     theirs                                                  ours
     hidden_size, num_hidden_layers, hidden_dropout_prob     hidden_size, num_layers, embedding_ and residual_dropout
-    bert.encoder.layer.3.attention.self.query.weight  [D, D]    blocks.3.attention.qkv_weight  [3, D, D]
+    bert.encoder.layer.3.attention.self.query.weight  [D, D]    blocks.3.attention.qkv.weight  [3, D, D]
     bert.encoder.layer.3.attention.output.LayerNorm.weight      blocks.3.attention_norm.weight
     cls.predictions.transform.dense.weight                      head.transform.dense.weight
     cls.predictions.decoder.weight  [V, D], or absent           tied to embedding.tokens
@@ -104,9 +104,7 @@ class Weight(NamedTuple):
     @property
     def their_shape(self) -> tuple[int, ...]:
         """Shape of each of their tensors."""
-        if len(self.theirs) == 1:
-            return self.shape
-        return self.shape[1:] if len(self.shape) > 1 else (self.shape[0] // len(self.theirs),)
+        return self.shape if len(self.theirs) == 1 else self.shape[1:]
 
     def to_ours(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the parameter in fp32."""
@@ -320,10 +318,10 @@ def _layer(
 def _block(config: EncoderConfig, ours: str, theirs: str) -> Iterator[Weight]:
     hidden, inner = config.hidden_size, config.effective_feed_forward_size
     heads = config.num_heads * config.effective_head_size
-    stacked = {"weight": (3, heads, hidden), "bias": (3 * heads,)}
+    stacked = {"weight": (3, heads, hidden), "bias": (3, heads)}
     for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
         parts = tuple(f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
-        yield Weight(f"{ours}attention.qkv_{kind}", parts, stacked[kind])
+        yield Weight(f"{ours}attention.qkv.{kind}", parts, stacked[kind])
     shapes = {
         "attention.out": (hidden, heads),
         "feed_forward.up": (inner, hidden),

@@ -4,7 +4,7 @@
 
     theirs (config.json, Conv1D)                                ours (GPTConfig, Linear)
     n_embd, n_layer, activation_function "gelu_new"             hidden_size, num_layers, activation "gelu_tanh"
-    transformer.h.3.attn.c_attn.weight     [D, 3D]              blocks.3.attention.qkv_weight     [3, D, D]
+    transformer.h.3.attn.c_attn.weight     [D, 3D]              blocks.3.attention.qkv.weight     [3, D, D]
     transformer.h.3.mlp.c_fc.weight        [D, F]               blocks.3.feed_forward.up.weight   [F, D]
     lm_head.weight                         [V, D], or absent    tied to embedding.tokens
 
@@ -72,37 +72,34 @@ _BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
 
 
 class Weight(NamedTuple):
-    """One parameter: its name here and there, and its shape here; there, a matrix of a block is transposed."""
+    """One parameter: its name here and there, its shape here and there; a matrix of a block is transposed there."""
 
     ours: str
     theirs: str
     shape: tuple[int, ...]
-    is_transposed: bool
-
-    @property
-    def their_shape(self) -> tuple[int, ...]:
-        """Its shape in their files."""
-        return (self.shape[-1], math.prod(self.shape[:-1])) if self.is_transposed else self.shape
+    their_shape: tuple[int, ...]
+    is_transposed: bool = False
 
     def to_ours(self, tensor: Tensor) -> Tensor:
         """Return their tensor in our shape, without a copy."""
-        return tensor.t().reshape(self.shape) if self.is_transposed else tensor
+        return (tensor.t() if self.is_transposed else tensor).reshape(self.shape)
 
     def to_theirs(self, tensor: Tensor) -> Tensor:
         """Return our tensor in their shape, without a copy."""
-        return tensor.reshape(-1, self.shape[-1]).t() if self.is_transposed else tensor
+        return tensor.reshape(-1, self.shape[-1]).t() if self.is_transposed else tensor.reshape(self.their_shape)
 
 
 def layout(config: GPTConfig) -> Iterator[Weight]:
     """Yield every parameter of the model that ``config`` describes, the tied table once."""
     assert config.vocab_size is not None, "a model with weights has a vocabulary"
     hidden = config.hidden_size
-    yield Weight("embedding.tokens", "wte.weight", (config.vocab_size, hidden), False)
-    yield Weight("embedding.positions", "wpe.weight", (config.max_positions, hidden), False)
+    tables = {"tokens": ("wte", (config.vocab_size, hidden)), "positions": ("wpe", (config.max_positions, hidden))}
+    for ours, (theirs, table) in tables.items():
+        yield Weight(f"embedding.{ours}", f"{theirs}.weight", table, table)
     for index in range(config.num_layers):
         yield from _block(config, index)
     for kind in ("weight", "bias"):
-        yield Weight(f"head.norm.{kind}", f"ln_f.{kind}", (hidden,), False)
+        yield Weight(f"head.norm.{kind}", f"ln_f.{kind}", (hidden,), (hidden,))
 
 
 def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
@@ -115,12 +112,12 @@ def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
         "feed_forward.down": (hidden, inner),
     }
     for ours, theirs in _BLOCK.items():
-        matrix = matrices.get(ours)
-        shape = matrix or (hidden,)
-        joint = "_" if ours == "attention.qkv" else "."
-        ours, theirs = f"blocks.{index}.{ours}{joint}", f"h.{index}.{theirs}."
-        yield Weight(f"{ours}weight", f"{theirs}weight", shape, matrix is not None)
-        yield Weight(f"{ours}bias", f"{theirs}bias", (math.prod(shape[:-1]) if matrix else hidden,), False)
+        weight, is_matrix = matrices.get(ours, (hidden,)), ours in matrices
+        bias = weight[:-1] if is_matrix else weight
+        transposed = (weight[-1], math.prod(bias)) if is_matrix else weight
+        ours, theirs = f"blocks.{index}.{ours}.", f"h.{index}.{theirs}."
+        yield Weight(f"{ours}weight", f"{theirs}weight", weight, transposed, is_matrix)
+        yield Weight(f"{ours}bias", f"{theirs}bias", bias, (math.prod(bias),))
 
 
 def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:

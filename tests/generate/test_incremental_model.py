@@ -6,13 +6,15 @@ from tiny import hidden_states, randomize, tiny_config, tiny_model
 from torch import nn
 
 from hornbook.generate import Sampling, generate, make_decoder
-from hornbook.generate.decoder import CachedDecoder, PlainDecoder
+from hornbook.generate.decoder import CachedDecoder, PlainDecoder, _warn_once
+from hornbook.generate.incremental_model import IncrementalModel, incremental
 from hornbook.model import LanguageModel, initialize
 from hornbook.model.block import PreNormBlock
-from hornbook.model.embedding import TokenAndPositionEmbedding
+from hornbook.model.embedding import Embedding
 from hornbook.model.forward import forward_resident
-from hornbook.model.head import TiedHead
-from hornbook.model.incremental import attend, incremental, incremental_block
+from hornbook.model.head import CausalHead
+from hornbook.model.layers import Linear
+from hornbook.ops.layers import linear
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -31,6 +33,27 @@ class LoudBlock(PreNormBlock):
         return super().forward(x_BTD, context) * 1.5
 
 
+class LoudLinear(Linear):
+    """Doubles its output: a linear map without an incremental form."""
+
+    def forward(self, x):
+        return 2 * linear(x, self.weight, self.bias)
+
+
+class SameLinear(Linear):
+    """Changes nothing."""
+
+
+class ForeignLinear(nn.Linear):
+    """PyTorch's own, which knows nothing of incremental forms."""
+
+    draw = Linear.draw
+
+    def __init__(self, num_in, num_out, *, std, bias=True):
+        super().__init__(num_in, num_out, bias)
+        self.std = std
+
+
 class BackwardsModel(LanguageModel):
     """Has a way of its own through its blocks."""
 
@@ -41,16 +64,16 @@ class BackwardsModel(LanguageModel):
         return self.head(use, x_BTD, batch)
 
 
-class QuietHead(TiedHead):
+class QuietHead(CausalHead):
     """Halves its logits."""
 
     def logits(self, x_ND):
         return super().logits(x_ND) / 2
 
 
-def model_of(blocks, *, kind=LanguageModel, head=TiedHead, **changes) -> LanguageModel:
+def model_of(blocks, *, kind=LanguageModel, head=CausalHead, **changes) -> LanguageModel:
     config = tiny_config(**changes)
-    embedding = TokenAndPositionEmbedding(70, 24, 16, dropout=0.0, std=0.3, compute_dtype=torch.float32)
+    embedding = Embedding(70, 24, 16, dropout=0.0, std=0.3, compute_dtype=torch.float32)
     model = kind(embedding, blocks, head(16, 70, epsilon=config.layer_norm_epsilon), max_positions=24)
     initialize(model, 1)
     randomize(model)
@@ -70,9 +93,63 @@ OTHERS = {
 
 
 def replaced_part() -> LanguageModel:
+    """A feed-forward of which nobody says that it maps each token alone."""
     model = model_of(plain_blocks())
-    model.blocks[1].attention.out = nn.Linear(16, 16)
+    model.blocks[1].feed_forward = nn.Sequential(nn.Linear(16, 16))
     return model
+
+
+def method_of_an_object() -> LanguageModel:
+    model = model_of(plain_blocks())
+    block = model.blocks[1]
+    block.forward = lambda x_BTD, context: 1.5 * PreNormBlock.forward(block, x_BTD, context)
+    return model
+
+
+KEPT_BY = {
+    "no attention": "blocks.0, ShiftBlock,",
+    "one block of several": "blocks.2, ShiftBlock,",
+    "a subclass": "blocks.0, LoudBlock,",
+    "another trunk": "BackwardsModel",
+    "a replaced part": "blocks.1, PreNormBlock,",
+    "a method of an object": "blocks.1, PreNormBlock,",
+}
+
+
+@pytest.mark.parametrize("build", [*OTHERS.values(), replaced_part, method_of_an_object], ids=KEPT_BY)
+def test_models_that_keep_nothing_say_so_once(build, request, caplog):
+    _warn_once.cache_clear()
+    model = build()
+    make_decoder(model)
+    make_decoder(model)
+    told = KEPT_BY[request.node.callspec.id]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"generation computes the whole window for every token: {told} keeps no keys and values"]
+
+
+def linears_of(model: LanguageModel) -> list[str]:
+    return [name for name, module in model.named_modules() if type(module) is Linear]
+
+
+@pytest.mark.parametrize("kind", [SameLinear, LoudLinear, ForeignLinear])
+def test_a_linear_of_ones_own_keeps_the_cache(kind, caplog):
+    """Replaced by name in one block, given to the other: the cached text is the text without a cache."""
+    _warn_once.cache_clear()
+    model = model_of([PreNormBlock(tiny_config(), 0), PreNormBlock(tiny_config(), 1, make_linear=kind)])
+    names = linears_of(model)
+    assert names == [f"blocks.0.{name}" for name in ("attention.out", "feed_forward.up", "feed_forward.down")]
+    for name in names:
+        old = model.get_submodule(name)
+        model.set_submodule(name, kind(old.in_features, old.out_features, std=old.std))
+        model.get_submodule(name).load_state_dict(old.state_dict())
+    decoder = make_decoder(model)
+    assert isinstance(decoder, CachedDecoder)
+    assert not caplog.records
+    with torch.no_grad():
+        logits = PlainDecoder(model, forward_resident).start([[1, 2, 3]], 5)
+    torch.testing.assert_close(decoder.start([[1, 2, 3]], 5), logits)
+    text = generate(model, [1, 2, 3], num_tokens=30, seed=0, sampling=GREEDY)
+    assert text == forward_pass_a_token(model, [1, 2, 3], 30)
 
 
 @pytest.mark.parametrize("build", [*OTHERS.values(), replaced_part], ids=[*OTHERS, "a replaced part"])
@@ -112,10 +189,7 @@ def test_a_head_of_ones_own_is_asked():
 
 
 def test_a_block_of_ones_own_may_keep_what_it_wants():
-    """Registered, ``ShiftBlock`` keeps the last hidden state in a cache of one head, as a key."""
-
-    class Registered(ShiftBlock):
-        pass
+    """With an incremental form, ``ShiftBlock`` keeps the last hidden state in a cache of one head, as a key."""
 
     class Incremental:
         cache_shape = (1, 16)
@@ -126,8 +200,11 @@ def test_a_block_of_ones_own_may_keep_what_it_wants():
             before = nn.functional.pad(cache_B2HSK[:, 0, 0], (0, 0, 1, 0))[:, :-1]
             return x_BTD + 0.5 * before[:, -num_new:]
 
-    incremental_block.register(Registered, lambda block, dtype: Incremental())
-    model = model_of([Registered(), *plain_blocks()])
+    class Keeping(ShiftBlock):
+        def incremental(self, dtype):
+            return Incremental()
+
+    model = model_of([Keeping(), *plain_blocks()])
     assert isinstance(make_decoder(model), CachedDecoder)
     assert generate(model, [1, 2, 3], num_tokens=20, seed=0, sampling=GREEDY) == forward_pass_a_token(
         model, [1, 2, 3], 20
@@ -138,41 +215,17 @@ def test_a_block_of_ones_own_may_keep_what_it_wants():
 def test_weights_are_cast_once_and_the_embedding_is_shared(dtype):
     model = tiny_model(compute_dtype=dtype).eval()
     quick = incremental(model)
+    assert isinstance(quick, IncrementalModel)
     block = quick._blocks[0]
     assert quick._embedding is model.embedding
     assert quick.cache_dtype == torch.float32, "on a CPU"
     assert quick.cache_shapes == [(2, 8), (2, 8)]
-    for part in (block._qkv, block._out, block._up, block._down):
-        assert part.weight.dtype == part.bias.dtype == dtype
-        assert not part.weight.requires_grad
-    assert block._attention_norm.weight.dtype == block._attention_norm.bias.dtype == torch.float32, "on a CPU"
+    for part in (block._attention._qkv, block._attention._out):
+        assert part.keywords["weight"].dtype == part.keywords["bias"].dtype == dtype
+        assert not part.keywords["weight"].requires_grad
+    norm = block._attention_norm.keywords
+    assert norm["weight_D"].dtype == norm["bias_D"].dtype == torch.float32, "on a CPU"
     torch.testing.assert_close(
-        block._qkv.weight.float(), model.blocks[0].attention.qkv_weight.flatten(0, 1).to(dtype).float()
+        block._attention._qkv.keywords["weight"].float(),
+        model.blocks[0].attention.qkv.weight.flatten(0, 1).to(dtype).float(),
     )
-
-
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
-def test_attention_over_a_cache_is_that_over_all_tokens(cache_dtype):
-    """Five tokens, then one at a time, against all at once; keys and values stand in the cache."""
-    draws = torch.Generator().manual_seed(0)
-    qkv = torch.randn(2, 9, 3, 4, 8, generator=draws)
-    whole = attend(qkv, torch.zeros(2, 2, 4, 9, 8), None)
-    cache = torch.zeros(2, 2, 4, 12, 8, dtype=cache_dtype)
-    parts = [attend(qkv[:, :5], cache[:, :, :, :5], None)]
-    parts += [attend(qkv[:, n : n + 1], cache[:, :, :, : n + 1], None) for n in range(5, 9)]
-    tolerance = 1e-6 if cache_dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(cache[:, :, :, :9], qkv[:, :, 1:].permute(0, 2, 3, 1, 4).to(cache_dtype))
-    assert not cache[:, :, :, 9:].any(), "nothing is written behind the last token"
-
-
-def test_a_mask_hides_what_is_left_of_a_row():
-    """A row padded by two columns of rubbish attends as the row without them."""
-    draws = torch.Generator().manual_seed(0)
-    qkv = torch.randn(1, 6, 3, 4, 8, generator=draws)
-    cache = torch.full((1, 2, 4, 8, 8), 1e3)
-    plain = torch.zeros(1, 2, 4, 6, 8)
-    cache[:, :, :, 2:7] = qkv[:, :5, 1:].permute(0, 2, 3, 1, 4)
-    attend(qkv[:, :5], plain[:, :, :, :5], None)
-    mask = torch.tensor([-torch.inf] * 2 + [0.0] * 6).view(1, 1, 1, 8)
-    torch.testing.assert_close(attend(qkv[:, 5:], cache, mask), attend(qkv[:, 5:], plain, None))

@@ -1,0 +1,76 @@
+"""The model as generation runs it: new tokens come in, the keys and values of the old ones are kept.
+
+    tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
+                                                            [B, 2, H, S, K]: the last T of its S columns are written
+
+The blocks offer the form that runs here (`hornbook.model.incremental`). The weights are copied once, cast to the dtype
+of the activations.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hornbook.model import LanguageModel
+from hornbook.model.incremental import IncrementalBlock, incremental_form
+
+_FORWARD = ("forward", "embed", "make_context")
+"""Methods of `LanguageModel` whose work `IncrementalModel` does."""
+
+
+class IncrementalModel:
+    """A language model whose blocks all keep keys and values.
+
+    On a CPU they are kept in fp32 whatever the activations are: the attention of one query is memory traffic and
+    conversions there, and in bf16 takes five times as long.
+
+    Args:
+        model: its weights are read now; do not train it while this is in use.
+        blocks: its blocks.
+    """
+
+    def __init__(self, model: LanguageModel, blocks: Sequence[IncrementalBlock]) -> None:
+        self.device, dtype = model.device, model.compute_dtype
+        self.cache_shapes = [block.cache_shape for block in blocks]
+        self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
+        self.max_positions = model.max_positions
+        self._embedding, self._blocks = model.embedding, blocks
+        self._logits = incremental_form(model.head, dtype, computed_by=("logits", "prepare", "normed"))
+        self._logits = self._logits or model.head.logits
+
+    @torch.inference_mode()
+    def logits(
+        self, tokens_BT: Tensor, positions_BT: Tensor, caches: Sequence[Tensor], mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits ``[B, V]``, fp32, of the tokens after the last column.
+
+        Args:
+            tokens_BT: int64, the new tokens.
+            positions_BT: int64.
+            caches: for each block ``[B, 2, H, S, K]``, see ``IncrementalBlock``.
+            mask: see ``IncrementalBlock``.
+        """
+        x_BTD = self._embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
+        for block, cache in zip(self._blocks, caches, strict=True):
+            x_BTD = block(x_BTD, cache, mask)
+        logits_BV: Tensor = self._logits(x_BTD[:, -1])
+        return logits_BV
+
+
+def incremental(model: LanguageModel) -> IncrementalModel | str:
+    """Return the model as generation runs it, or the name of the part that keeps no keys and values.
+
+    Args:
+        model: in evaluation mode. A model with a ``forward`` of its own, or a block without an incremental form, has to
+            compute the whole window for every token.
+    """
+    if any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _FORWARD):
+        return type(model).__name__
+    blocks: list[IncrementalBlock] = []
+    for number, block in enumerate(model.blocks):
+        form = incremental_form(block, model.compute_dtype)
+        if form is None:
+            return f"blocks.{number}, {type(block).__name__},"
+        blocks.append(form)
+    return IncrementalModel(model, blocks)
