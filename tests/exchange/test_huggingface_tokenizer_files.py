@@ -92,7 +92,9 @@ def test_what_transformers_writes_for_bert(tmp_path, lowercase):
 
 def test_what_transformers_writes_for_roberta(tmp_path):
     pairs = TOKENIZERS["roberta"]
-    RobertaTokenizer(vocab=dict(pairs.vocab), merges=[tuple(pair) for pair in pairs.settings["model"]["merges"]]).save_pretrained(tmp_path)
+    RobertaTokenizer(
+        vocab=dict(pairs.vocab), merges=[tuple(pair) for pair in pairs.settings["model"]["merges"]]
+    ).save_pretrained(tmp_path)
     assert set(read_tokenizer(tmp_path, 300).special) == set(pairs.special)
     assert read_tokenizer(tmp_path, 300).digest == TOKENIZERS["roberta"].digest
 

@@ -2,10 +2,10 @@
 
     folder/state.json                      {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
     folder/data-00000-of-00002.arrow       a stream of record batches, as save_to_disk writes it
-    table.arrow                            ARROW1 | batches | a table of them | ARROW1, as pyarrow, polars and R write it
+    table.arrow                            ARROW1 | batches | their table | ARROW1, as pyarrow, polars and R write it
 
-pyarrow believes the lengths that a file states, so a damaged file may end the process that reads it: a file of others is
-read in a child process (`hornbook.formats.child`).
+pyarrow believes the lengths that a file states, so a damaged file may end the process that reads it: a file of others
+is read in a child process (`hornbook.formats.child`).
 """
 
 import errno
