@@ -157,7 +157,7 @@ def test_a_tokenizer_that_is_not_there(place, capsys):
 def test_word_pieces_line_by_line(pipe, place):
     tokenizer = Tokenizer.train(TEXTS, 100, kind="wordpiece")
     (place / "bert").mkdir()
-    (place / "bert" / "vocab.txt").write_text("".join(f"{token}\n" for token in tokenizer.rules.vocab))
+    (place / "bert" / "vocab.txt").write_text("".join(f"{token}\n" for token in tokenizer.vocab))
     lines = ["the Cat [MASK]", "", "story 7: sat"]
     code, output, _ = pipe("encode", "\n".join(lines).encode(), "--tokenizer", "bert")
     assert code == 0 and 4 not in map(int, output.split())

@@ -53,12 +53,12 @@ def test_the_config_says_what_the_model_is(tmp_path):
 
 def test_vocabulary_and_merges_are_those_of_the_tokenizer(tmp_path):
     folder = tiny_folder(tmp_path / "out")
-    pairs = tiny_tokenizer().byte_pairs
+    pairs = tiny_tokenizer()
     vocab = json.loads((folder / "vocab.json").read_text())
     assert vocab == dict(pairs.vocab) and list(vocab.values()) == list(range(300))
     first, *lines = (folder / "merges.txt").read_text().split("\n")
     assert (first, lines[-1]) == ("#version: 0.2", "")
-    assert [tuple(line.split(" ")) for line in lines[:-1]] == list(pairs.merges)
+    assert [tuple(line.split(" ")) for line in lines[:-1]] == list(pairs.settings["model"]["merges"])
 
 
 def test_without_a_tokenizer_no_token_ends_a_text(tmp_path):

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 from tiny_text import TEXTS, one_line, tiny_tokenizer
@@ -8,6 +7,7 @@ from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 from hornbook.errors import CheckpointError, DataError
 from hornbook.exchange.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_json import word_piece
 
 TEXT = "Héllo, the Cat!  it's\n [MASK] <mask></s> 中文 sat\x07mat ﬁ" + "x" * 120
 BERT = Tokenizer.train(TEXTS, 100, kind="wordpiece")
@@ -16,8 +16,8 @@ TOKENIZERS = {
     "roberta": Tokenizer.train(TEXTS, 300, kind="roberta"),
     "bert": BERT,
     "bert cased": Tokenizer.train(TEXTS, 100, kind="wordpiece", lowercase=False),
-    "bert with accents": Tokenizer(replace(BERT.rules, strip_accents=False, handle_chinese_chars=False)),
-    "bert as no class of theirs": Tokenizer(replace(BERT.rules, clean_text=False, max_input_chars_per_word=200)),
+    "bert with accents": Tokenizer(word_piece(BERT.vocab, strip_accents=False, handle_chinese_chars=False)),
+    "bert as no class of theirs": Tokenizer(word_piece(BERT.vocab, clean_text=False, max_input_chars_per_word=200)),
 }
 CLASSES = {
     "gpt": "GPT2Tokenizer",
@@ -82,18 +82,20 @@ def test_pairs_have_two_segments(tmp_path):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_what_transformers_writes_for_bert(tmp_path, lowercase):
-    vocab = dict(BERT.rules.vocab)
+    vocab = dict(BERT.vocab)
     theirs = BertTokenizer(vocab=vocab, do_lower_case=lowercase, strip_accents=False)
     theirs.save_pretrained(tmp_path)
     ours = read_tokenizer(tmp_path, 100)
-    assert ours.rules == replace(BERT.rules, lowercase=lowercase, strip_accents=False)
+    assert ours.settings == word_piece(BERT.vocab, lowercase=lowercase, strip_accents=False)
     assert theirs(TEXT, split_special_tokens=True)["input_ids"] == framed(ours, ours.encode(TEXT))
 
 
 def test_what_transformers_writes_for_roberta(tmp_path):
-    pairs = TOKENIZERS["roberta"].byte_pairs
-    RobertaTokenizer(vocab=dict(pairs.vocab), merges=list(pairs.merges)).save_pretrained(tmp_path)
-    assert set(read_tokenizer(tmp_path, 300).byte_pairs.special) == set(pairs.special)
+    pairs = TOKENIZERS["roberta"]
+    RobertaTokenizer(
+        vocab=dict(pairs.vocab), merges=[tuple(pair) for pair in pairs.settings["model"]["merges"]]
+    ).save_pretrained(tmp_path)
+    assert set(read_tokenizer(tmp_path, 300).special) == set(pairs.special)
     assert read_tokenizer(tmp_path, 300).digest == TOKENIZERS["roberta"].digest
 
 
@@ -121,7 +123,7 @@ def test_a_vocabulary_larger_than_the_model(tmp_path):
 
 
 def test_a_token_that_vocab_txt_cannot_hold():
-    broken = Tokenizer(replace(BERT.rules, vocab={**BERT.rules.vocab, "a\nb": 100}))
+    broken = Tokenizer(word_piece({**BERT.vocab, "a\nb": 100}))
     with pytest.raises(CheckpointError) as caught:
         tokenizer_files(broken, 512)
     assert one_line(caught.value, "line end")

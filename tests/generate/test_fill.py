@@ -18,7 +18,7 @@ def filler(kind="wordpiece", likeliest=None, *, top_k=3, **changes) -> GapFiller
     if likeliest is not None:
         with torch.no_grad():
             model.head.bias.zero_()
-            model.head.bias[tokenizer.rules.vocab[likeliest]] = 1e4
+            model.head.bias[tokenizer.vocab[likeliest]] = 1e4
     return GapFiller(model, tokenizer, top_k=top_k)
 
 

@@ -20,7 +20,7 @@ POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 def pair(name: str) -> tuple[Tokenizer, BertTokenizer]:
     """Our tokenizer of a vocabulary, and theirs."""
     ours = Tokenizer.load(SHARED / "tokenizers" / name)
-    return ours, BertTokenizer(vocab=dict(ours.rules.vocab), do_lower_case=LOWERCASE[name])
+    return ours, BertTokenizer(vocab=dict(ours.vocab), do_lower_case=LOWERCASE[name])
 
 
 def theirs_of(tokenizer: BertTokenizer, text: str) -> list[int]:
@@ -63,7 +63,7 @@ def test_real_texts(name, file):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_a_small_vocabulary(lowercase):
     ours = Tokenizer.train(TEXTS, 100, kind="wordpiece", lowercase=lowercase)
-    theirs = BertTokenizer(vocab=dict(ours.rules.vocab), do_lower_case=lowercase)
+    theirs = BertTokenizer(vocab=dict(ours.vocab), do_lower_case=lowercase)
     points = [*range(0x300), *random.Random(1).sample(POINTS, 1000)]
     for text in (*TEXTS, in_contexts(points), "[CLS] the [MASK] cat" + "s" * 200):
         assert ours.encode(text) == theirs_of(theirs, text)

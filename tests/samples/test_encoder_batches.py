@@ -93,14 +93,14 @@ def test_masks_follow_the_rules(store, objective):
     if objective.max_predictions is None:
         assert np.mean(shares) == pytest.approx(0.3, abs=0.05)
     placed = [(tokens[place], label) for tokens, _, _, _, own, _ in sequences for place, label in own.items()]
-    assert not {label for _, label in placed} & set(special.special_ids) - {encoder_tokenizer().rules.vocab["[UNK]"]}
+    assert not {label for _, label in placed} & set(special.special_ids) - {encoder_tokenizer().vocab["[UNK]"]}
     hidden = np.mean([token == special.mask for token, _ in placed])
     kept = np.mean([token == label for token, label in placed])
     assert hidden == pytest.approx(0.8, abs=0.05) and kept == pytest.approx(0.1, abs=0.05)
 
 
 def test_words_are_hidden_whole(store):
-    names = {number: name for name, number in encoder_tokenizer().rules.vocab.items()}
+    names = {number: name for name, number in encoder_tokenizer().vocab.items()}
     pieces = 0
     for tokens, _, _, _, own, _ in of_samples(make(store, OBJECTIVES["whole words"]), range(200), 8):
         original = [names[own.get(place, token)] for place, token in enumerate(tokens)]

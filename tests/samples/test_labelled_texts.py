@@ -125,7 +125,7 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path):
 
 def test_robertas_pairs_have_two_separators():
     tokenizer = Tokenizer.train(["a text of words"] * 9, 270, kind="roberta")
-    cls, sep = (tokenizer.rules.vocab[ROBERTA_TOKENS[place]] for place in (0, 2))
+    cls, sep = (tokenizer.vocab[ROBERTA_TOKENS[place]] for place in (0, 2))
     sequence = frame(tokenizer, np.array([5, 6]), np.array([7]))
     assert sequence.tokens.tolist() == [cls, 5, 6, sep, sep, 7, sep]
 

@@ -177,7 +177,7 @@ def test_beginnings_of_words_by_the_tokenizer():
         tokenizer = Tokenizer.train(texts, sizes, kind=kind)
         begins = word_beginnings(tokenizer)
         ids = tokenizer.encode("cats sat on mats")
-        names = {number: name for name, number in tokenizer.rules.vocab.items()}
+        names = {number: name for name, number in tokenizer.vocab.items()}
         for place, number in enumerate(ids):
             expected = names[number].startswith("Ġ") if kind == "byte-bpe" else not names[number].startswith("##")
             assert begins[number] == expected

@@ -91,31 +91,58 @@ def test_a_download_that_breaks_off_is_resumed(hub, tmp_path):
     assert hub.asked.count(f"GET /datasets/some/long/resolve/{commit_of('some/long', 'main')}/long.jsonl") == 2
 
 
-def test_configurations_and_splits(hub, tmp_path):
+def test_files_by_pattern(hub, tmp_path):
     add(hub, tmp_path, "some/wiki", {"en/a.jsonl": b'{"text": "en"}', "en/b.jsonl": b'{"text": "t"}', "de.txt": b"de"})
-    english = [{"split": "train", "path": "en/a*"}, {"split": "test", "path": ["en/b.jsonl"]}]
-    configs = [{"config_name": "en", "data_files": english}, {"config_name": "de", "data_files": "*.txt"}]
-    hub.cards["some/wiki"] = {"configs": configs}
-    name = {"inputs": ["hf:some/wiki"]}
-    found, *errors = read(
+    found, tagged, own, none, split = read(
         tmp_path,
         hub.endpoint,
+        "hf:some/wiki/*.txt",
+        "hf:some/wiki@main/en/[ab].jsonl",
+        "hf:some/wiki",
+        "hf:some/wiki/fr/*",
+        {"inputs": ["hf:some/wiki"], "split": "test"},
+    )
+    assert [text for text, _, _ in found] == ["de"]
+    assert [text for text, _, _ in tagged] == [text for text, _, _ in own] == ["en", "t"], "JSONL comes before text"
+    assert none[0] == 2 and "hf:some/wiki/fr/*: has no files that can be read as --from auto" in none[1]
+    assert split[0] == 2 and "name the files by a pattern, as in hf:some/wiki/*test*" in split[1]
+
+
+def test_configurations_and_splits_are_those_of_the_parquet_branch(hub, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    add(hub, tmp_path, "some/wiki", {"all.jsonl": b'{"text": "all"}'})
+    branch = {}
+    for config, split in (("en", "train"), ("en", "test"), ("de", "train")):
+        parquet.write_table(pyarrow.table({"text": [f"{config} {split}"]}), tmp_path / "x.parquet")
+        branch[f"{config}/{split}/0000.parquet"] = (tmp_path / "x.parquet").read_bytes()
+    add(hub, tmp_path, "some/wiki", branch, revision=CONVERTED)
+    name = {"inputs": ["hf:some/wiki"]}
+    asked = [
         name | {"config": "en", "split": "test"},
+        name | {"config": "de"},
+        name | {"format": "jsonl"},
+        name | {"inputs": ["hf:some/wiki@main"]},
         name,
         name | {"config": "fr"},
         name | {"config": "en"},
         name | {"config": "en", "split": "dev"},
-    )
-    assert [text for text, _, _ in found] == ["t"]
-    parts = [
-        "configurations en, de; choose",
-        "none is called 'fr'; choose one with --config",
-        "splits train, test; choose",
     ]
-    parts.append("none is called 'dev'; choose one with --split")
-    assert all(code == 2 and part in error for (code, error), part in zip(errors, parts, strict=True)), errors
-    [found] = read(tmp_path, hub.endpoint, name | {"config": "de", "format": "lines"})
-    assert [text for text, _, _ in found] == ["de"]
+    for endpoint in (hub.endpoint, None):
+        *found, none, config, splits, split = read(tmp_path, endpoint, *asked)
+        assert [text for [[text, _, _]] in found] == ["en test", "de train", "all", "all"]
+        assert none == [2, "hf:some/wiki has the configurations de, en; choose one with --config"]
+        assert "none is called 'fr'; choose one with --config" in config[1]
+        assert "has the splits test, train; choose one with --split" in splits[1]
+        assert "none is called 'dev'; choose one with --split" in split[1]
+
+
+def test_a_branch_with_a_part_of_the_rows_is_read_by_its_name_alone(hub, tmp_path):
+    add(hub, tmp_path, "some/large", {"all.jsonl": b'{"text": "all"}'})
+    add(hub, tmp_path, "some/large", {"default/partial-train/0000.parquet": b"PAR1"}, revision=CONVERTED)
+    found, part = read(tmp_path, hub.endpoint, "hf:some/large", f"hf:some/large@{CONVERTED}")
+    assert [text for text, _, _ in found] == ["all"]
+    assert part[0] == 2 and "0000.parquet: is damaged, or no Parquet file" in part[1]
 
 
 def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
@@ -124,7 +151,7 @@ def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
     parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
     add(hub, tmp_path, "some/script", {"script.py": b"import os; os.abort()", "data.zip": b"PK"})
     [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/script")
-    assert code == 2 and "no such revision" in error
+    assert code == 2 and "has no files that can be read" in error
     data = {"plain/train/0000.parquet": (tmp_path / "x.parquet").read_bytes(), "plain/test/0000.parquet": b"PAR1"}
     add(hub, tmp_path, "some/script", data, revision=CONVERTED)
     found, parquets = read(
@@ -154,7 +181,7 @@ def test_refusals_are_one_line(hub, tmp_path):
 def test_a_full_disk_or_a_listing_that_rotted_is_one_line(hub, tmp_path):
     read(tmp_path, hub.endpoint, "hf:some/words")
     [saved] = (tmp_path / "home").rglob("hornbook-main.json")
-    for content in ('{"commit": "../x", "files": [], "configs": []}', '{"commit', "[]"):
+    for content in ('{"commit": "../x", "files": [], "x": []}', '{"commit', "[]"):
         saved.write_text(content)
         [[code, error]] = read(tmp_path, None, "hf:some/words")
         assert code in (1, 2) and "\n" not in error and "hornbook-main.json" in error
@@ -162,7 +189,7 @@ def test_a_full_disk_or_a_listing_that_rotted_is_one_line(hub, tmp_path):
 
 def test_names(monkeypatch):
     assert is_file_name(f"hf:a/b@{COMMIT}/c d.txt") and not is_file_name("hf:a/b@main/c") and not is_file_name("hf:a/b")
-    for name in ("hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@", "hf:a/b@../x", "hf:a\nb", f"hf:a/b@{COMMIT}/../c"):
+    for name in ("hf:", "hf:../x", "hf:a/../b", "hf:a b", "hf:a/b@", "hf:a/b@../x", "hf:a\nb", f"hf:a/b@{COMMIT}/../c"):
         with pytest.raises(UserError) as caught:
             list_files(name, ReadOptions())
         assert one_line(caught.value, "is no data set of the Hugging Face hub; expected hf:owner/name")

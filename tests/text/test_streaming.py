@@ -1,23 +1,17 @@
 """Text piece by piece: the whole is what decoding all ids at once gives, cut at the first complete stop string."""
 
-from functools import cache
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_text import SHARED, TEXTS, tiny_tokenizer
+from tiny_libraries import KINDS, library, library_json
+from tiny_text import tiny_tokenizer
 
-from hornbook.text.streaming import TextStream, token_bytes
+from hornbook.text.streaming import TextStream
 from hornbook.text.tokenizer import Tokenizer
 
 
-@cache
-def bytes_of():
-    return token_bytes(tiny_tokenizer())
-
-
-def pieces_of(ids, stops=()):
-    stream = TextStream(bytes_of(), stops)
+def pieces_of(ids, stops=(), tokenizer=None, context=()):
+    stream = TextStream(tokenizer or tiny_tokenizer(), stops, context)
     pieces = []
     for token in ids:
         pieces.append(stream.push(token))
@@ -58,7 +52,7 @@ def test_stop_strings_end_the_text_however_tokens_cut_them(text, stops):
 
 @pytest.mark.parametrize("text", ["Café 😀", "é", "😀😀", "日本語"])
 def test_no_piece_has_half_a_character(text):
-    ids = [tiny_tokenizer().byte_pairs.vocab[symbol] for byte in text.encode() for symbol in [symbol_of(byte)]]
+    ids = [tiny_tokenizer().vocab[symbol] for byte in text.encode() for symbol in [symbol_of(byte)]]
     pieces, _ = pieces_of(ids)
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
@@ -66,14 +60,14 @@ def test_no_piece_has_half_a_character(text):
 
 
 def symbol_of(byte):
-    from hornbook.text.byte_pairs import byte_symbols
+    from hornbook.text.tokenizer_json import byte_symbols
 
     return byte_symbols()[byte]
 
 
 def test_what_may_become_a_stop_string_waits():
     ids = {character: tiny_tokenizer().encode(character)[0] for character in "abc"}
-    stream = TextStream(bytes_of(), ["abc"])
+    stream = TextStream(tiny_tokenizer(), ["abc"])
     assert [stream.push(ids[character]) for character in "aab"] == ["", "a", ""]
     assert [stream.push(ids[character]) for character in "bab"] == ["abb", "", ""]
     assert stream.push(ids["c"]) == ""
@@ -82,30 +76,47 @@ def test_what_may_become_a_stop_string_waits():
 
 
 def test_what_waited_is_given_out_at_the_end():
-    stream = TextStream(bytes_of(), ["abc"])
+    stream = TextStream(tiny_tokenizer(), ["abc"])
     ids = tiny_tokenizer().encode("ab")
     assert [*map(stream.push, ids), stream.finish()][-1] == "ab"
     assert not stream.has_stopped
 
 
 def test_a_special_token_is_its_name():
-    tokenizer = tiny_tokenizer()
-    assert bytes_of()[tokenizer.end_of_text_id] == b"<|endoftext|>"
-    assert len(bytes_of()) == tokenizer.vocab_size
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")
-def test_gpt2s_own_tokens():
-    tokenizer = Tokenizer.load(next(path for path in (SHARED / "tokenizers").iterdir() if "gpt2" in path.name))
-    table = token_bytes(tokenizer)
-    ids = [number for text in TEXTS for number in tokenizer.encode(text)]
-    assert b"".join(table[number] for number in ids).decode() == "".join(TEXTS)
-    assert tokenizer.decode(list(range(0, tokenizer.vocab_size, 7))) == b"".join(table[::7]).decode("utf-8", "replace")
+    assert pieces_of([tiny_tokenizer().end_of_text_id])[0] == ["<|endoftext|>", ""]
 
 
 @pytest.mark.parametrize(("stops", "text"), [(["abc", "b"], "xa"), (["bc", "abc"], "x"), (["d", "cd"], "xabc")])
 def test_the_string_that_is_complete_first_ends_the_text_however_long_a_token_is(stops, text):
     """So that the same characters end alike, whether they came at once or one by one."""
-    for table in ([b"xabc"], [b"x", b"a", b"b", b"c"]):
-        stream = TextStream(table, stops)
-        assert "".join([*(stream.push(token) for token in range(len(table))), stream.finish()]) == text
+    tokenizer = Tokenizer.train(["xabc " * 9], 262)
+    whole, single = tokenizer.encode("xabc"), [tokenizer.vocab[letter] for letter in "xabc"]
+    assert len(whole) == 1
+    for ids in (whole, single):
+        pieces, _ = pieces_of(ids, stops, tokenizer)
+        assert "".join(pieces) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(numbers=st.lists(st.integers(0, 10_000), max_size=30))
+def test_the_whole_is_what_the_library_decodes_for_any_kind(kind, numbers):
+    """Runs of bytes without a character in them included; after a prompt, as much as that makes the text longer."""
+    tokenizer = Tokenizer.from_json(library_json(kind))
+    ids = [number % tokenizer.vocab_size for number in numbers]
+    pieces, _ = pieces_of(ids, tokenizer=tokenizer)
+    assert "".join(pieces) == tokenizer.decode(ids) == library(kind).decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_keeps_its_blank_and_its_characters(kind):
+    tokenizer = Tokenizer.from_json(library_json(kind))
+    text = "story 1: the cat 😀 sat on the mat, the é"
+    ids = tokenizer.encode(text)
+    whole = tokenizer.decode(ids)
+    for start in range(len(ids)):
+        prompt = tokenizer.decode(ids[:start])
+        if "\ufffd" not in prompt:
+            pieces, _ = pieces_of(ids[start:], tokenizer=tokenizer, context=ids[:start])
+            assert prompt + "".join(pieces) == whole
+            assert not any("\ufffd" in piece for piece in pieces)

@@ -11,9 +11,9 @@ from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage.faults import count_operations, inject
-from hornbook.text.byte_pairs import PATTERNS, byte_symbols
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
 
 GPT2 = SHARED / "tokenizers" / "gpt2"
 needs_gpt2 = pytest.mark.skipif(not GPT2.exists(), reason="../shared/data/tokenizers/gpt2 is not there")
@@ -141,7 +141,7 @@ def test_text_and_ids_that_are_none():
         with pytest.raises(UserError) as caught:
             tokenizer.decode(wrong)
         assert one_line(caught.value, str(wrong[-1]), "0 to 299")
-    assert tokenizer.decode([tokenizer.byte_pairs.vocab[byte_symbols()[0xFF]]]) == "\ufffd"
+    assert tokenizer.decode([tokenizer.vocab[byte_symbols()[0xFF]]]) == "\ufffd"
 
 
 def test_save_and_load(tmp_path):

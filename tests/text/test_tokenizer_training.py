@@ -9,9 +9,9 @@ from tiny_text import TEXTS, one_line, tiny_tokenizer
 
 from hornbook.cli.tokenizer_command import _KINDS
 from hornbook.errors import DataError, UserError
-from hornbook.text.byte_pairs import byte_symbols
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_json import byte_symbols
 from hornbook.text.tokenizer_training import MIN_VOCAB_SIZES, Kind
 
 KINDS = get_args(Kind)
@@ -34,16 +34,16 @@ def test_the_command_knows_the_kinds():
 
 
 def test_byte_pairs_know_all_bytes_and_have_their_special_tokens_at_the_ends():
-    plain, robertas = tiny_tokenizer().byte_pairs, Tokenizer.train(TEXTS, 304, kind="roberta").byte_pairs
+    plain, robertas = tiny_tokenizer(), Tokenizer.train(TEXTS, 304, kind="roberta")
     assert set(byte_symbols()) < set(plain.vocab)
     names = sorted(robertas.vocab, key=robertas.vocab.__getitem__)
     assert (*names[:4], names[-1]) == ROBERTA_TOKENS == robertas.special
     assert names[4:-1] == sorted(plain.vocab, key=plain.vocab.__getitem__)[:-1]
-    assert robertas.merges == plain.merges
+    assert robertas.settings["model"]["merges"] == plain.settings["model"]["merges"]
 
 
 def test_word_pieces_are_special_tokens_then_characters_then_words():
-    names = list(Tokenizer.train(TEXTS, 120, kind="wordpiece").rules.vocab)
+    names = list(Tokenizer.train(TEXTS, 120, kind="wordpiece").vocab)
     assert tuple(names[:5]) == BERT_TOKENS
     letters = sorted(set("".join(TEXTS).lower().replace("é", "e")) - set(" \r\n"))
     assert names[5 : 5 + len(letters)] == letters
@@ -73,7 +73,7 @@ def merges_of(words, alphabet, count):
 
 def test_word_pieces_are_those_of_a_plain_implementation():
     texts = [f"{word} {word[:3]} {word[2:]} un{word}s" for word in ("lower", "newest", "widest", "slower", "tower")] * 2
-    tokens = list(Tokenizer.train(texts, 100, kind="wordpiece").rules.vocab)[5:]
+    tokens = list(Tokenizer.train(texts, 100, kind="wordpiece").vocab)[5:]
     size = next(number for number, token in enumerate(tokens) if len(token.removeprefix("##")) > 1)
     words = Counter(" ".join(texts).split())
     assert tokens[size:] == merges_of(words, tokens[:size], len(tokens) - size) and len(tokens) - size > 30
@@ -81,9 +81,9 @@ def test_word_pieces_are_those_of_a_plain_implementation():
 
 def test_case_and_accents_are_kept_where_they_are_to_be():
     cased = Tokenizer.train(["Über Über"], 100, kind="wordpiece", lowercase=False)
-    assert "Über" in cased.rules.vocab and cased.encode("über")[0] == cased.rules.vocab["[UNK]"]
+    assert "Über" in cased.vocab and cased.encode("über")[0] == cased.vocab["[UNK]"]
     uncased = Tokenizer.train(["Über Über"], 100, kind="wordpiece")
-    assert uncased.encode("ÜBER über") == [uncased.rules.vocab["uber"]] * 2
+    assert uncased.encode("ÜBER über") == [uncased.vocab["uber"]] * 2
 
 
 def test_rare_characters_have_no_token():
@@ -91,16 +91,16 @@ def test_rare_characters_have_no_token():
     common = "".join(chr(0x4E00 + number) for number in range(1200))
     rare = "".join(chr(0xAC00 + number) for number in range(100))
     tokenizer = Tokenizer.train([common * 200, rare], 5000, kind="wordpiece")
-    found = Counter("rare" if token in rare else "common" for token in tokenizer.rules.vocab if token[0] >= "一")
+    found = Counter("rare" if token in rare else "common" for token in tokenizer.vocab if token[0] >= "一")
     assert found == {"common": 1200}
-    assert set(tokenizer.encode(f"{rare[0]} a")) == {tokenizer.rules.vocab["[UNK]"]}
+    assert set(tokenizer.encode(f"{rare[0]} a")) == {tokenizer.vocab["[UNK]"]}
     few = Tokenizer.train([common], 105, kind="wordpiece")
-    assert few.vocab_size == 5 + 50 and "一" in few.rules.vocab
+    assert few.vocab_size == 5 + 50 and "一" in few.vocab
 
 
 def test_training_finds_the_most_frequent_pairs():
     tokenizer = Tokenizer.train(["aaab aaab aaab xy"], 259)
-    assert tokenizer.byte_pairs.merges[0] == ("a", "a")
+    assert tokenizer.settings["model"]["merges"][0] == ["a", "a"]
     assert tokenizer.vocab_size == 259
 
 

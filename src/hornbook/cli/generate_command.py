@@ -255,8 +255,8 @@ def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
 
     if name is None or name == "none":
         return tokenizer.end_of_text_id if name is None else None
-    if name in tokenizer.rules.special:
-        return tokenizer.rules.vocab[name]
+    if name in tokenizer.special:
+        return tokenizer.vocab[name]
     ids = tokenizer.encode(name)
     if len(ids) != 1:
         raise UserError(

@@ -1,20 +1,14 @@
-"""Arrow files of Hugging Face data sets: found in their folder, and walked through before pyarrow meets them.
+"""Arrow files of Hugging Face data sets: found in their folder, and opened with pyarrow.
 
     folder/state.json                      {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
-    folder/data-00000-of-00002.arrow       message | message | ... | end      a head, flatbuffers, a body, each
+    folder/data-00000-of-00002.arrow       a stream of record batches, as save_to_disk writes it
+    table.arrow                            ARROW1 | batches | their table | ARROW1, as pyarrow, polars and R write it
 
-    with open_stream(path) as stream:
-        for batch in stream: ...
-
-    table.arrow, as pyarrow, polars and R write it         ARROW1 | the same stream | a table of its batches | ARROW1
-
-What ``save_to_disk`` writes is read with pyarrow, the extra ``arrow``. pyarrow maps a file into memory and believes the
-lengths that it states, so each of them is compared with the file first. The price: the heads are read twice.
+pyarrow believes the lengths that a file states, so a damaged file may end the process that reads it: a file of others
+is read in a child process (`hornbook.formats.child`).
 """
 
 import errno
-import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +24,8 @@ if TYPE_CHECKING:
 
 STATE: Final = "state.json"
 SPLITS: Final = "dataset_dict.json"
-_HEAD: Final = struct.Struct("<Ii")
-_CONTINUES: Final = 0xFFFFFFFF
-_END_OF_STREAM: Final = _HEAD.pack(_CONTINUES, 0)
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_MARK: Final = b"ARROW1"
-_STREAM_IN_FILE: Final = 8
-_IS_DICTIONARY: Final = 2
-_IS_BATCH: Final = 3
-_MAX_METADATA_BYTES: Final = 16 << 20
 _NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
 """What an ``OSError`` has for a number if content is to blame: it may state a place or a length that cannot be."""
 
@@ -116,8 +104,8 @@ def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
 
 
 @contextmanager
-def open_stream(path: Path, name: str | None = None) -> Iterator["pyarrow.RecordBatchStreamReader"]:
-    """Open an ``.arrow`` file whose every length agrees with the file; what pyarrow finds wrong later is told alike.
+def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow.Schema", Iterator[Any]]]:
+    """Open an Arrow file: its schema, and its record batches as they lie in the file, mapped into memory.
 
     Args:
         path: of the file.
@@ -125,21 +113,25 @@ def open_stream(path: Path, name: str | None = None) -> Iterator["pyarrow.Record
 
     Raises:
         UserError: pyarrow is not installed.
-        DataError: here or in the block: the file is missing or damaged, or its batches are compressed.
+        DataError: here or in the block: the file is missing or damaged.
         StorageError: it cannot be read.
     """
     arrow = import_pyarrow()
     name = name or str(path)
     if not path.is_file():
         raise DataError(f"{name}: there is no such file; the data set is incomplete")
-    start = _check_messages(path, name)
-    with (
-        damage_told(path, name, "Arrow stream"),
-        arrow.memory_map(str(path)) as source,
-    ):
-        source.seek(start)
-        with arrow.ipc.open_stream(source) as stream:
-            yield stream
+    with translated("read", path), path.open("rb") as file:
+        is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
+        file.seek(max(0, path.stat().st_size - len(_END_OF_STREAM)))
+        if not is_file and file.read() != _END_OF_STREAM:  # for pyarrow, a stream may end after any batch
+            raise DataError(f"{name}: is no Arrow stream, or a truncated one; fetch the file again")
+    with damage_told(path, name, "Arrow file", MemoryError), arrow.memory_map(str(path)) as source:
+        if is_file:
+            with arrow.ipc.open_file(source) as table:
+                yield table.schema, map(table.get_batch, range(table.num_record_batches))
+        else:
+            with arrow.ipc.open_stream(source) as stream:
+                yield stream.schema, iter(stream)
 
 
 def _damaged(name: str, what: str, error: Exception) -> DataError:
@@ -161,68 +153,3 @@ def _choose(path: Path, split: str | None) -> str:
 def _is_name(value: object) -> bool:
     """Whether it is the name of something in a folder, and leads nowhere else."""
     return isinstance(value, str) and value not in ("", ".", "..") and value == Path(value).name
-
-
-def _check_messages(path: Path, name: str) -> int:
-    """Go from message to message of a stream, so that pyarrow meets no length that the file does not have.
-
-    Returns:
-        Where the stream begins: an Arrow file, as against a stream, has a mark before it and a table behind it.
-
-    Raises:
-        DataError: a message is cut off, or a batch compressed; or the stream does not end where the file does.
-        StorageError: it cannot be read.
-    """
-    with translated("read", path), path.open("rb") as file:
-        size = path.stat().st_size
-        start = place = _STREAM_IN_FILE if file.read(len(_FILE_MARK)) == _FILE_MARK else 0
-        file.seek(start)
-        while (head := file.read(_HEAD.size)) != _END_OF_STREAM:
-            mark, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-            if mark != _CONTINUES or not 0 < length <= min(_MAX_METADATA_BYTES, size - place - _HEAD.size):
-                raise DataError(f"{name}: at byte {place} is no message of an Arrow stream; it is damaged or truncated")
-            body, is_compressed = _describe(name, place, file.read(length))
-            if is_compressed:
-                raise DataError(f"{name}: its batches are compressed; save it again uncompressed, or as Parquet")
-            if not 0 <= body <= size - file.tell():
-                raise DataError(f"{name}: the message at byte {place} has {body} bytes; {size - file.tell()} are left")
-            place = file.seek(body, os.SEEK_CUR)
-        file.seek(max(file.tell(), size - len(_FILE_MARK)))
-        if file.read() != (_FILE_MARK if start else b""):
-            raise DataError(f"{name}: its stream ends before the file; it is damaged")
-    return start
-
-
-def _describe(name: str, place: int, metadata: bytes) -> tuple[int, bool]:
-    """How many bytes of a message follow its metadata, and whether it is a batch with compressed buffers.
-
-    A message is a table of flatbuffers with the fields version, kind, content and length of the body; a batch is one
-    with length, nodes, buffers and compression; a dictionary has an id and the batch of its values.
-    """
-    try:
-        (table,) = struct.unpack_from("<I", metadata)
-        _, kind, content, body = (_field_of(metadata, table, number) for number in range(4))
-        named = metadata[kind] if kind and content else 0
-        batch = _table_at(metadata, content) if named in (_IS_BATCH, _IS_DICTIONARY) else 0
-        if named == _IS_DICTIONARY:
-            values = _field_of(metadata, batch, 1)
-            batch = _table_at(metadata, values) if values else 0
-        is_compressed = bool(batch) and _field_of(metadata, batch, 3) > 0
-        return struct.unpack_from("<q", metadata, body)[0] if body else 0, is_compressed
-    except (struct.error, IndexError):
-        raise DataError(f"{name}: the message at byte {place} is damaged") from None
-
-
-def _table_at(metadata: bytes, place: int) -> int:
-    """The table that a field leads to."""
-    offset: int = struct.unpack_from("<I", metadata, place)[0]
-    return place + offset
-
-
-def _field_of(metadata: bytes, table: int, number: int) -> int:
-    """Where a table's field is, 0 if it has none."""
-    layout = table - struct.unpack_from("<i", metadata, table)[0]
-    if 4 + 2 * number >= struct.unpack_from("<H", metadata, layout)[0]:
-        return 0
-    offset: int = struct.unpack_from("<H", metadata, layout + 4 + 2 * number)[0]
-    return offset and table + offset

@@ -22,7 +22,6 @@ from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import Sequence, framed
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.word_pieces import PREFIX, WordPieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +137,10 @@ class GapFiller:
 
     def _joined(self, text: str, token: str) -> str:
         """A text and a token behind it: byte-level tokens bring their own white space, ``##`` tokens have none."""
-        if isinstance(self._tokenizer.rules, WordPieces) and not token.startswith(PREFIX):
+        prefix = self._tokenizer.continuing_prefix
+        if prefix and not token.startswith(prefix):
             return text + token
-        return text.rstrip() + token.removeprefix(PREFIX)
+        return text.rstrip() + token.removeprefix(prefix)
 
 
 def _logits_of_gaps(head: EncoderHead, x_BTD: Tensor, batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from hornbook.generate.decoder import make_decoder
 from hornbook.generate.ids import generate_batch
 from hornbook.generate.sampling import Sampling, draws_of
 from hornbook.model import LanguageModel
-from hornbook.text.streaming import TextStream, token_bytes
+from hornbook.text.streaming import TextStream
 from hornbook.text.tokenizer import Tokenizer
 
 FinishReason = Literal["length", "stop_token", "stop_string", "interrupted"]
@@ -121,7 +121,6 @@ class TextWriter:
         self.tokenizer, self.options, self.timing = tokenizer, options, Timing()
         self._max_positions, self._vocab_size = model.max_positions, model.vocab_size
         self._decoder = make_decoder(model)
-        self._bytes_of = token_bytes(tokenizer)
 
     def request(self, prompt: str, *, sample: int = 0, place: str = "the prompt") -> Request:
         """Return a prompt as ids; an empty one is the beginning of a document.
@@ -174,9 +173,10 @@ class TextWriter:
             )
         return batch.finish(self.timing)
 
-    def new_stream(self) -> TextStream:
-        """Return an empty text with this writer's tokens and stop strings."""
-        return TextStream(self._bytes_of, self.options.stop_strings)
+    def new_stream(self, request: Request) -> TextStream:
+        """Return the text that continues a prompt; none of it is there yet."""
+        start = int(request.ids[:1] == (self.tokenizer.end_of_text_id,))
+        return TextStream(self.tokenizer, self.options.stop_strings, request.ids[start:])
 
 
 class _Batch:
@@ -184,7 +184,7 @@ class _Batch:
 
     def __init__(self, requests: Sequence[Request], writer: TextWriter, on_text: OnText | None) -> None:
         self._requests, self._options, self._on_text = requests, writer.options, on_text
-        self._streams = [writer.new_stream() for _ in requests]
+        self._streams = [writer.new_stream(request) for request in requests]
         self._texts, self._counts = [""] * len(requests), [0] * len(requests)
         self._ends: dict[int, tuple[FinishReason, float]] = {}
         self._started = time.perf_counter()

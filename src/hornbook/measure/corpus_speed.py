@@ -109,7 +109,10 @@ def map_with_datasets(job: CorpusJob, folder: Path) -> tuple[float, int]:
     from hornbook.text.tokenizer import Tokenizer
 
     datasets.disable_progress_bars()
-    tokenizer = Tokenizer.load(job.tokenizer).rules.library()
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_str(Tokenizer.load(job.tokenizer).to_json())
+    tokenizer.encode_special_tokens = True
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encodings = tokenizer.encode_batch_fast(batch[job.field], add_special_tokens=False)

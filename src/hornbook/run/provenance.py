@@ -32,7 +32,6 @@ from hornbook.samples.static_instances import StaticInstances
 from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.samples.windows import Piece
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.word_pieces import WordPieces
 from hornbook.wording import counted
 
 
@@ -207,7 +206,7 @@ def _marked(sequence: Sequence, tokenizer: Tokenizer) -> str:
         parts.append(f"[{shown.removeprefix('[').removesuffix(']')}→{hidden}]")
         start = position + 1
     parts.append(tokenizer.decode(sequence.tokens[start:]))
-    return (" " if isinstance(tokenizer.rules, WordPieces) else "").join(filter(None, parts))
+    return (" " if tokenizer.continuing_prefix else "").join(filter(None, parts))
 
 
 def _read_identity(run: Path) -> tuple[Recipe, str | None]:

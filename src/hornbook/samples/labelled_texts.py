@@ -30,7 +30,6 @@ from hornbook.errors import DataError, UserError
 from hornbook.samples.pairs import truncated_lengths
 from hornbook.samples.sequences import Sequence, framed
 from hornbook.storage.json_files import load_strictly, read_bytes
-from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
 from hornbook.text.readers.records import read_objects, utf8_of
 from hornbook.text.tokenizer import Tokenizer
@@ -158,7 +157,7 @@ def num_special(tokenizer: Tokenizer, *, pair: bool) -> int:
     """Tokens of a sequence that are no text."""
     if not pair:
         return 2
-    return 4 if isinstance(tokenizer.rules, BytePairs) else 3
+    return 4 if tokenizer.has_two_separators else 3
 
 
 def _require_room(room: int, needed: int, sequence_length: int) -> None:

@@ -25,9 +25,8 @@ from hornbook.arrays import Bools, Hashes, Int64s
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.word_pieces import PREFIX, WordPieces
 
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")
+_SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁")
 _LOW_BITS = np.uint64(0xFFFFFFFF)
 _SHARE_MASKED, _SHARE_NOT_KEPT = round(0.8 * 2**32), round(0.9 * 2**32)
 
@@ -81,13 +80,14 @@ class MaskRules:
 def word_beginnings(tokenizer: Tokenizer) -> Bools:
     """bool[vocab_size]: whether a token begins a word.
 
-    By WordPiece, one without ``##`` does; by byte-level BPE, one that begins with white space, so that punctuation
-    belongs to the word that it follows. Special tokens are words.
+    By WordPiece, one without ``##`` does; by WordLevel, every one; by other models, one that begins with white space,
+    so that punctuation belongs to the word that it follows. Special tokens are words.
     """
-    is_word_piece = isinstance(tokenizer.rules, WordPieces)
+    prefix = tokenizer.continuing_prefix
+    is_whole = not prefix and tokenizer.settings["model"].get("type") == "WordLevel"
     begins = np.zeros(tokenizer.vocab_size, dtype=bool)
-    for token, number in tokenizer.rules.vocab.items():
-        begins[number] = not token.startswith(PREFIX) if is_word_piece else token.startswith(_SPACES)
+    for token, number in tokenizer.vocab.items():
+        begins[number] = is_whole or (not token.startswith(prefix) if prefix else token.startswith(_SPACES))
     begins[sorted(tokenizer.special_ids)] = True
     return begins
 

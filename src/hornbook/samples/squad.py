@@ -108,11 +108,7 @@ def make_windows(
             "text; make sequences longer, or lower objective.max_question_tokens"
         )
     contexts = list(dict.fromkeys(question.context for question in questions))
-    encodings = tokenizer.rules.library().encode_batch(contexts, add_special_tokens=False)
-    found = {
-        context: (np.array(encoding.ids, dtype=np.int64), np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2))
-        for context, encoding in zip(contexts, encodings, strict=True)
-    }
+    found = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
     asked = tokenizer.encode_batch([question.question for question in questions])
     windows: list[Window] = []
     for number, (question, tokens) in enumerate(zip(questions, asked, strict=True)):

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
 from hornbook.errors import HornbookError
-from hornbook.text.byte_pairs import BytePairs, byte_symbols
 from hornbook.text.cuts import CUT_CHARACTERS
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_json import byte_symbols
 
 if TYPE_CHECKING:
     import tiktoken
@@ -60,19 +60,18 @@ def accelerated(tokenizer: Tokenizer, threads: int) -> Encode | None:
         tokenizer: whose ids to make.
         threads: to do it with.
     """
-    rules = tokenizer.rules
-    if not isinstance(rules, BytePairs) or not _is_installed() or not _merges_by_rank(rules) or not _same_classes():
+    if tokenizer.form != "byte-bpe" or not _is_installed() or not _merges_by_rank(tokenizer) or not _same_classes():
         return None
-    return _Accelerated(tokenizer, rules, threads)
+    return _Accelerated(tokenizer, threads)
 
 
 class _Accelerated:
     """Encodes texts with tiktoken; see the module."""
 
-    def __init__(self, tokenizer: Tokenizer, rules: BytePairs, threads: int) -> None:
-        self._tokenizer, self._rules = tokenizer, rules
-        tokens = [*byte_symbols(), *(left + right for left, right in rules.merges)]
-        self._ids = np.array([rules.vocab[token] for token in tokens] + [-1], dtype=np.int32)
+    def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
+        self._tokenizer = tokenizer
+        tokens = [*byte_symbols(), *_merged(tokenizer)]
+        self._ids = np.array([tokenizer.vocab[token] for token in tokens] + [-1], dtype=np.int32)
         self._boundary = len(tokens)
         self._encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, self._boundary)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hornbook-tiktoken")
@@ -87,7 +86,7 @@ class _Accelerated:
             HornbookError: the two libraries disagree.
         """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
-        jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._rules.stretches(text))
+        jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._tokenizer.stretches(text))
         while some := list(islice(jobs, self._jobs_at_once)):
             for job, found in zip(some, self._executor.map(self._encode, some), strict=True):
                 self._check_some(job, found)
@@ -170,12 +169,17 @@ def _encoding(ranks: dict[bytes, int], boundary: int) -> "tiktoken.Encoding":
     return tiktoken.Encoding("hornbook", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
-def _merges_by_rank(rules: BytePairs) -> bool:
+def _merged(tokenizer: Tokenizer) -> list[str]:
+    """Return what each merge makes, best first."""
+    return [left + right for left, right in tokenizer.settings["model"]["merges"]]
+
+
+def _merges_by_rank(tokenizer: Tokenizer) -> bool:
     """Tell whether the pairs of the merges and the ranks of what they make lead to the same tokens."""
-    made = [left + right for left, right in rules.merges]
-    if len(set(made)) < len(made) or not set(byte_symbols()) | set(made) <= set(rules.vocab):
+    made = _merged(tokenizer)
+    if len(set(made)) < len(made) or not set(byte_symbols()) | set(made) <= set(tokenizer.vocab):
         return False
-    model = models.BPE(dict(rules.vocab), list(rules.merges))
+    model = models.BPE(dict(tokenizer.vocab), [(left, right) for left, right in tokenizer.settings["model"]["merges"]])
     return all(len(model.tokenize(token)) == 1 for token in made)
 
 

@@ -1,40 +1,51 @@
 """Data sets by name from the Hugging Face hub, through its own client; nothing of them is run.
 
-    hf:owner/name@main  ->  hf:owner/name@<commit>/data/train-00000-of-00002.parquet, hf:owner/name@<commit>/...
-                        ->  ~/.cache/huggingface/hub/datasets--owner--name/snapshots/<commit>/data/train-...
+    hf:owner/name@main/en/*.parquet   ->  the files of that revision whose paths match, * and / included
+    hf:owner/name                     ->  the files of the Parquet branch, <config>/<split>/*.parquet
+                                          without one, or with only a part of the rows there: the repository's data
+                                          files, of the first suffix in _KINDS that it has
 
-A name becomes sources that name a commit, so they mean the same bytes for ever; each is fetched when its turn comes and
-stays in the client's cache. What a revision held when it was last asked for is kept there, too, so a data set that was
-read once is read again without a network, whole or not at all. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the
-token are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+A name becomes sources that name a commit, ``hf:owner/name@<commit>/<file>``, so they mean the same bytes for ever; each
+is fetched when its turn comes and stays in the client's cache. What a revision held when it was last asked for is kept
+there, too, so a data set that was read once is read again without a network, whole or not at all. ``HF_ENDPOINT``,
+``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the client's matter. ``huggingface_hub`` is the extra ``hub``.
 """
 
 import re
-from pathlib import Path
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from glob import has_magic
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, import_client, translated
-from hornbook.text.hub_layout import CONVERTED, Listing, Splits, choose, default_config, of_one_kind, splits_of
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
-from hornbook.text.reading import ReadOptions, is_excluded
+from hornbook.text.reading import ReadOptions, has_suffix, is_excluded
 
+CONVERTED: Final = "refs/convert/parquet"
+"""The branch with the Parquet files that the hub makes of most data sets."""
+
+_REPOSITORY: Final = rf"(?P<repository>{NAME_PART}/{NAME_PART}|{NAME_PART}(?=@|$))"
 _NAME: Final = re.compile(
-    rf"hf:(?://datasets/)?(?P<repository>(?:{NAME_PART}/)?{NAME_PART})"
-    r"(?:@(?P<revision>(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,200}))?"
+    rf"hf:(?://datasets/)?{_REPOSITORY}(?:@(?P<revision>refs/\w+/\w+|[A-Za-z0-9][A-Za-z0-9._-]{{0,200}}))?"
+    r"(?:/(?P<pattern>[^\n]+))?"
 )
 _COMMIT: Final = "[0-9a-f]{40}"
-_FILE: Final = re.compile(rf"hf:(?P<repository>(?:{NAME_PART}/)?{NAME_PART})@(?P<commit>{_COMMIT})/(?P<file>.+)")
+_FILE: Final = re.compile(rf"hf:{_REPOSITORY}@(?P<commit>{_COMMIT})/(?P<file>.+)")
 _KINDS: Final = {
     "auto": ((".parquet",), JSONL_SUFFIXES, (".txt",)),
     "parquet": ((".parquet",),),
     "arrow": ((".arrow",),),
     "jsonl": (JSONL_SUFFIXES,),
+    "csv": ((".csv",),),
+    "tsv": ((".tsv",),),
     "wikipedia": ((".xml",),),
 }
 """The files that a format takes of a repository, by their suffixes; it is ``.txt`` for those that are not here."""
+_NO_DATA: Final = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json")
 
 
 def is_file_name(source: str) -> bool:
@@ -44,11 +55,12 @@ def is_file_name(source: str) -> bool:
 
 
 def list_files(name: str, options: ReadOptions) -> list[str]:
-    """The sources that a split of a data set consists of.
+    """Return the sources that a data set consists of.
 
     Args:
-        name: ``hf:owner/name``, with a branch, tag or commit after an ``@``; or one of these sources, which is itself.
-        options: the split and the configuration, if there are several; the format, suffixes and names of files.
+        name: ``hf:owner/name``, with a branch, tag or commit after an ``@``, and with a pattern of files after a ``/``;
+            or one of these sources, which is itself.
+        options: of the Parquet branch, the split and the configuration; the format, suffixes and names of files.
 
     Raises:
         UserError: the name is malformed, there is no such data set, revision, configuration or split, it has no files
@@ -56,27 +68,39 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         HornbookError: the hub failed, or is out of reach and the cache does not have it; trying again may help.
         StorageError: the disk of the cache is full or failing.
     """
-    if is_file_name(name):
+    if is_file_name(name) and not has_magic(name):
         return [name]
     match = _NAME.fullmatch(name)
-    if match is None:
+    if match is None or ".." in name:
         raise UserError(
-            f"{name!r:.120} is no data set of the Hugging Face hub; expected hf:owner/name or hf:owner/name@tag"
+            f"{name!r:.120} is no data set of the Hugging Face hub; expected hf:owner/name, hf:owner/name@tag or "
+            "hf:owner/name/pattern"
         )
-    repository, revision = match["repository"], match["revision"]
-    listing = _listing(repository, revision)
-    splits = _readable(splits_of(listing, converted=revision == CONVERTED), options)
-    if not splits and revision is None:
-        listing = _listing(repository, CONVERTED)
-        splits = _readable(splits_of(listing, converted=True), options)
-    if not splits:
+    repository, revision, pattern = match["repository"], match["revision"], match["pattern"]
+    if pattern is None and revision in (None, CONVERTED) and options.format in ("auto", "parquet"):
+        branch = _parquet_branch(repository, is_named=revision == CONVERTED)
+        if branch is not None:
+            commit, files = branch
+            chosen = _of_split(_kept(files, options, (".parquet",)), options, f"hf:{repository}")
+            return [f"hf:{repository}@{commit}/{file}" for file in chosen]
+    commit, files = _listing(repository, revision)
+    for option in ("config", "split"):
+        if getattr(options, option) is not None:
+            raise UserError(
+                f"{name}: --{option} applies to the Parquet branch, which is not read here; name the files by a "
+                f"pattern, as in hf:{repository}/*{getattr(options, option)}*"
+            )
+    if pattern is not None:
+        found = _kept([file for file in files if fnmatchcase(file, pattern)], options, options.suffixes)
+    else:
+        kinds = (options.suffixes,) if options.suffixes else _KINDS.get(options.format, ((".txt",),))
+        found = next((some for kind in kinds if (some := _kept(files, options, kind))), [])
+    if not found:
         raise UserError(
-            f"{name}: has no files that can be read as --from {options.format}; expected Parquet, JSONL or text"
+            f"{name}: has no files that can be read as --from {options.format}; expected Parquet, JSONL or text, or a "
+            f"pattern of its files, as in hf:{repository}/data/*.parquet"
         )
-    shown = f"hf:{repository}"
-    config = choose(splits, options.config, shown, "config", preferred=default_config(listing))
-    split = choose(splits[config], options.split, shown, "split")
-    return [f"hf:{repository}@{listing.commit}/{file}" for file in splits[config][split]]
+    return [f"hf:{repository}@{commit}/{file}" for file in found]
 
 
 def fetch(source: str) -> Path:
@@ -96,22 +120,53 @@ def fetch(source: str) -> Path:
     return Path(path)
 
 
-def _readable(splits: Splits, options: ReadOptions) -> Splits:
-    """What there is to read, of the splits that have anything and the configurations that have such a split."""
-    kinds = (options.suffixes,) if options.suffixes else _KINDS.get(options.format, ((".txt",),))
-
-    def kept(files: list[str]) -> list[str]:
-        return of_one_kind([file for file in files if not is_excluded(file, options.exclude)], kinds)
-
-    readable = {
-        config: {split: some for split, files in named.items() if (some := kept(files))}
-        for config, named in splits.items()
-    }
-    return {config: named for config, named in readable.items() if named}
+def _kept(files: Iterable[str], options: ReadOptions, suffixes: tuple[str, ...]) -> list[str]:
+    """The data files of some suffix that the options do not leave out."""
+    return [
+        file
+        for file in files
+        if has_suffix(file, suffixes) and not is_excluded(file, options.exclude) and _is_data(PurePosixPath(file))
+    ]
 
 
-def _listing(repository: str, revision: str | None) -> Listing:
-    """What a repository holds; a commit is asked for once, any other revision whenever the hub can be reached."""
+def _is_data(path: PurePosixPath) -> bool:
+    hidden = path.is_absolute() or any(part.startswith((".", "__")) for part in path.parts)
+    return str(path).isprintable() and not hidden and path.name not in _NO_DATA
+
+
+def _parquet_branch(repository: str, *, is_named: bool) -> tuple[str, list[str]] | None:
+    """The commit and the files of the Parquet branch; None where there is none, or one with a part of the rows alone.
+
+    The hub converts the first 5 GB of a split that is larger, into a folder ``partial-<split>``; such a branch is read
+    only by its name.
+    """
+    try:
+        commit, files = _listing(repository, CONVERTED)
+    except (UserError, OutOfReachError):  # if the hub is out of reach, the repository's own files tell so
+        if is_named:
+            raise
+        return None
+    is_partial = any("/partial-" in file for file in files)
+    return None if is_partial and not is_named else (commit, files)
+
+
+def _of_split(files: list[str], options: ReadOptions, name: str) -> list[str]:
+    """The files ``config/split/*`` of one configuration and split."""
+    for place, option, kind in ((0, "config", "configurations"), (1, "split", "splits")):
+        names = list(dict.fromkeys(file.split("/")[place] for file in files if file.count("/") > place))
+        wanted = getattr(options, option)
+        if wanted is None and (len(names) == 1 or (option == "config" and "default" in names)):
+            wanted = names[0] if len(names) == 1 else "default"
+        if wanted not in names:
+            listed = ", ".join(f"{each:.60}" for each in names[:12]) + ", ..." * (len(names) > 12)
+            what = "" if wanted is None else f"none is called {wanted!r:.60}; "
+            raise UserError(f"{name} has the {kind} {listed or 'none'}; {what}choose one with --{option}")
+        files = [file for file in files if file.split("/")[place] == wanted]
+    return files
+
+
+def _listing(repository: str, revision: str | None) -> tuple[str, list[str]]:
+    """The commit of a revision and its files; a commit is asked for once, any other whenever the hub can be reached."""
     where = f"hf:{repository}@{revision}" if revision else f"hf:{repository}"
     client = import_client(f"{where}: ")
     folder = cache_folder(client, "data set", repository)
@@ -125,24 +180,21 @@ def _listing(repository: str, revision: str | None) -> Listing:
         if not saved.exists():
             raise
         return _read_listing(saved)
-    card = info.card_data.to_dict() if info.card_data else {}
-    configs = card.get("configs")
     content = {
         "commit": info.sha,
         "files": [sibling.rfilename for sibling in info.siblings or []],
-        "configs": configs if isinstance(configs, list) else [],
     }
     make_directory(folder)
     replace_file(saved, dump_json(content))
     return _to_listing(content, where)
 
 
-def _read_listing(path: Path) -> Listing:
+def _read_listing(path: Path) -> tuple[str, list[str]]:
     return _to_listing(read_json(path, "the list of a data set's files"), str(path))
 
 
-def _to_listing(content: Any, where: str) -> Listing:
+def _to_listing(content: Any, where: str) -> tuple[str, list[str]]:
     match content:
-        case {"commit": str(commit), "files": [*files], "configs": [*configs]} if re.fullmatch(_COMMIT, commit):
-            return Listing(commit=commit, files=tuple(name for name in files if isinstance(name, str)), configs=configs)
+        case {"commit": str(commit), "files": [*files]} if re.fullmatch(_COMMIT, commit):
+            return commit, [name for name in files if isinstance(name, str)]
     raise HornbookError(f"{where}: expected a commit and a list of files from the Hugging Face hub; try again")

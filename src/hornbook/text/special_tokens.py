@@ -7,8 +7,8 @@
     pad         [PAD]     <pad>       fills a row up
     unknown     [UNK]     <unk>       stands for a word that has no tokens
 
-A tokenizer's file tells names and ids of its special tokens, never what they are for; so a role goes by its name. The
-price: a special token with a name of somebody's own has no role.
+A tokenizer's file has names and ids of its special tokens. What begins and ends a sequence is in its post-processor;
+any other role goes by the name, so a special token with a name of somebody's own has no role.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,8 @@ ROLE_NAMES: Final[Mapping[Role, tuple[str, str]]] = {
 }
 BERT_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+END_OF_TEXT_NAMES: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+"""The names of a token that ends a text; WordPiece of BERT's kind has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

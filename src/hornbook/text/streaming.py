@@ -4,53 +4,57 @@ r"""Text out of ids that come one at a time: half characters wait for their othe
     gives     "Caf"  ""  "é" " a"  "u la"  "it"            and has stopped
 
 What may yet become a stop string is held back until it is one or is not, however the tokens cut it. The text is that
-of ``Tokenizer.decode`` for all ids at once; the price is a table of every token's bytes.
+of ``Tokenizer.decode`` for all ids at once. What a token spells may depend on the tokens before it (a blank at the
+beginning, bytes of one character), so the last few are decoded again with each new one.
 """
 
-import codecs
 from collections.abc import Sequence
 
-from hornbook.text.byte_pairs import byte_symbols
 from hornbook.text.tokenizer import Tokenizer
-
-
-def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """Return the bytes that each id stands for; a special token's are those of its name."""
-    byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
-    table = [b""] * tokenizer.vocab_size
-    for token, number in tokenizer.byte_pairs.vocab.items():
-        is_plain = all(symbol in byte_of for symbol in token)
-        table[number] = bytes(byte_of[symbol] for symbol in token) if is_plain else token.encode()
-    return table
+from hornbook.text.tokenizer_json import BYTE_TOKEN
 
 
 class TextStream:
     """One text that grows; bytes that are no UTF-8 become U+FFFD.
 
     Args:
-        bytes_of: each id's bytes, see ``token_bytes``.
+        tokenizer: whose ids come.
         stop_strings: the text ends before the first of them that is complete. None is empty.
+        context: the ids that the text continues; their text is not given out.
 
     Attributes:
         has_stopped: True once there was a stop string.
     """
 
-    def __init__(self, bytes_of: Sequence[bytes], stop_strings: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         self.has_stopped = False
-        self._bytes_of, self._stop_strings = bytes_of, stop_strings
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tokenizer, self._stop_strings = tokenizer, stop_strings
+        self._ids, self._num_told = list(context), len(context)
+        self._told = tokenizer.decode(self._ids)
         self._held = ""
 
     def push(self, token: int) -> str:
         """Take an id and return the text that is certain by now, perhaps none."""
-        if self._has_ended(self._decoder.decode(self._bytes_of[token])):
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith("\ufffd") or BYTE_TOKEN.fullmatch(self._tokenizer.token(token)):
+            return ""
+        if self._has_ended(self._take(text)):
             return self._release(len(self._held))
         return self._release(len(self._held) - self._num_undecided())
 
     def finish(self) -> str:
         """Return what was held back; no more ids come."""
-        self._has_ended(self._decoder.decode(b"", final=True))
+        self._has_ended(self._take(self._tokenizer.decode(self._ids)))
         return self._release(len(self._held))
+
+    def _take(self, text: str) -> str:
+        """Return what a text has more than the one before, and forget the ids of that one."""
+        new = text[len(self._told) :]
+        if new:
+            self._ids, self._num_told = self._ids[self._num_told :], len(self._ids) - self._num_told
+            self._told = self._tokenizer.decode(self._ids)
+        return new
 
     def _has_ended(self, text: str) -> bool:
         """Take text and cut it at a stop string; tell whether there was one, now or before."""

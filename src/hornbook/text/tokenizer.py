@@ -1,49 +1,70 @@
-"""Text into token ids and back, over the tokenizers library: byte-level BPE with GPT-2's pattern, or BERT's WordPiece.
+"""Text into token ids and back: any tokenizer that the tokenizers library runs.
 
     "Hi there<|end"   ->   Hi | Ġthere | <| | end   ->   H·i  Ġthere  <·|  end   ->   [17250, 612, 27, 91, 437]
 
-The ids are those of OpenAI's tokenizer, and of transformers' BERT, for every text; by byte-level BPE
-``decode(encode(text)) == text``. Special tokens have ids that no text can become (the unknown word's apart): their
-names inside a text are text. Long texts are cut where a piece ends anyway (`hornbook.text.cuts`). The price of the
-library's speed is its choice of Unicode version: a letter that Unicode took in later than the installed library counts
-as punctuation, for it as for tiktoken, until both are updated.
+The ids are those of the library; for GPT-2's and BERT's files they are those of OpenAI's tokenizer and of transformers
+for every text, and by byte-level BPE ``decode(encode(text)) == text``. The names of special tokens inside a text are
+text, unless the model's own vocabulary spells them, as Unigram's often does. Long texts are cut where a piece ends
+anyway (`hornbook.text.cuts`). The library decides which version of Unicode counts.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from hornbook.errors import StorageError, UserError
+from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
-from hornbook.text.byte_pairs import BytePairs
-from hornbook.text.cuts import find_endless, utf8_bound
-from hornbook.text.special_tokens import ROLE_NAMES, MaskingTokens, Role
-from hornbook.text.tokenizer_kinds import Rules, parse_rules, read_rules
-from hornbook.text.tokenizer_training import Kind, train_rules
+from hornbook.text.cuts import CUT_CHARACTERS, find_endless, stretches_for, utf8_bound
+from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
+from hornbook.text.tokenizer_files import read_settings
+from hornbook.text.tokenizer_json import BYTE_TOKEN, MAX_VOCAB_SIZE, Settings, by_id, dump, form_of, parse
+from hornbook.text.tokenizer_training import Kind, train_settings
 
 _FILE: Final = "tokenizer.json"
 _BATCH_CUTS: Final = 256
 _BATCH_BYTES: Final = 2 << 20
 """Of stretches that are encoded in one call: the library takes up to 250 bytes for each token till then."""
+_TRIAL: Final = "A trial: é 漢字 😀 12\n\tof <s> it."
 
 
 class Tokenizer:
-    """A tokenizer of any kind; see ``load`` and ``train``. Immutable.
+    """A tokenizer; see ``load`` and ``train``. Immutable.
+
+    Args:
+        settings: the JSON of the tokenizer.
+        name: its file's, for errors.
 
     Attributes:
-        rules: all that its ids depend on, by kind: ``BytePairs`` or ``WordPieces``.
+        settings: all that its ids depend on, see `hornbook.text.tokenizer_json`.
+        form: ``"byte-bpe"`` or ``"wordpiece"`` for GPT-2's and BERT's rules, None for any other.
+        vocab: the id of each token, special ones included, in the order of ids.
+        special: the names of special tokens.
+        end_of_text: the special token between documents, which no text becomes; None where there is none.
+
+    Raises:
+        DataError: the library does not run it, or several of its tokens may end a text.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self._library = rules.library()
+    def __init__(self, settings: Settings, name: str = _FILE) -> None:
+        self.settings, self.form = settings, form_of(settings)
+        self._library = _library(settings, name)
+        self.vocab: Mapping[str, int] = by_id(self._library.get_vocab())
+        self.vocab_size = max(self.vocab.values(), default=-1) + 1
+        if not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
+            raise DataError(f"{name}: its largest id is {self.vocab_size - 1}; expected at most {MAX_VOCAB_SIZE - 1}")
+        added = self._library.get_added_tokens_decoder()
+        self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
+        self._begin, self._end = _frame(settings.get("post_processor"), self.special)
+        self.end_of_text = self._find_end_of_text(name)
+        self._stretches = stretches_for(settings)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -51,57 +72,54 @@ class Tokenizer:
 
         Args:
             path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
-                of `hornbook.text.tokenizer_kinds`.
+                of `hornbook.text.tokenizer_files`.
 
         Raises:
-            DataError: there is none, it is malformed, or of a kind that is not read.
+            DataError: there is none, it is malformed, or the library does not run it.
             StorageError: a file cannot be read.
         """
-        return cls(read_rules(Path(path)))
+        return cls(read_settings(Path(path)), str(path))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer of a ``tokenizer.json``'s text, as ``to_json`` gives it.
+        """Return the tokenizer of a ``tokenizer.json``'s text, as ``to_json`` gives it.
 
         Raises:
-            DataError: it is malformed, or of a kind that is not read.
+            DataError: it is malformed, or the library does not run it.
         """
-        return cls(parse_rules(text.encode(), "tokenizer.json"))
+        return cls(parse(text.encode(errors="surrogatepass"), _FILE))
 
     @classmethod
     def train(
         cls, documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
     ) -> Self:
-        """Learn a tokenizer from texts, the same one from the same texts; see ``tokenizer_training.train_rules``.
+        """Learn a tokenizer from texts, the same one from the same texts; see ``train_settings``.
 
         Raises:
             UserError: ``vocab_size`` is out of range for the kind, or there is no text.
         """
-        return cls(train_rules(documents, vocab_size, kind=kind, lowercase=lowercase))
+        return cls(train_settings(documents, vocab_size, kind=kind, lowercase=lowercase))
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are spelled in the symbols of bytes, as by GPT-2 and Llama 3."""
+        return '"ByteLevel"' in dump({**self.settings, "model": None, "added_tokens": None, "post_processor": None})
 
     @property
-    def byte_pairs(self) -> BytePairs:
-        """The vocabulary and the merges of a byte-level BPE, for what knows bytes.
-
-        Raises:
-            UserError: it is of another kind.
-        """
-        if not isinstance(self.rules, BytePairs):
-            raise UserError(
-                "the tokenizer is WordPiece, whose tokens are no bytes of a text; expected a byte-level BPE here"
-            )
-        return self.rules
+    def continuing_prefix(self) -> str:
+        """What a token begins with that continues a word, ``##`` by WordPiece; nothing for other models."""
+        model = self.settings["model"]
+        return str(model["continuing_subword_prefix"]) if model.get("type") == "WordPiece" else ""
 
     @property
-    def vocab_size(self) -> int:
-        """Number of ids: they are 0 .. vocab_size - 1."""
-        return len(self.rules.vocab)
+    def has_two_separators(self) -> bool:
+        """Whether two separators stand between the texts of a pair, as for RoBERTa and XLM-R (``<s> A </s></s> B``)."""
+        return self.form == "byte-bpe" or set(ROBERTA_TOKENS) <= set(self.special)
 
     @property
     def end_of_text_id(self) -> int | None:
-        """The id of the token between documents, which no text becomes; None where there is none, as for BERT."""
-        end_of_text = self.rules.end_of_text
-        return None if end_of_text is None else self.rules.vocab[end_of_text]
+        """The id of ``end_of_text``; None where there is none, as for BERT."""
+        return None if self.end_of_text is None else self.vocab[self.end_of_text]
 
     @property
     def pad_id(self) -> int | None:
@@ -111,14 +129,45 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids of all special tokens."""
-        return frozenset(self.rules.vocab[name] for name in self.rules.special)
+        return frozenset(self.vocab[name] for name in self.special)
 
-    def _name_of(self, role: Role) -> str | None:
-        return next((name for name in ROLE_NAMES[role] if name in self.rules.special), None)
+    def name_of(self, role: Role) -> str | None:
+        """Return the special token of a role, None where there is none."""
+        framing = {"cls": self._begin, "sep": self._end} if self._begin and self._end else {}
+        named = next((name for name in ROLE_NAMES[role] if name in self.special), None)
+        return named if self.form else framing.get(role) or named
+
+    def token(self, number: int) -> str:
+        """Return the token of an id, as the vocabulary spells it; nothing where the ids have a gap."""
+        return self._library.id_to_token(number) or ""
+
+    def num_bytes(self, token: str) -> int:
+        """Return how many bytes of text a token of the vocabulary stands for; none if it is special."""
+        if token in self.special:
+            return 0
+        if self.is_byte_level:
+            return len(token)
+        spelled = token.removeprefix(self.continuing_prefix).replace("▁", " ")
+        return 1 if BYTE_TOKEN.fullmatch(token) else len(spelled.encode())
 
     def _id_of(self, role: Role) -> int | None:
-        name = self._name_of(role)
-        return None if name is None else self.rules.vocab[name]
+        name = self.name_of(role)
+        return None if name is None else self.vocab[name]
+
+    def _find_end_of_text(self, name: str) -> str | None:
+        if self.form == "wordpiece":
+            return None
+        if self.form == "byte-bpe":
+            robertas = set(ROBERTA_TOKENS) <= set(self.special)
+            return "</s>" if robertas else next(known for known in END_OF_TEXT_NAMES if known in self.special)
+        if self._end is not None and self._end not in ROLE_NAMES["sep"][:1]:
+            return self._end
+        found = [known for known in END_OF_TEXT_NAMES if known in self.special]
+        if len(found) > 1:
+            raise DataError(
+                f'{name}: the tokens {", ".join(found)} may all end a text; set "special" to false for all but one'
+            )
+        return found[0] if found else None
 
     def require_end_of_text(self) -> int:
         """``end_of_text_id``, for what cannot do without.
@@ -129,7 +178,7 @@ class Tokenizer:
         if self.end_of_text_id is None:
             raise UserError(
                 "the tokenizer has no end-of-text token, so it is none for a model that continues texts; "
-                "take a byte-level BPE"
+                "take another, or train one"
             )
         return self.end_of_text_id
 
@@ -169,7 +218,7 @@ class Tokenizer:
         Raises:
             UserError: the tokenizer has no mask token, or the text has lone surrogates.
         """
-        name = self._name_of("mask")
+        name = self.name_of("mask")
         if name is None:
             names = " or ".join(ROLE_NAMES["mask"])
             raise UserError(f"the tokenizer has no token {names}, so a text can have no gap to fill; take an encoder's")
@@ -177,7 +226,7 @@ class Tokenizer:
         stretches = self.encode_batch([*(stretch.rstrip() for stretch in before), last])
         ids = stretches[0].tolist()
         for stretch in stretches[1:]:
-            ids += [self.rules.vocab[name], *stretch.tolist()]
+            ids += [self.vocab[name], *stretch.tolist()]
         return cast("list[int]", ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -187,7 +236,7 @@ class Tokenizer:
             UserError: a text has lone surrogates, so it is no Unicode text.
         """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
-        numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.rules.stretches(text))
+        numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
             encodings = self._encode_cuts([cut for _, cut in batch])
             for (number, _), encoding in zip(batch, encodings, strict=True):
@@ -196,11 +245,29 @@ class Tokenizer:
 
     def find_endless(self, text: str) -> str | None:
         """Say why a text would take too much memory, or None; see ``hornbook.text.cuts.find_endless``."""
-        return find_endless(text, self.rules.stretches)
+        return find_endless(text, self._stretches)
+
+    def stretches(self, text: str, size: int = CUT_CHARACTERS) -> Iterable[str]:
+        """Cut a text into stretches that together have its ids; a text stays whole where its pieces are not known."""
+        return [text] if self._stretches is None else self._stretches(text, size)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return the ids of each text, int64[T], and the first and last place of each token in it, int64[T, 2].
+
+        Raises:
+            UserError: a text has lone surrogates, so it is no Unicode text.
+        """
+        return [
+            (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
+            for each in self._run(lambda: self._library.encode_batch(list(texts), add_special_tokens=False))
+        ]
 
     def _encode_cuts(self, batch: list[str]) -> list[tokenizers.Encoding]:
+        return self._run(lambda: self._library.encode_batch_fast(batch, add_special_tokens=False))
+
+    def _run(self, encode: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:
         try:
-            return self._library.encode_batch_fast(batch, add_special_tokens=False)
+            return encode()
         except TypeError as error:  # what the library says of a string that has no UTF-8
             raise UserError(
                 "a text has lone surrogates, so it is not Unicode; decode it anew from its bytes"
@@ -221,12 +288,8 @@ class Tokenizer:
         return self._library.decode(numbers.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """The text of its ``tokenizer.json``, which the tokenizers and transformers libraries read, too."""
-        return self._json
-
-    @cached_property
-    def _json(self) -> str:
-        return self.rules.to_json()
+        """Return the text of its ``tokenizer.json``, which the tokenizers and transformers libraries read, too."""
+        return dump(self.settings)
 
     def save(self, folder: Path) -> Path:
         """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path.
@@ -248,6 +311,60 @@ class Tokenizer:
                 remove_tree(new)
             raise
         return folder / _FILE
+
+
+def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer, for which the names of special tokens are text; it adds none of its own.
+
+    Raises:
+        DataError: the library cannot run it. A panic of its Rust code counts, which is no ``Exception``.
+    """
+    try:
+        with _without_panic_reports():
+            library = tokenizers.Tokenizer.from_str(dump(settings))
+            library.post_processor = None  # RoBERTa's would trim offsets
+            library.encode_special_tokens = True
+            library.decode(library.encode(_TRIAL).ids)
+            return library
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{name}: the tokenizers library {tokenizers.__version__} cannot run it ({reason:.200}); restore the file, "
+            "or update the library"
+        ) from None
+
+
+@contextmanager
+def _without_panic_reports() -> Iterator[None]:
+    """Keep what Rust writes about a panic away from standard error inside the block."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def _frame(processor: Any, special: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the special tokens that a post-processor puts before and after a text, None where there is none."""
+    parts = processor.get("processors", [processor]) if isinstance(processor, dict) else []
+    for part in parts:
+        if part["type"] in ("BertProcessing", "RobertaProcessing"):
+            return part["cls"][0], part["sep"][0]
+        if part["type"] == "TemplateProcessing":
+            names = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]
+            first, last = (name if name in special else None for name in (names[:1] + names[-1:]) or (None, None))
+            return first, last
+    return None, None
 
 
 def _batches(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

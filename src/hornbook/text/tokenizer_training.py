@@ -13,21 +13,16 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import accumulate
 from typing import Final, Literal
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from hornbook.errors import UserError
-from hornbook.text import byte_pairs
-from hornbook.text.byte_pairs import CUT, BytePairs, byte_symbols
-from hornbook.text.cuts import cuts
+from hornbook.text.cuts import CUT_CHARACTERS, GPT2_CUT, cuts, stretches_for
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
-from hornbook.text.tokenizer_kinds import Rules
-from hornbook.text.vocabulary import MAX_VOCAB_SIZE, by_id
-from hornbook.text.word_pieces import PREFIX, WordPieces
+from hornbook.text.tokenizer_json import MAX_VOCAB_SIZE, PREFIX, Settings, by_id, byte_bpe, byte_symbols, word_piece
 
 Kind = Literal["byte-bpe", "roberta", "wordpiece"]
 
@@ -41,8 +36,10 @@ _RAW_WORDS: Final = 1 << 20
 _REPEATED: Final = 1 << 14
 
 
-def train_rules(documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True) -> Rules:
-    """Learn a tokenizer from texts.
+def train_settings(
+    documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
+) -> Settings:
+    """Learn a tokenizer from texts and return its JSON.
 
     Args:
         documents: the texts, read once.
@@ -62,7 +59,7 @@ def train_rules(documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte
         )
     seen = _Counted(documents)
     if kind == "wordpiece":
-        trained: Rules = _train_word_pieces(seen, vocab_size, lowercase)
+        trained = _train_word_pieces(seen, vocab_size, lowercase)
     else:
         trained = _train_byte_pairs(seen, vocab_size, ROBERTA_TOKENS if kind == "roberta" else (END_OF_TEXT,))
     if not seen.count:
@@ -70,44 +67,41 @@ def train_rules(documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte
     return trained
 
 
-def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[str, ...]) -> BytePairs:
+def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[str, ...]) -> Settings:
     """Learn merges of bytes; the last special token has the last id, the others the first ones."""
-    library = byte_pairs.bare_library(models.BPE())
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special), initial_alphabet=list(byte_symbols()), show_progress=False
     )
-    library.train_from_iterator((cut for text in documents for cut in cuts(text, CUT)), trainer)
+    library.train_from_iterator((cut for text in documents for cut in cuts(text, GPT2_CUT)), trainer)
     model = json.loads(library.to_str())["model"]  # the one way to the merges
     assert not set(special) & set(model["vocab"]), "the pattern keeps merges from spelling a special token"
     *first, last = special
     tokens = [*first, *by_id(model["vocab"]), last]
-    return BytePairs(
-        vocab={token: number for number, token in enumerate(tokens)},
-        merges=tuple((left, right) for left, right in model["merges"]),
-        special=special,
-        end_of_text=END_OF_TEXT if END_OF_TEXT in special else "</s>",
-    )
+    return byte_bpe({token: number for number, token in enumerate(tokens)}, model["merges"])
 
 
-def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieces:
+def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: bool) -> Settings:
     """Learn WordPiece: special tokens, then characters, then ``##`` characters, then merges."""
-    untrained = WordPieces(vocab={}, special=BERT_TOKENS, lowercase=lowercase)
-    counts = _count_words(documents, untrained)
+    counts = _count_words(documents, lowercase)
     characters = _alphabet(counts, at_most=(vocab_size - len(BERT_TOKENS)) // 2)
     words = sorted(word for word in counts if characters.issuperset(word))
     symbols = [*sorted(characters), *sorted({PREFIX + character for word in words for character in word[1:]})]
-    library = tokenizers.Tokenizer(models.WordPiece(unk_token=untrained.unknown))
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=[*BERT_TOKENS, *symbols], show_progress=False
     )
     library.train_from_iterator((run for word in words for run in _repeated(word, counts[word])), trainer)
-    return replace(untrained, vocab=by_id(library.get_vocab()))
+    return word_piece(by_id(library.get_vocab()), lowercase=lowercase)
 
 
-def _count_words(documents: Iterable[str], rules: WordPieces) -> Counter[str]:
+def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
     """How often each word occurs, by BERT's rules for words; those are applied once to what is between blanks."""
-    normalizer, words, raw = rules.normalizer(), Counter[str](), Counter[str]()
+    normalizer, words, raw = normalizers.BertNormalizer(lowercase=lowercase), Counter[str](), Counter[str]()
+    stretches = stretches_for(word_piece({"[UNK]": 0}, lowercase=lowercase))
+    assert stretches is not None, "BERT's rules are known"
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def settle() -> None:
@@ -117,7 +111,7 @@ def _count_words(documents: Iterable[str], rules: WordPieces) -> Counter[str]:
         raw.clear()
 
     for text in documents:
-        for cut in rules.stretches(text):
+        for cut in stretches(text, CUT_CHARACTERS):
             raw.update(cut.split())
         if len(raw) > _RAW_WORDS:
             settle()

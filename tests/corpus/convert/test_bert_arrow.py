@@ -143,13 +143,9 @@ def test_rows_of_another_length(tmp_path):
         list(read_arrow(path))
 
 
-def test_compressed_batches_are_refused_before_they_are_unpacked(tmp_path):
-    zeros = {name: [[0] * 100_000] for name in GOOD if name != "next_sentence_label"} | {"next_sentence_label": [0]}
-    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
-    path = write_columns(tmp_path / "x.arrow", zeros, options=options)
-    assert path.stat().st_size < 10_000
-    with pytest.raises(DataError, match="compressed"):
-        read_arrow(path)
+def test_compressed_batches(tmp_path):
+    path = write_columns(tmp_path / "x.arrow", GOOD, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+    assert [row.tokens.tolist() for row in read_arrow(path)] == [[101, 103, 102], [101, 5, 6, 102]]
 
 
 def test_a_truncated_file_is_found_at_any_length(tmp_path):
@@ -160,14 +156,14 @@ def test_a_truncated_file_is_found_at_any_length(tmp_path):
             list(read_arrow(tmp_path / "x.arrow"))
         assert one_line(caught.value, "x.arrow")
     (tmp_path / "x.arrow").write_bytes(data + b"\0")
-    with pytest.raises(DataError, match="ends before the file"):
+    with pytest.raises(DataError, match="is no Arrow stream, or a truncated one"):
         list(read_arrow(tmp_path / "x.arrow"))
 
 
 def test_mutated_files_are_refused_or_read(tmp_path):
     data = write_columns(tmp_path / "x.arrow", GOOD).read_bytes()
-    refused, accepted = survive(read_arrow, tmp_path / "x.arrow", mutated(data, 1200, seed=6))
-    assert refused > 800 and accepted > 20
+    refused, accepted = survive(read_arrow, tmp_path / "x.arrow", mutated(data, 200, seed=6))
+    assert refused > 120 and accepted > 3
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):
@@ -188,5 +184,5 @@ def test_a_lying_metadata_length(tmp_path):
     data = write_columns(tmp_path / "x.arrow", GOOD).read_bytes()
     for length in (2**31 - 1, -1, len(data)):
         (tmp_path / "x.arrow").write_bytes(data[:4] + np.int32(length).tobytes() + data[8:])
-        with pytest.raises(DataError, match="at byte 0 is no message"):
+        with pytest.raises(DataError, match="is damaged, or no Arrow file"):
             read_arrow(tmp_path / "x.arrow")

@@ -184,8 +184,8 @@ def test_a_store_that_says_absent_knows_its_tokenizers_end_of_text(tmp_path):
 def test_bytes_of_word_pieces_are_their_own_and_those_of_a_store_are_taken_over(tmp_path):
     tokenizer = wordpiece()
     ids = tokenizer.encode("the caté [MASK] mat")
-    pieces = [name for number in ids for name, other in tokenizer.rules.vocab.items() if other == number]
-    expected = sum(len(piece.removeprefix("##").encode()) for piece in pieces if piece not in tokenizer.rules.special)
+    pieces = [name for number in ids for name, other in tokenizer.vocab.items() if other == number]
+    expected = sum(len(piece.removeprefix("##").encode()) for piece in pieces if piece not in tokenizer.special)
     assert 0 < expected < len("the caté [MASK] mat".encode())
     write_store(tmp_path / "x", documents([ids], tokenizer=tokenizer, end_of_text="absent"), "train")
     assert open_store(tmp_path / "x").num_bytes == expected

@@ -9,6 +9,8 @@ from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
+from hornbook.text.readers.arrow import outcomes
+from hornbook.text.reading import Source
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")
@@ -81,13 +83,9 @@ def test_an_arrow_file_is_read_as_the_stream_in_it(tmp_path):
     found = list(read_sources([str(path)], options, Tally(), skip=Position(0, 6)))
     assert found[0] == Document("one", str(path), 6, 3)
     data = path.read_bytes()
-    for rest, part in (
-        (data[:-1], "its stream ends before the file"),
-        (data[:200], "is no message"),
-        (data[:6], "byte 8"),
-    ):
-        path.write_bytes(rest)
-        fails(path, part)
+    for size in (len(data) - 1, 200, 6):
+        path.write_bytes(data[:size])
+        fails(path, "damaged")
 
 
 def test_folders_that_save_to_disk_made(tmp_path):
@@ -164,21 +162,9 @@ def test_dictionaries_that_hold_far_more_than_the_file(tmp_path):
     fails(path, "unpacks to over 200 times its size")
 
 
-def test_a_compressed_dictionary_of_a_batch_that_is_not(tmp_path):
-    def messages(**options):
-        path = in_dictionaries(tmp_path / "a.arrow", ["x" * 100_000, "y"], rows_per_batch=2, **options)
-        reader = pyarrow.ipc.MessageReader.open_stream(path.read_bytes())
-        return [message.serialize().to_pybytes() for message in reader]
-
-    plain = messages()
-    packed = messages(options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
-    for front, kept in ((plain, True), (packed, False)):
-        data = b"".join([*front[:-1], plain[-1]]) + b"\xff\xff\xff\xff" + bytes(4)
-        (tmp_path / "a.arrow").write_bytes(data)
-        if kept:
-            assert texts(tmp_path / "a.arrow") == ["x" * 100_000, "y"]
-        else:
-            fails(tmp_path / "a.arrow", "its batches are compressed")
+def test_compressed_batches(tmp_path):
+    path = write(tmp_path / "a.arrow", {"text": TEXTS}, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+    assert texts(path) == [text for text in TEXTS if text]
 
 
 def test_a_row_that_is_not_utf8_costs_that_row(tmp_path):
@@ -193,9 +179,7 @@ def test_other_files(tmp_path, monkeypatch):
     path = tmp_path / "b.arrow"
     for size in (0, 10, 500, len(data) - 1):
         path.write_bytes(data[:size])
-        fails(path, "byte 0 is no message" if size < 500 else "the message at byte" if size == 500 else "is no message")
-    write(path, {"text": ["x" * 100_000]}, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
-    fails(path, "its batches are compressed")
+        fails(path, "is no Arrow stream, or a truncated one")
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(data)}))
     with pytest.raises(DataError, match="standard input cannot be read as Arrow"):
         texts("-", format="arrow")
@@ -209,7 +193,7 @@ def test_a_failing_disk_is_no_damaged_file(tmp_path, monkeypatch, number, expect
     path = write_texts(tmp_path / "a.arrow")
     monkeypatch.setattr(pyarrow, "memory_map", fail)
     with pytest.raises(expected) as caught:
-        texts(path)
+        list(outcomes(Source(str(path), path), ReadOptions(), 0))
     assert one_line(caught.value, str(path), "says")
 
 
@@ -219,6 +203,6 @@ def test_mutated_files_are_refused_or_read(tmp_path, field, make):
     data = make(tmp_path / "a.arrow", TEXTS[:6]).read_bytes()
     options = ReadOptions(field=field)
     refused, accepted = survive(
-        lambda path: read_documents([path], options), tmp_path / "x.arrow", mutated(data, 1200, seed=4)
+        lambda path: read_documents([path], options), tmp_path / "x.arrow", mutated(data, 200, seed=4)
     )
-    assert refused > 500 and accepted > 50
+    assert refused > 80 and accepted > 8

@@ -26,9 +26,7 @@ from hornbook.errors import UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
 from hornbook.storage.new_files import make_empty, new_folder, refuse_existing, working_folder
-from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.word_pieces import PREFIX
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
@@ -201,9 +199,7 @@ def _dtype(documents: Documents) -> np.dtype[Any]:
 
 def _bytes_of_tokens(tokenizer: Tokenizer) -> Int64s:
     """int64[vocab_size]: bytes of text that each id stands for; none for special tokens, which no text becomes."""
-    rules = tokenizer.rules
     lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    for token, number in rules.vocab.items():
-        if token not in rules.special:
-            lengths[number] = len(token) if isinstance(rules, BytePairs) else len(token.removeprefix(PREFIX).encode())
+    for token, number in tokenizer.vocab.items():
+        lengths[number] = tokenizer.num_bytes(token)
     return lengths

@@ -17,11 +17,9 @@ from typing import Any, Final
 from hornbook.errors import CheckpointError, DataError
 from hornbook.exchange.foreign import inside
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.text.byte_pairs import BytePairs
 from hornbook.text.special_tokens import ROLE_NAMES
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.vocabulary import by_id
-from hornbook.text.word_pieces import WordPieces, read_config
+from hornbook.text.tokenizer_files import read_bert_config
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -44,8 +42,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
         if isinstance(settings, dict) and settings.get("add_prefix_space"):
             raise DataError(f"{folder / 'tokenizer_config.json'} asks for add_prefix_space; expected GPT-2's way, none")
     tokenizer = Tokenizer.load(folder)
-    if isinstance(tokenizer.rules, WordPieces) and "tokenizer_config.json" in there:
-        _refuse_two_opinions(tokenizer.rules, folder / "tokenizer_config.json")
+    if tokenizer.form == "wordpiece" and "tokenizer_config.json" in there:
+        _refuse_two_opinions(tokenizer.settings["normalizer"], folder / "tokenizer_config.json")
     if tokenizer.vocab_size > vocab_size:
         raise DataError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size} rows")
     return tokenizer
@@ -67,14 +65,17 @@ def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes
     Raises:
         CheckpointError: a token has white space or a line end in it, for which the plain files have no way.
     """
-    rules = tokenizer.rules
-    names = {role: next((name for name in ROLE_NAMES[role] if name in rules.special), None) for role in ROLE_NAMES}
+    names = {role: tokenizer.name_of(role) for role in ROLE_NAMES}
     tokens = {f"{'unk' if role == 'unknown' else role}_token": name for role, name in names.items() if name}
     settings = {"model_max_length": max_positions, "clean_up_tokenization_spaces": False, **tokens}
-    if isinstance(rules, BytePairs):
-        files, own = _byte_pair_files(rules), _byte_pair_settings(rules)
-    else:
-        files, own = _word_piece_files(rules), _word_piece_settings(rules)
+    files: dict[str, bytes] = {}
+    own: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if tokenizer.form == "byte-bpe":
+        files, own = _byte_pair_files(tokenizer), _byte_pair_settings(tokenizer)
+    elif tokenizer.form == "wordpiece":
+        files, own = _word_piece_files(tokenizer), _word_piece_settings(tokenizer)
+    elif tokenizer.end_of_text:
+        own["eos_token"] = tokenizer.end_of_text
     return {
         "tokenizer.json": tokenizer.to_json().encode(),
         **files,
@@ -86,31 +87,29 @@ def _there(folder: Path) -> set[str]:
     return {inside(folder, name).name for name in (*FILES, *_PAIRS[1]) if (folder / name).exists()}
 
 
-def _refuse_two_opinions(rules: WordPieces, path: Path) -> None:
+def _refuse_two_opinions(ours: dict[str, Any], path: Path) -> None:
     """Refuse a folder whose settings say another thing than its tokenizer.json; transformers goes by the settings."""
-    asked = read_config(path)
-    strips = rules.lowercase if rules.strip_accents is None else rules.strip_accents
-    ours: dict[str, Any] = {"lowercase": rules.lowercase, "handle_chinese_chars": rules.handle_chinese_chars}
-    if asked.get("strip_accents") is not None:
-        ours["strip_accents"] = strips
-    for key, value in ours.items():
-        if asked.get(key, value) != value:
+    theirs = read_bert_config(path)
+    if ours["strip_accents"] is None:
+        ours = ours | {"strip_accents": ours["lowercase"]}
+    for key, value in theirs.items():
+        if ours[key] != value and not (key == "strip_accents" and value is None):
             raise DataError(f"{path} and tokenizer.json do not agree on {key}; mend one of them")
 
 
-def _byte_pair_files(rules: BytePairs) -> dict[str, bytes]:
-    merges = [f"{left} {right}" for left, right in rules.merges]
+def _byte_pair_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    merges = [" ".join(pair) for pair in tokenizer.settings["model"]["merges"]]
     if any(len(merge.split()) != 2 for merge in merges):
         raise CheckpointError("a merge of the tokenizer has white space in it; such a tokenizer cannot be exported")
     return {
-        "vocab.json": json.dumps(by_id(rules.vocab), ensure_ascii=False).encode(),
+        "vocab.json": json.dumps(tokenizer.vocab, ensure_ascii=False).encode(),
         "merges.txt": "\n".join(["#version: 0.2", *merges, ""]).encode(),
     }
 
 
-def _byte_pair_settings(rules: BytePairs) -> dict[str, object]:
-    if not rules.is_robertas:
-        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), rules.end_of_text)
+def _byte_pair_settings(tokenizer: Tokenizer) -> dict[str, object]:
+    if tokenizer.settings["post_processor"] is None:
+        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_of_text)
         return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
     flags = dict.fromkeys(("single_word", "rstrip", "normalized"), False) | {"lstrip": True, "special": True}
     mask = {"__type": "AddedToken", "content": "<mask>", **flags}
@@ -118,19 +117,18 @@ def _byte_pair_settings(rules: BytePairs) -> dict[str, object]:
     return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False, **ends, "mask_token": mask}
 
 
-def _word_piece_files(rules: WordPieces) -> dict[str, bytes]:
-    tokens = list(by_id(rules.vocab))
-    if any("\n" in token or "\r" in token for token in tokens):
+def _word_piece_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    if any("\n" in token or "\r" in token for token in tokenizer.vocab):
         raise CheckpointError("a token of the tokenizer has a line end in it; such a tokenizer cannot be exported")
-    return {"vocab.txt": "".join(f"{token}\n" for token in tokens).encode()}
+    return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.vocab).encode()}
 
 
-def _word_piece_settings(rules: WordPieces) -> dict[str, object]:
+def _word_piece_settings(tokenizer: Tokenizer) -> dict[str, object]:
     """BERT's class makes its own tokenizer of the vocabulary and these; what it cannot say needs the plain class."""
-    is_berts = rules.clean_text and rules.max_input_chars_per_word == 100
+    switches, longest = tokenizer.settings["normalizer"], tokenizer.settings["model"]["max_input_chars_per_word"]
     return {
-        "tokenizer_class": "BertTokenizer" if is_berts else "PreTrainedTokenizerFast",
-        "do_lower_case": rules.lowercase,
-        "strip_accents": rules.strip_accents,
-        "tokenize_chinese_chars": rules.handle_chinese_chars,
+        "tokenizer_class": "BertTokenizer" if switches["clean_text"] and longest == 100 else "PreTrainedTokenizerFast",
+        "do_lower_case": switches["lowercase"],
+        "strip_accents": switches["strip_accents"],
+        "tokenize_chinese_chars": switches["handle_chinese_chars"],
     }

@@ -2,16 +2,16 @@
 
     folder/data-00000-of-00002.arrow    batch of 1,000 rows | batch | ...    ->  documents, a row each
 
-The file is mapped into memory and its rows are taken where they lie, so memory holds one of them. Only pyarrow is
-needed, not ``datasets``. The price: files of other programs with compressed batches are refused, since nothing bounds
-what they unpack to.
+The file is mapped into memory and its rows are taken where they lie, in a child process. Only pyarrow is needed, not
+``datasets``.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.errors import DataError
-from hornbook.formats.arrow import import_pyarrow, open_stream
+from hornbook.formats.arrow import import_pyarrow, open_batches
+from hornbook.formats.child import Record
 from hornbook.text.readers.columns import (
     BYTES_OF,
     allowed_bytes,
@@ -19,8 +19,10 @@ from hornbook.text.readers.columns import (
     bounded,
     no_such_column,
     no_text,
+    read_in_child,
     rows_of,
     text_type,
+    to_records,
 )
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
@@ -28,28 +30,35 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def read_arrow(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """Read the text of each row; batches before the row ``start`` are not looked at.
+read_arrow = read_in_child("arrow")
+"""Read the text of each row; batches before the row ``start`` are not looked at."""
+
+
+def as_records(path: str, name: str, field: str, most: int, start: int) -> Iterator[Record]:
+    """Read a file in the child; see ``read_in_child``."""
+    return to_records(outcomes(Source(name, Path(path)), ReadOptions(field=field, max_document_bytes=most), start))
+
+
+def outcomes(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+    """Read the text of each row from the row ``start`` on.
 
     Raises:
-        UserError: pyarrow is not installed.
         DataError: the file is damaged, built to do harm, or has no such column, or one that holds no text.
         StorageError: it cannot be read.
     """
-    if source.path is None:
-        raise DataError("standard input cannot be read as Arrow, which is mapped into memory; save it to a file")
-    with open_stream(source.path, str(source)) as stream:
-        allowed = allowed_bytes(source.path.stat().st_size)
-        yield from bounded(_rows(stream, source, options, start), source, allowed)
+    assert source.path is not None, "it is no stream"
+    with open_batches(source.path, str(source)) as (schema, batches):
+        path = _path_of(schema, source, options.field)
+        rows = _rows(batches, path, source, options, start)
+        yield from bounded(rows, source, allowed_bytes(source.path.stat().st_size))
 
 
 def _rows(
-    stream: "pyarrow.RecordBatchStreamReader", source: Source, options: ReadOptions, start: int
+    batches: Iterator["pyarrow.RecordBatch"], path: tuple[str, ...], source: Source, options: ReadOptions, start: int
 ) -> Iterator[Outcome]:
     """The rows of all batches that do not end before the row ``start``, from that on."""
-    path = _path_of(stream.schema, source, options.field)
     first = 0
-    for batch in stream:
+    for batch in batches:
         if first + batch.num_rows > start:
             column = _column(batch, path)
             column.validate(full=True)

@@ -1,4 +1,4 @@
-"""What Parquet and Arrow share: a column of text, row by row.
+"""What Parquet and Arrow share: a column of text, row by row, read in a child process.
 
     ["one", null, "three"]  ->  Document("one", offset 0), Document("", offset 1), Document("three", offset 2)
 
@@ -12,20 +12,63 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError
 from hornbook.formats.arrow import import_pyarrow, shown
+from hornbook.formats.child import Record, records
 from hornbook.storage import Limits
+from hornbook.storage.decompress import open_source
 from hornbook.storage.system import format_bytes
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source, not_utf8
+from hornbook.text.reading import Document, Outcome, Reader, ReadOptions, Source, not_utf8
 
 if TYPE_CHECKING:
     import pyarrow
 
 
+_DOCUMENT: Final = b"d"
+_ERROR: Final = b"e"
 BYTES_OF: Final = {
     **dict.fromkeys(("string", "binary"), "binary"),
     **dict.fromkeys(("large_string", "large_binary"), "large_binary"),
     **dict.fromkeys(("string_view", "binary_view"), "binary_view"),
 }
 """Arrow's types of text by their names, and the type of bytes that each may be looked at as, without a copy."""
+
+
+def read_in_child(format_name: str) -> Reader:
+    """Return the reader of a format, whose module's ``as_records`` runs in a child process.
+
+    Args:
+        format_name: ``"parquet"`` or ``"arrow"``.
+    """
+
+    def read(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+        if source.path is None:
+            raise DataError(f"standard input cannot be read as {format_name.title()}; save it to a file")
+        open_source(source.path).close()
+        import_pyarrow(f"{format_name.title()} files")
+        arguments = {
+            "path": str(source.path),
+            "name": source.name,
+            "field": options.field,
+            "most": options.max_document_bytes,
+            "start": start,
+        }
+        module = f"hornbook.text.readers.{format_name}"
+        for kind, row, content in records(module, "as_records", str(source), arguments, options.max_document_bytes):
+            yield (
+                Document(content.decode(), source.name, row, len(content))
+                if kind == _DOCUMENT
+                else DataError(content.decode())
+            )
+
+    return read
+
+
+def to_records(outcomes: Iterator[Outcome]) -> Iterator[Record]:
+    """Return what a child sends of documents and errors in place of documents."""
+    for outcome in outcomes:
+        if isinstance(outcome, Document):
+            yield _DOCUMENT, outcome.offset, outcome.text.encode()
+        else:
+            yield _ERROR, 0, str(outcome).encode(errors="replace")
 
 
 def rows_of(column: "pyarrow.Array", source: Source, options: ReadOptions, first: int) -> Iterator[Outcome]:

@@ -2,20 +2,27 @@
 
     web.parquet    text: string, url: string    --field text   ->   Document of row 0, of row 1, ...
 
-Only the pages of that column are read, through a buffer, and as many rows at once as cannot come to more than some tens
-of megabytes (`hornbook.formats.parquet`), whatever the size of a row group; a file that gives out of all proportion
-more text than it is long is refused. Read with pyarrow, the extra ``arrow``; checksums of pages are verified where
-there are any. The price: pages of more than 128 MiB are refused, as fastparquet writes them for large row groups.
+Only the pages of that column are read, through a buffer, some rows at a time, whatever the size of a row group; a file
+that gives out of all proportion more text than it is long is refused. Read with pyarrow, the extra ``arrow``, in a
+child process; checksums of pages are verified where there are any.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from hornbook.errors import DataError
 from hornbook.formats.arrow import damage_told
-from hornbook.formats.parquet import find_chunks, measure_pages
-from hornbook.storage.decompress import open_source
-from hornbook.text.readers.columns import allowed_bytes, bounded, no_such_column, no_text, out_of_proportion, rows_of
+from hornbook.formats.child import Record
+from hornbook.text.readers.columns import (
+    allowed_bytes,
+    bounded,
+    no_such_column,
+    no_text,
+    read_in_child,
+    rows_of,
+    to_records,
+)
 from hornbook.text.reading import Outcome, ReadOptions, Source
 
 if TYPE_CHECKING:
@@ -23,58 +30,49 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 _BUFFER: Final = 1 << 20
-_BUDGET: Final = 64 << 20
-_MOST_ROWS: Final = 1024
-_MOST_PAGE_BYTES: Final = 128 << 20
+_ROWS_AT_ONCE: Final = 256
 _TEXT: Final = ("STRING", "NONE", "JSON", "ENUM")
 
+read_parquet = read_in_child("parquet")
+"""Read the text of each row; row groups before the row ``start`` are not read."""
 
-def read_parquet(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """Read the text of each row; row groups before the row ``start`` are not read.
+
+def as_records(path: str, name: str, field: str, most: int, start: int) -> Iterator[Record]:
+    """Read a file in the child; see ``read_in_child``."""
+    return to_records(outcomes(Source(name, Path(path)), ReadOptions(field=field, max_document_bytes=most), start))
+
+
+def outcomes(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+    """Read the text of each row from the row ``start`` on.
 
     Raises:
-        UserError: pyarrow is not installed, or there is no such file.
         DataError: the file is damaged, built to do harm, or has no such column, or one that holds no text.
         StorageError: it cannot be read.
     """
-    if source.path is None:
-        raise DataError("standard input cannot be read as Parquet, whose index is at the end; save it to a file")
-    with (
-        open_source(source.path) as stream,
-        damage_told(source.path, str(source), "Parquet file", MemoryError),
-    ):
-        allowed = allowed_bytes(source.path.stat().st_size)
-        yield from bounded(_rows(source, stream, options, start, allowed), source, allowed)
+    assert source.path is not None, "it is no stream"
+    with damage_told(source.path, str(source), "Parquet file", MemoryError):
+        yield from bounded(_rows(source, options, start), source, allowed_bytes(source.path.stat().st_size))
 
 
-def _rows(source: Source, stream: BinaryIO, options: ReadOptions, start: int, allowed: int) -> Iterator[Outcome]:
+def _rows(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
     """The rows of all row groups that do not end before the row ``start``, from that on."""
-    chunks = find_chunks(stream, options.field, str(source))
-    file = _open(source)
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(
+        str(source.path), buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+    )
     _check_column(file.schema, source, options.field)
     row = 0
-    for group, chunk in enumerate(chunks):
-        end = row + chunk.num_rows
-        if chunk.num_rows and end > start:
-            pages = measure_pages(stream, chunk, str(source), _MOST_PAGE_BYTES)
-            if pages.num_bytes > allowed:
-                raise out_of_proportion(source)
-            at_once = max(1, min(_BUDGET // pages.row_bytes, _MOST_ROWS))
-            for batch in file.iter_batches(at_once, [group], [options.field], use_threads=False):
+    for group in range(file.metadata.num_row_groups):
+        end = row + file.metadata.row_group(group).num_rows
+        if end > max(start, row):
+            for batch in file.iter_batches(_ROWS_AT_ONCE, [group], [options.field], use_threads=False):
                 dropped = min(max(0, start - row), batch.num_rows)
                 yield from rows_of(_leaf(batch.column(0))[dropped:], source, options, row + dropped)
                 row += batch.num_rows
             if row != end:
                 raise DataError(f"{source}: its row group {group} does not end at row {end}; the file is damaged")
         row = end
-
-
-def _open(source: Source) -> "pyarrow.parquet.ParquetFile":
-    import pyarrow.parquet
-
-    return pyarrow.parquet.ParquetFile(
-        str(source.path), buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
-    )
 
 
 def _check_column(schema: "pyarrow.parquet.ParquetSchema", source: Source, field: str) -> None:

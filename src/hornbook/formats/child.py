@@ -1,0 +1,166 @@
+"""Reading with pyarrow in a child process: whatever a damaged file does there, the parent reports it in one line.
+
+    for record in records("hornbook.text.readers.parquet", "as_records", "a.parquet", arguments, most=128 << 20): ...
+
+    parent -> child     a line of JSON: which function reads, and with what arguments
+    child -> parent     records (kind, number, bytes), a head of 17 bytes before each; the kind ``.`` ends a file
+
+A child starts with the first file and reads the next ones, too. It may take 4 GiB of memory; it ends with its parent,
+whose end closes the child's standard input. The pipe holds back a child that is faster than the parent, so neither has
+more than a few records in memory.
+"""
+
+import importlib
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final, TypeAlias
+
+from hornbook import errors
+from hornbook.errors import DataError, HornbookError
+
+Record: TypeAlias = tuple[bytes, int, bytes]
+"""Its kind, one byte; a number, that of a row, say; and its content."""
+
+_HEAD: Final = struct.Struct("<cqq")
+_END: Final = b"."
+_RAISED: Final = b"!"
+_MOST_MEMORY: Final = 4 << 30
+_MOST_SECONDS: Final = 300
+_PIECE: Final = 1 << 20
+_MOST_MESSAGE: Final = 1 << 16
+
+_idle: list["_Child"] = []
+
+
+def records(module: str, function: str, name: str, arguments: dict[str, Any], most: int) -> Iterator[Record]:
+    """Call a function in a child process and hand out the records that it yields.
+
+    Args:
+        module: where the function is; the child imports it.
+        function: it takes ``arguments`` and yields records.
+        name: what errors call the file.
+        arguments: by name; what JSON has.
+        most: bytes that a record may have.
+
+    Raises:
+        HornbookError: what the function raised, of the same class.
+        DataError: the child ended, or was silent for five minutes: the file is damaged.
+    """
+    own = [child for child in _idle if child.owner == os.getpid()]
+    child = own[0] if own else _Child()
+    if own:
+        _idle.remove(child)
+    done = False
+    try:
+        child.ask({"module": module, "function": function, "arguments": arguments})
+        while (record := child.receive(name, max(most, _MOST_MESSAGE)))[0] != _END:
+            if record[0] == _RAISED:
+                done = True
+                raise _to_error(record[2])
+            yield record
+        done = True
+    finally:
+        if done:
+            _idle.append(child)
+        else:
+            child.kill()
+
+
+class _Child:
+    """A process that reads files, as its parent sees it."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hornbook.formats.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=os.environ | {"PYTHONPATH": paths, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        )
+        assert self._process.stdin and self._process.stdout, "both are pipes"
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._poll = select.poll()
+        self._poll.register(self._stdout, select.POLLIN)
+
+    def ask(self, question: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the answer tells how the child ended
+            self._stdin.write(json.dumps(question).encode() + b"\n")
+
+    def receive(self, name: str, most: int) -> Record:
+        kind, number, size = _HEAD.unpack(self._read(_HEAD.size, name))
+        if not 0 <= size <= most:
+            raise DataError(f"{name}: pyarrow made a row of {size:,} bytes of it; the file is damaged")
+        return kind, number, self._read(size, name)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+
+    def _read(self, size: int, name: str) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            if not self._poll.poll(_MOST_SECONDS * 1000):
+                raise DataError(f"{name}: pyarrow gave no row in {_MOST_SECONDS} seconds; the file is damaged")
+            piece = os.read(self._stdout.fileno(), min(_PIECE, size - len(data)))
+            if not piece:
+                raise DataError(f"reading {name} with pyarrow ended with {_ending(self._process.wait())}")
+            data += piece
+        return bytes(data)
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}: the file is damaged" if code < 0 else f"exit code {code}: the file is damaged"
+
+
+def _to_error(content: bytes) -> HornbookError:
+    said = json.loads(content)
+    kind = getattr(errors, str(said["class"]), None)
+    return (kind if isinstance(kind, type) and issubclass(kind, HornbookError) else DataError)(str(said["message"]))
+
+
+def _serve() -> None:
+    """Be the child: answer questions until the parent closes standard input or ends."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
+    questions: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_listen, args=(questions,), daemon=True).start()
+    output = os.fdopen(os.dup(1), "wb", buffering=_PIECE)
+    os.dup2(2, 1)  # whatever a library prints
+    while True:
+        question = json.loads(questions.get())
+        function = getattr(importlib.import_module(question["module"]), question["function"])
+        try:
+            for kind, number, content in function(**question["arguments"]):
+                output.write(_HEAD.pack(kind, number, len(content)) + content)
+            output.write(_HEAD.pack(_END, 0, 0))
+        except HornbookError as error:
+            content = json.dumps({"class": type(error).__name__, "message": str(error)[:4000]}).encode()
+            output.write(_HEAD.pack(_RAISED, 0, len(content)) + content)
+        output.flush()
+
+
+def _listen(questions: "SimpleQueue[bytes]") -> None:
+    """Hand on the questions as they come; without a parent, end at once, whatever pyarrow is at."""
+    with open(0, "rb", closefd=False) as pipe:
+        while question := pipe.readline():
+            questions.put(question)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,260 @@
+"""The JSON of a tokenizer: any that the tokenizers library runs, and two forms that hornbook knows well.
+
+    byte_bpe(vocab, merges, special)      byte-level BPE with GPT-2's pattern, as GPT-2 and RoBERTa use it
+    word_piece(vocab, special)            WordPiece with BERT's normalizer and pre-tokenizer
+    parse(data, "tokenizer.json")         a file: in one of these forms if it gives the same ids, else as it is
+
+A store knows its tokenizer by the digest of this JSON, so a form is the same text for the same tokenizer, whatever else
+its file says. Truncation and padding are dropped from every file: they are settings of a caller, not of a tokenizer.
+"""
+
+import json
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from hornbook.errors import DataError
+from hornbook.storage.json_files import parse_json
+from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
+
+Settings = dict[str, Any]
+Form = Literal["byte-bpe", "wordpiece"]
+
+MAX_VOCAB_SIZE: Final = 1 << 20
+BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
+"""A token of byte fallback, which stands for one byte; the library decodes a run of them as a whole."""
+PREFIX: Final = "##"
+"""What a WordPiece token that continues a word begins with."""
+SPLIT: Final = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+PATTERNS: Final = (rf"'s|'t|'re|'ve|'m|'ll|'d|{SPLIT}", rf"'(?:[sdmt]|ll|ve|re)|{SPLIT}")
+"""GPT-2's pattern as OpenAI wrote it in its code, and later in tiktoken; both match the same pieces."""
+
+_BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_PLAIN_BPE: Final = {
+    "dropout": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+_BERT_SWITCHES: Final = ("clean_text", "handle_chinese_chars", "lowercase", "strip_accents")
+
+
+def parse(data: bytes, name: str) -> Settings:
+    """Return the JSON of a ``tokenizer.json``; ``name`` is the file's in errors.
+
+    Raises:
+        DataError: the file is not JSON, or has no model, or a model that drops merges at random.
+    """
+    settings = parse_json(data, f"{name}: the tokenizer")
+    model = settings.get("model") if isinstance(settings, dict) else None
+    if not isinstance(model, dict):
+        raise DataError(
+            f"{name} is no tokenizer.json: it has no model; for a vocab.json and its merges name the folder"
+        )
+    if model.get("dropout"):
+        raise DataError(f"{name}: its model has dropout {model['dropout']!r:.40}, so ids would be random; set it to 0")
+    return _known(settings) or settings | {"truncation": None, "padding": None}
+
+
+def form_of(settings: Settings) -> Form | None:
+    """Return which known form a tokenizer's JSON is in, None for any other."""
+    if _known(settings) != settings:
+        return None
+    return "byte-bpe" if settings["model"]["type"] == "BPE" else "wordpiece"
+
+
+def dump(settings: Settings) -> str:
+    """Return the text of a ``tokenizer.json``."""
+    return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
+
+
+def by_id(vocab: Mapping[str, int]) -> dict[str, int]:
+    """Return the vocabulary in the order of its ids."""
+    return dict(sorted(vocab.items(), key=lambda item: item[1]))
+
+
+def byte_symbols() -> tuple[str, ...]:
+    """The printable character that stands for each byte 0 .. 255 (GPT-2): itself, or one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: chr(0x100 + number) for number, byte in enumerate(others)}
+    return tuple(moved.get(byte, chr(byte)) for byte in range(256))
+
+
+def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:
+    """Return the JSON of a byte-level BPE with GPT-2's pattern.
+
+    Args:
+        vocab: the id of each token, special ones included.
+        merges: pairs of tokens, best first.
+        special: the special tokens beside the end of text, or those of RoBERTa.
+    """
+    is_robertas = vocab.keys() >= set(ROBERTA_TOKENS)
+    own = ROBERTA_TOKENS if is_robertas else [name for name in END_OF_TEXT_NAMES if name in vocab][:1]
+    ends = {role: [name, vocab[name]] for role, name in (("sep", "</s>"), ("cls", "<s>"))} if is_robertas else {}
+    frame = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+    return _settings(
+        vocab,
+        (*special, *own),
+        ("<mask>",) if is_robertas else (),
+        normalizer=None,
+        pre_tokenizer=_BYTE_LEVEL,
+        post_processor=frame if is_robertas else None,
+        decoder=_BYTE_LEVEL,
+        model={"type": "BPE", **_PLAIN_BPE, "vocab": by_id(vocab), "merges": [list(pair) for pair in merges]},
+    )
+
+
+def word_piece(
+    vocab: Mapping[str, int],
+    special: Sequence[str] = (),
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    handle_chinese_chars: bool = True,
+    clean_text: bool = True,
+    max_input_chars_per_word: int = 100,
+    unknown: str = "[UNK]",
+) -> Settings:
+    """Return the JSON of a WordPiece tokenizer with BERT's rules; the switches are its normalizer's.
+
+    Args:
+        vocab: the id of each token, special ones included.
+        special: the special tokens beside BERT's.
+        lowercase: texts are put into lower case.
+        strip_accents: accents are taken off; None where ``lowercase`` decides.
+        handle_chinese_chars: every Chinese character is a word.
+        clean_text: control characters are taken out.
+        max_input_chars_per_word: a longer word is unknown.
+        unknown: the token of a word that has no others.
+    """
+    names = dict.fromkeys((*special, unknown, *(token for token in BERT_TOKENS if token in vocab)))
+    switches = dict(
+        zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True),
+    )
+    return _settings(
+        vocab,
+        tuple(names),
+        normalizer={"type": "BertNormalizer", **switches},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        post_processor=_begin_and_end(vocab, names),
+        decoder={"type": "WordPiece", "prefix": PREFIX, "cleanup": True},
+        model={
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": PREFIX,
+            "max_input_chars_per_word": max_input_chars_per_word,
+            "vocab": by_id(vocab),
+        },
+    )
+
+
+def _known(settings: Settings) -> Settings | None:
+    """Return the known form with the same ids, None where there is none."""
+    try:
+        return _known_form(settings, settings["model"])
+    except (KeyError, TypeError, ValueError, AttributeError):  # a value of a type that no known form has
+        return None
+
+
+def _known_form(settings: Settings, model: Settings) -> Settings | None:
+    added = settings.get("added_tokens") or []
+    special = {token["content"]: token["id"] for token in added}
+    vocab = {**special, **model["vocab"]}
+    same = all(token.get("special") is True or token["content"] in END_OF_TEXT_NAMES for token in added)
+    if not same or vocab != {**vocab, **special} or sorted(vocab.values()) != list(range(len(vocab))):
+        return None
+    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+    if kind == "BPE" and _is_gpt2s(settings, model, vocab):
+        merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        return byte_bpe({**model["vocab"], **special}, merges, tuple(special))
+    if kind == "WordPiece" and _is_berts(settings, model) and all(map(_is_no_text, special)):
+        switches = {name: settings["normalizer"][name] for name in _BERT_SWITCHES}
+        longest = model["max_input_chars_per_word"]
+        return word_piece(
+            vocab, tuple(special), **switches, max_input_chars_per_word=longest, unknown=model["unk_token"]
+        )
+    return None
+
+
+def _is_gpt2s(settings: Settings, model: Settings, vocab: Mapping[str, int]) -> bool:
+    """Tell whether a BPE has GPT-2's settings and pattern, all bytes and an end of text."""
+    plain = all(model.get(name) in (None, False, "", 0) for name in _PLAIN_BPE) and settings.get("normalizer") is None
+    whole = vocab.keys() >= set(byte_symbols()) and not vocab.keys().isdisjoint(END_OF_TEXT_NAMES)
+    return plain and whole and _splits_like_gpt2(settings.get("pre_tokenizer"))
+
+
+def _splits_like_gpt2(setting: Any) -> bool:
+    """Tell whether a pre-tokenizer is ByteLevel, or GPT-2's pattern followed by a ByteLevel without one."""
+
+    def byte_level(part: Any, use_regex: bool) -> bool:
+        return part["type"] == "ByteLevel" and (part["add_prefix_space"], part.get("use_regex", True)) == (
+            False,
+            use_regex,
+        )
+
+    if setting["type"] != "Sequence":
+        return byte_level(setting, use_regex=True)
+    split, *others = setting["pretokenizers"]
+    isolates = split["type"] == "Split" and split["behavior"] == "Isolated" and not split.get("invert")
+    pattern = isolates and split["pattern"].get("Regex")
+    return pattern in PATTERNS and len(others) == 1 and byte_level(others[0], use_regex=False)
+
+
+def _is_berts(settings: Settings, model: Settings) -> bool:
+    """Tell whether a WordPiece has BERT's normalizer, pre-tokenizer, prefix and unknown token."""
+    normalizer, longest = settings.get("normalizer"), model.get("max_input_chars_per_word")
+    return (
+        isinstance(normalizer, dict)
+        and set(normalizer) == {"type", *_BERT_SWITCHES}
+        and normalizer["type"] == "BertNormalizer"
+        and all(type(normalizer[name]) is bool or normalizer[name] is None for name in _BERT_SWITCHES)
+        and settings.get("pre_tokenizer") == {"type": "BertPreTokenizer"}
+        and model.get("continuing_subword_prefix") == PREFIX
+        and type(longest) is int
+        and 1 <= longest <= 1 << 20
+        and model.get("unk_token") in ROLE_NAMES["unknown"]
+        and model["unk_token"] in model["vocab"]
+        and "" not in model["vocab"]
+    )
+
+
+def _is_no_text(name: str) -> bool:
+    """Tell whether WordPiece can make a special token of no text: BERT splits words at punctuation."""
+    return not name.startswith(PREFIX) and len(name) > 1 and bool(set(name) & set(string.punctuation))
+
+
+def _settings(
+    vocab: Mapping[str, int], special: Sequence[str], left_blanks: Sequence[str] = (), **parts: object
+) -> Settings:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": number, "content": name} | plain | {"lstrip": name in left_blanks}
+            for number, name in sorted((vocab[name], name) for name in dict.fromkeys(special))
+        ],
+        **{part: parts[part] for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")},
+    }
+
+
+def _begin_and_end(vocab: Mapping[str, int], special: Iterable[str]) -> Settings | None:
+    """How transformers sets a sequence between ``[CLS]`` and ``[SEP]``, and a pair of them."""
+    cls, sep = (next((name for name in ROLE_NAMES[role] if name in special), None) for role in ("cls", "sep"))
+    if cls is None or sep is None:
+        return None
+
+    def part(kind: str, name: str, segment: int) -> Settings:
+        return {kind: {"id": name, "type_id": segment}}
+
+    single = [part("SpecialToken", cls, 0), part("Sequence", "A", 0), part("SpecialToken", sep, 0)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, part("Sequence", "B", 1), part("SpecialToken", sep, 1)],
+        "special_tokens": {name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in sorted({cls, sep})},
+    }
