@@ -40,7 +40,7 @@ def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Every ``hornbook`` line of a block of commands gets past the parser, and its recipe past the validator."""
     understood = []
     for command in COMMANDS:
-        module = importlib.import_module(f"hornbook.cli.{command}")
+        module = importlib.import_module(f"hornbook.cli.{command}_command")
         monkeypatch.setattr(module, "run", understood.append)
     calls = [words for command in commands_of(page, "sh", "shell") for words in words_of(command)]
     assert [words for words in calls if main(words) != 0] == []
