@@ -157,7 +157,7 @@ def test_typed_lines_are_filled_one_by_one(run, capsys, monkeypatch):
     input_of(monkeypatch, b"the [MASK]\nno gap\n[MASK] sat\n", is_terminal=True)
     assert main(["generate", str(run), "--top-k", "2", *ALWAYS]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("type a text with a gap in it; Ctrl-D ends")
+    assert err.startswith("enter a text with a mask; Ctrl-D exits")
     assert "the text has no gap: write [MASK] where a token is to be guessed\n" in err
     texts = [line for line in out.splitlines() if line and not line.startswith("  ")]
     assert len(texts) == 2 and texts[1].endswith(" sat")

@@ -59,7 +59,7 @@ def test_prompt_and_text_are_printed_and_the_time_is_told(run, capsys):
     out, err = capsys.readouterr()
     assert out == f"the cat{expected(run, 'the cat')}\n"
     assert re.fullmatch(
-        r"1 text, 12 tokens in \d+\.\d\d s, first token after [\d.,]+ ms, then [\d.,]+ ms a token, [\d,]+ tokens/s\n",
+        r"1 text, 12 tokens in \d+\.\d\d s, first token after [\d.,]+ ms, then [\d.,]+ ms per token, [\d,]+ tokens/s\n",
         err,
     )
 

@@ -65,7 +65,7 @@ def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
     rows = [row for row in read(folder / "data" / "metrics.jsonl") if row["kind"] == "task"]
     assert [(row["step"], row["value"]) for row in rows] == [(6, 2.0), (8, 2.0)]
     said = " ".join((folder / "stderr").read_text().split())
-    assert "task together was not measured, training goes on: rank 1 lacks what it takes" in said
+    assert "task together failed, training continues: rank 1 lacks what it takes" in said
 
 
 def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):

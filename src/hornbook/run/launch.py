@@ -161,7 +161,7 @@ def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Cons
     try:
         folder.note_session(from_step, to_step)
     except HornbookError as error:
-        console.warn(f"this start is not recorded: {error}")
+        console.warn(f"cannot record this start: {error}")
 
 
 def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
@@ -183,8 +183,8 @@ def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | Non
     source = own or (origin.path if origin else init_from.source if init_from else None)
     if source is None:
         raise UserError(
-            "labelled texts need a tokenizer: start from a pre-trained model by --init-from RUN, or give "
-            "--data.tokenizer FOLDER to start from nothing"
+            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
+            "--data.tokenizer FOLDER"
         )
     path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `_restore` warn
     tokenizer = tokenizer_of(contents, path)
@@ -212,8 +212,8 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     step, num_damaged = world.from_first(checkpoint.step_of(chosen) if chosen else 0), world.from_first(len(damaged))
     if num_damaged:
         raise CheckpointError(
-            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and no sound one: restore one to go on "
-            "from it; to begin anew, remove that folder or choose another --output"
+            f"{folder.checkpoints} has {counted(num_damaged, 'checkpoint')} and none is intact: restore one to resume "
+            "from it, or start a new run with another --output"
         )
     if step == 0:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
@@ -266,7 +266,7 @@ def _finish(run: Run) -> dict[str, Any]:
         try:
             summary["report"] = str(write_report(run.folder.path))
         except HornbookError as error:
-            run.console.warn(f"no report is written: {error}")
+            run.console.warn(f"cannot write the report: {error}")
         else:
             run.console.finish({"report": summary["report"]})
     return summary

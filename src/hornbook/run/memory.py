@@ -43,6 +43,6 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
     if host is not None and ids > host:
         raise UserError(
-            f"training.global_batch_size = {batch:,}: the token ids of a step alone take {format_bytes(ids)} on each "
+            f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
             f"rank, and this machine has {format_bytes(host)}: lower it"
         )
