@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hornbook.__main__ import main
-from hornbook.cli import bench_commands as bench
+from hornbook.cli import bench_command as bench
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
 from hornbook.measure import generation
