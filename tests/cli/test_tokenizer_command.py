@@ -81,7 +81,7 @@ def test_train_takes_the_options_of_inputs(place, capsys):
         (["texts", "--kind", "wordpiece", "--vocab-size", "99", "--output", "x"], "99 is out of range: expected 100"),
         (["texts", "--kind", "wordpiece", "--vocab-size", "300", "--output", "tok"], "already contains another"),
         (["texts", "--kind", "sentencepiece", "--output", "x"], "--kind"),
-        (["texts", "--cased", "--output", "x"], "--cased is for --kind wordpiece"),
+        (["texts", "--cased", "--output", "x"], "--cased applies only to --kind wordpiece"),
         (["texts", "--output", "empty.txt/x"], "cannot create the folder empty.txt: File exists"),
         (["texts", "--output", "/dev/null/x/y"], "cannot create the folder /dev/null: File exists"),
         (["texts", "--output", "x" * 300], "File name too long"),

@@ -108,4 +108,4 @@ def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
 
 def test_an_encoder_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "generate", "bert-tiny", "--threads", "1"]) == 2
-    assert "bert-tiny is an encoder, which writes no text" in capsys.readouterr().err
+    assert "bert-tiny is an encoder, which generates no text" in capsys.readouterr().err

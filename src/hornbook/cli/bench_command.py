@@ -222,7 +222,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         raise UserError(
-            "times are taken on random tokens: leave out data.train, and give the size of its vocabulary by "
+            "the benchmark uses random tokens: remove data.train and set the size of its vocabulary by "
             "--model.vocab-size"
         )
     if recipe.model.vocab_size is None:

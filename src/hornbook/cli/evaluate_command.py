@@ -108,9 +108,7 @@ def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", 
     if not loaded.model.is_causal and arguments.overlap is not None:
         raise UserError(f"--overlap is for decoders: sequences of {loaded.path}, an encoder, share no tokens")
     if arguments.overlap is not None and set(tasks) == {"lambada"}:
-        raise UserError(
-            "--overlap is for tasks that cut a text into windows: lambada's passages are whole, leave it out"
-        )
+        raise UserError("--overlap does not apply to lambada, whose passages are not cut into windows; remove it")
 
 
 def _print_rows(rows: "list[dict[str, object]]") -> None:

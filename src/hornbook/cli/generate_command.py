@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_input(group: "argparse._ArgumentGroup") -> None:
-    group.description = "without any: one a line on standard input, or, on a terminal, a conversation"
+    group.description = "default: one per line of standard input, or a conversation on a terminal"
     group.add_argument(
         "--prompt",
         action="append",
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
-        raise UserError("there is no prompt for a script: give --prompt, --prompt-file or standard input")
+        raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")
     _refuse_useless(arguments, is_conversation=is_conversation)
     prompts = [] if is_conversation else _prompts(arguments)
     loaded = _load(arguments)
@@ -157,13 +157,9 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
     from hornbook.errors import UserError
 
     if is_conversation and arguments.batch_size is not None:
-        raise UserError(
-            "--batch-size is for prompts that are given, and a conversation has one at a time: leave it out"
-        )
+        raise UserError("--batch-size does not apply to a conversation; remove it")
     if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
-        raise UserError(
-            "--prompt-format is for a file or standard input, and no prompt is read from there: leave it out"
-        )
+        raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
@@ -196,10 +192,10 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
     for name in _FOR_DECODERS:
         if getattr(arguments, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} is for decoders: {loaded.path} holds an encoder, which fills gaps"
+                f"--{name.replace('_', '-')} applies only to decoders, and {loaded.path} is an encoder; remove it"
             )
     if arguments.top_k is None:
-        raise UserError("--top-k none is for decoders: an encoder shows so many tokens for each gap; give a number")
+        raise UserError("--top-k none applies only to decoders; for an encoder, pass the number of tokens per mask")
     top_k = _DEFAULT_GUESSES if arguments.top_k is ... else arguments.top_k
     filler = GapFiller(loaded.model, loaded.require_tokenizer(), top_k=top_k)
     requests = [filler.request(prompt.text, place=prompt.place) for prompt in prompts]

@@ -79,7 +79,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.cased and arguments.kind != "wordpiece":
-        raise UserError(f"--cased is for --kind wordpiece; {arguments.kind} always keeps case, so leave it out")
+        raise UserError(f"--cased applies only to --kind wordpiece; {arguments.kind} always keeps case; remove it")
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
     held_out = 0

@@ -36,8 +36,8 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
     if device is not None and needed > device:
         raise UserError(
-            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and the state "
-            f"of the optimizer, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
+            f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
     batch = recipe.training.global_batch_size
     ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)

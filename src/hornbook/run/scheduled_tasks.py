@@ -96,7 +96,7 @@ def _checked(
 
 
 def _of_others(failed: Sequence[int]) -> str:
-    return f"rank {', '.join(map(str, failed))} lacks what it takes; put the data where all ranks see them"
+    return f"rank {', '.join(map(str, failed))} cannot read the data; all ranks need access to it"
 
 
 def _warn(run: Run, name: str, why: str) -> None:
