@@ -160,6 +160,6 @@ def tensor(**changes) -> dict:
 )
 def test_a_malformed_file_is_told_in_one_line(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(CheckpointError, match="not a sound safetensors file") as caught:
+    with pytest.raises(CheckpointError, match="not a valid safetensors file") as caught:
         read(tmp_path / "x")
     assert str(tmp_path / "x") in one_line(caught.value)

@@ -186,21 +186,21 @@ def test_bad_folders_are_one_line_and_leave_nothing(folder, capsys, damage, told
 def test_where_an_import_may_not_go(folder, capsys):
     save(Path("used/checkpoints"), tiny_contents())
     assert refused(capsys, "import", "theirs", "--output", "used") == (
-        "used holds a run or checkpoints already; choose another --output"
+        "used already contains a run or checkpoints; choose another --output"
     )
     Path("run").mkdir()
     Path("run/run.json").touch()
-    assert "holds a run" in refused(capsys, "import", "theirs", "--output", "run")
+    assert "already contains a run" in refused(capsys, "import", "theirs", "--output", "run")
 
 
 def test_what_is_no_source(folder, capsys):
     assert "no such folder" in refused(capsys, "import", "./missing", "--output", "mine")
     assert "no such folder" in refused(capsys, "import", "theirs/missing", "--output", "mine")
-    assert "--revision is for models of the hub" in refused(
+    assert "--revision applies only to hub models" in refused(
         capsys, "import", "theirs", "--output", "mine", "--revision", "main"
     )
     path = save(Path("used/checkpoints"), tiny_contents())
-    assert "is hornbook's own already" in refused(capsys, "import", path, "--output", "mine")
+    assert "is already a hornbook checkpoint" in refused(capsys, "import", path, "--output", "mine")
     assert "exists already" in refused(capsys, "export", "used", "--output", "theirs")
     assert "no such folder" in refused(capsys, "export", "theirs/missing", "--output", "mine")
 

@@ -75,7 +75,7 @@ def test_init_from_says_what_to_start_from(recipe, trained, moments):
 
 def test_init_optimizer_alone_means_nothing(recipe, trained, capsys):
     assert main(["train", recipe, "--init-optimizer", "fresh"]) == 2
-    assert "give --init-from, too, or neither" in capsys.readouterr().err
+    assert "add --init-from or remove it" in capsys.readouterr().err
     assert trained == []
 
 

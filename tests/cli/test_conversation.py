@@ -95,7 +95,7 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest):
 )
 def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
     """Backspace, arrows, UTF-8, a text that is cut; no control character of the model gets through; Ctrl-D ends."""
-    terminal.wait_for(rb"Ctrl-D the conversation\r\n> ")
+    terminal.wait_for(rb"Ctrl-D exits\r\n> ")
     terminal.press(b"the dog\x7f\x7f\x7fcxt\x1b[D\x7fa\r")
     terminal.wait_for(rb"\x1b\[1mthe cat\x1b\[0m")
     first = terminal.wait_for(rb"\r\n\[60 tokens, length\]\r\n> ")
@@ -104,7 +104,7 @@ def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
     second = terminal.wait_for(rb"\r\n\[60 tokens, length\]\r\n> ")
     assert first != second, "a prompt that is typed again brings another text"
     assert CONTROL.search(first + second) is None
-    assert rb"\x" in first + second, "the model writes control characters, and they are shown"
+    assert rb"\x" in first + second, "generated text control characters, and they are shown"
     terminal.press("é, the cat sat on the mat and the cat\r".encode())
     terminal.wait_for(rb"\r\n\[60 tokens, the prompt's first \d+ left out, length\]\r\n> ")
     terminal.press(END)

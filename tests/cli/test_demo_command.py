@@ -1,4 +1,4 @@
-"""`hornbook demo` keeps the length that it was begun with."""
+"""`hornbook demo` keeps the length that it was started with."""
 
 import json
 
@@ -36,8 +36,8 @@ def test_the_same_command_goes_on_and_another_length_is_refused(commands, capsys
     assert main(["demo", "--minutes", "3"]) == 2
     begun = " ".join(words) or "--minutes 5.5"
     assert capsys.readouterr().err == (
-        f"hornbook: error: the demo in demo was begun with {begun}, not --minutes 3: give the same to go on, or start "
-        "anew in another --output\n"
+        f"hornbook: error: the demo in demo was started with {begun}, not --minutes 3: repeat the same to resume it, "
+        "or choose another --output\n"
     )
     assert commands == []
 
@@ -45,7 +45,7 @@ def test_the_same_command_goes_on_and_another_length_is_refused(commands, capsys
 def test_the_default_length_is_one_too(commands, capsys):
     assert main(["demo", "--short"]) == 0
     assert main(["demo"]) == 2
-    assert "was begun with --short, not --minutes 5.5" in capsys.readouterr().err
+    assert "was started with --short, not --minutes 5.5" in capsys.readouterr().err
     assert main(["demo", "--short", "--minutes", "2"]) == 2
     assert "argument --minutes: not allowed with argument --short" in capsys.readouterr().err
 

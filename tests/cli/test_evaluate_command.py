@@ -116,17 +116,17 @@ def test_nothing_at_a_path(home: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "message"),
     [
         (["--tasks", "lambda"], "there is no task 'lambda', the tasks are * did you mean \"lambada\"?"),
-        (["--tasks", "lambada"], "the task needs LAMBADA's passages, such as lambada_test.jsonl: give it by"),
+        (["--tasks", "lambada"], "the task needs LAMBADA's passages, such as lambada_test.jsonl: pass `--data FILE`"),
         (["--tasks", "wikitext103"], "the task needs WikiText's test file"),
         (["--tasks", "lambada", "--data", "none.jsonl"], "cannot read none.jsonl: No such file"),
-        (["--tasks", "lambada", "--data", "lambda=x"], "there are data for 'lambda', which is not among the tasks"),
+        (["--tasks", "lambada", "--data", "lambda=x"], "--data names 'lambda', which is not among the tasks"),
         (["--tasks", "lambada", "--data", "bad.jsonl"], "bad.jsonl, line 2: "),
         (["--tasks", "wikitext2", "--data", "empty"], "empty: there is no text in it"),
         (["--tasks", "wikitext2", "--data", "latin"], "latin: not UTF-8 at byte 3 (0xe9)"),
         (["--window", "49"], "a window of 49 tokens is longer than the model's 48 positions"),
         (["--tasks", "wikitext2", "--data", "wiki.tokens", "--overlap", "48"], "cannot overlap by 48"),
         (["--overlap", "-1"], "must be at least 0"),
-        (["--tasks", "lambada", "--overlap", "3"], "--overlap is for tasks that cut a text into windows"),
+        (["--tasks", "lambada", "--overlap", "3"], "--overlap does not apply to lambada"),
     ],
 )
 def test_mistakes_are_one_line(home: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

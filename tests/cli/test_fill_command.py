@@ -157,8 +157,8 @@ def test_typed_lines_are_filled_one_by_one(run, capsys, monkeypatch):
     input_of(monkeypatch, b"the [MASK]\nno gap\n[MASK] sat\n", is_terminal=True)
     assert main(["generate", str(run), "--top-k", "2", *ALWAYS]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("type a text with a gap in it; Ctrl-D ends")
-    assert "the text has no gap: write [MASK] where a token is to be guessed\n" in err
+    assert err.startswith("enter a text with a mask; Ctrl-D exits")
+    assert "the text has no mask: write [MASK] in place of each token to predict\n" in err
     texts = [line for line in out.splitlines() if line and not line.startswith("  ")]
     assert len(texts) == 2 and texts[1].endswith(" sat")
 
@@ -174,14 +174,14 @@ def test_a_hugging_face_folder(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--prompt", "the mask"], "the prompt has no gap: write [MASK] where a token is to be guessed"),
-        (["--prompt", "[MASK]", "--prompt", "[mask]"], "prompt 2 has no gap"),
+        (["--prompt", "the mask"], "the prompt has no mask: write [MASK] in place of each token to predict"),
+        (["--prompt", "[MASK]", "--prompt", "[mask]"], "prompt 2 has no mask"),
         (["--prompt", "[MASK] " * 63], "the prompt has 65 tokens with [CLS] [SEP], but the model has 64 positions"),
-        (["--prompt-file", "prompts.txt"], "prompts.txt, line 2 has no gap"),
+        (["--prompt-file", "prompts.txt"], "prompts.txt, line 2 has no mask"),
         (["--prompt", "[MASK]", "--top-k", "101"], "top-k is 101; expected 1 to 100, the tokens that there are"),
-        (["--prompt", "[MASK]", "--top-k", "none"], "--top-k none is for decoders"),
+        (["--prompt", "[MASK]", "--top-k", "none"], "--top-k none applies only to decoders"),
         *(
-            (["--prompt", "[MASK]", *option.split()], f"{option.split()[0]} is for decoders")
+            (["--prompt", "[MASK]", *option.split()], f"{option.split()[0]} applies only to decoders")
             for option in (
                 "--temperature 0.5",
                 "--top-p 0.5",

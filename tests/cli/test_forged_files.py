@@ -163,7 +163,7 @@ def test_sizes_that_no_weights_have_are_refused_before_a_model_is_built(
 
 def test_a_batch_that_no_memory_holds_is_refused(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = refused(command(home, tmp_path / "new", "--training.global-batch-size", "100000000000"), capfd)
-    assert "the token ids of a step alone take 34.9 TiB on each rank" in line
+    assert "the token ids of one step take 34.9 TiB on each rank" in line
     assert not (tmp_path / "new").exists()
 
 

@@ -59,7 +59,7 @@ def test_prompt_and_text_are_printed_and_the_time_is_told(run, capsys):
     out, err = capsys.readouterr()
     assert out == f"the cat{expected(run, 'the cat')}\n"
     assert re.fullmatch(
-        r"1 text, 12 tokens in \d+\.\d\d s, first token after [\d.,]+ ms, then [\d.,]+ ms a token, [\d,]+ tokens/s\n",
+        r"1 text, 12 tokens in \d+\.\d\d s, first token after [\d.,]+ ms, then [\d.,]+ ms per token, [\d,]+ tokens/s\n",
         err,
     )
 
@@ -231,7 +231,7 @@ def test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(monkeypatch
         (["--temperature", "-1"], "argument --temperature"),
         (["--temperature", "1e-9"], "temperature is 1e-09; expected 0, or 1e-06 or more"),
         (["--repetition-penalty", "0"], "argument --repetition-penalty"),
-        (["--stop", ""], "a stop string is empty"),
+        (["--stop", ""], "--stop is empty"),
         (["--stop-token", "the cat sat"], '--stop-token "the cat sat" is '),
         (["--input-length", "65"], "the input length is 65; expected 1 to 64"),
         (["--prompt", "the cat, " * 40], "prompt 2 has "),
@@ -261,15 +261,15 @@ def test_mistakes_are_one_line_and_exit_code_2(run, capsys, tmp_path, monkeypatc
 def test_a_conversation_is_not_for_scripts(run, capsys, monkeypatch, flag):
     monkeypatch.setattr("sys.stdin", Input(b"", is_terminal=True))
     assert main(["generate", str(run), flag]) == 2
-    assert "there is no prompt for a script" in capsys.readouterr().err
+    assert "no prompt: add --prompt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--batch-size", "2"], "--batch-size is for prompts that are given"),
-        (["--prompt-format", "text"], "--prompt-format is for a file or standard input"),
-        (["--prompt-format", "jsonl", "--prompt", "a"], "--prompt-format is for a file or standard input"),
+        (["--batch-size", "2"], "--batch-size does not apply to a conversation"),
+        (["--prompt-format", "text"], "--prompt-format applies only to --prompt-file"),
+        (["--prompt-format", "jsonl", "--prompt", "a"], "--prompt-format applies only to --prompt-file"),
     ],
 )
 def test_options_that_no_prompt_has_a_use_for(run, capsys, monkeypatch, words, message):

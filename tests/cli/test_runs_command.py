@@ -70,7 +70,7 @@ def test_compare_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["runs", "compare", str(one), str(two), "--json"]) == 0
     assert last_object(capsys)["differences"] == {"training.seed": [1234, 5]}
     assert main(["runs", "compare", str(one), str(one)]) == 0
-    assert "the recipes are equal" in capsys.readouterr().out
+    assert "the recipes are identical" in capsys.readouterr().out
 
 
 def test_a_date_in_a_recipe_is_a_text_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

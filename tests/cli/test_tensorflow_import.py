@@ -73,4 +73,4 @@ def test_a_revision_is_for_the_hub(google, capsys):
     code, result, _ = ask(
         capsys, "checkpoint", "import", "google/bert_model.ckpt", "--output", "mine", "--revision", "main"
     )
-    assert code == 2 and "--revision is for models of the hub" in result["error"]
+    assert code == 2 and "--revision applies only to hub models" in result["error"]

@@ -129,9 +129,9 @@ def test_data_of_each_task(words, data):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lambda=x"], "there are data for 'lambda', which is not among the tasks; did you mean \"lambada\"?"),
-        (["x", "y"], "data are given twice for all tasks"),
-        (["lambada=x", "lambada=y"], "data are given twice for lambada"),
+        (["lambda=x"], "--data names 'lambda', which is not among the tasks; did you mean \"lambada\"?"),
+        (["x", "y"], "two --data entries for all tasks"),
+        (["lambada=x", "lambada=y"], "two --data entries for lambada"),
     ],
 )
 def test_data_of_no_task(words, message):

@@ -165,7 +165,7 @@ def test_no_weights(folder):
 def test_cut_weights(folder, keep):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:keep])
-    assert f"{folder / WEIGHTS} is not a sound safetensors file" in refusal(folder)
+    assert f"{folder / WEIGHTS} is not a valid safetensors file" in refusal(folder)
 
 
 def test_inside_takes_plain_names(tmp_path):

@@ -68,7 +68,7 @@ def test_json_rounds_probabilities():
 def test_what_cannot_be_filled_is_refused():
     made = filler()
     for prompt, parts in (
-        ("no gap", ["line 7 has no gap", "[MASK]"]),
+        ("no gap", ["line 7 has no mask", "[MASK]"]),
         ("a [MASK] " * 12, ["line 7 has 26 tokens", "24"]),
     ):
         with pytest.raises(UserError) as caught:

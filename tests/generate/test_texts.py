@@ -132,7 +132,7 @@ def test_only_the_tokenizers_ids_are_written():
         ({"output_length": 0}, "the output length is 0; expected 1 token or more"),
         ({"input_length": 0}, "the input length is 0; expected 1 to 32, the model's positions"),
         ({"input_length": 33}, "the input length is 33; expected 1 to 32"),
-        ({"stop_strings": ("a", "")}, "a stop string is empty"),
+        ({"stop_strings": ("a", "")}, "--stop is empty"),
         ({"stop_id": 300}, "the stop token is 300; expected 0 to 299"),
     ],
 )

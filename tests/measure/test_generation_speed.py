@@ -64,7 +64,7 @@ def test_a_difference_below_the_noise_is_no_speed(monkeypatch: pytest.MonkeyPatc
     rows = [{"batch_size": 8, "contender": name, **asdict(speed)} for name, speed in speeds.items()]
     bench._print_generation(rows)
     out = capsys.readouterr().out
-    assert out.count("a token takes less than the noise: give a larger --output-length or more --rounds\n") == 2
+    assert out.count("the time per token is below the noise; increase --output-length or --rounds\n") == 2
     assert "tokens/s" not in out
     assert bench._ratios(rows, "peer") == []
 
@@ -98,7 +98,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
     seconds = [row["token_seconds"] for row in result["rows"]]
     assert [row["ratio"] for row in result["ratios"]] == [seconds[1] / seconds[0], seconds[3] / seconds[2]]
     assert len(re.findall(r"^  (hornbook|transformers) fp32 +first token +[\d.,]+ ms", err, re.MULTILINE)) == 4
-    assert re.search(r"^a batch of 2 in fp32: \d+\.\d\d times as fast a token as transformers$", err, re.MULTILINE)
+    assert re.search(r"^batch of 2 in fp32: \d+\.\d\d times the speed per token of transformers$", err, re.MULTILINE)
 
 
 def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
@@ -108,4 +108,4 @@ def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
 
 def test_an_encoder_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "generate", "bert-tiny", "--threads", "1"]) == 2
-    assert "bert-tiny is an encoder, which writes no text" in capsys.readouterr().err
+    assert "bert-tiny is an encoder, which generates no text" in capsys.readouterr().err

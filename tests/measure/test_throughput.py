@@ -94,7 +94,7 @@ def test_the_command_gives_the_ratio(capsys):
 
 def test_data_are_refused_since_steps_are_timed_on_random_tokens(capsys):
     assert main(["bench", "step", "bert-tiny", *SIZES, "--data.train", "nowhere"]) == 2
-    assert "times are taken on random tokens: leave out data.train" in capsys.readouterr().err
+    assert "the benchmark uses random tokens: remove data.train" in capsys.readouterr().err
 
 
 def test_a_model_that_the_peer_lacks_is_refused(capsys):

@@ -54,8 +54,7 @@ def test_parts_that_a_rank_had_nothing_for_are_trained_as_in_one_process(folder)
 
 def test_a_task_whose_data_one_rank_misses_at_the_start_is_refused_by_all(ranks):
     assert [rank["start"] for rank in ranks] == [
-        "UserError: the tasks of the recipe cannot be run: rank 1 lacks what it takes; put the data where all ranks "
-        "see them",
+        "UserError: the tasks of the recipe cannot be run: rank 1 cannot read the data; all ranks need access to it",
         "StorageError: cannot read the data",
     ]
 
@@ -65,7 +64,7 @@ def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
     rows = [row for row in read(folder / "data" / "metrics.jsonl") if row["kind"] == "task"]
     assert [(row["step"], row["value"]) for row in rows] == [(6, 2.0), (8, 2.0)]
     said = " ".join((folder / "stderr").read_text().split())
-    assert "task together was not measured, training goes on: rank 1 lacks what it takes" in said
+    assert "task together failed, training continues: rank 1 cannot read the data" in said
 
 
 def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):

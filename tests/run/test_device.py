@@ -41,7 +41,7 @@ def test_a_gpu_comes_first_and_each_local_rank_has_its_own(two_gpus, monkeypatch
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "tpu", "", "CPU", "cpu:x", "cpu:1"])
 def test_a_device_that_is_not_there_is_one_line(no_accelerator, name):
-    with pytest.raises(UserError, match=r"no device .* it has cpu: choose") as caught:
+    with pytest.raises(UserError, match=r"no device .* available: cpu; choose") as caught:
         choose_device(name)
     assert "\n" not in str(caught.value)
 

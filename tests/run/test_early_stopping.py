@@ -72,7 +72,7 @@ def test_a_run_that_stops_to_improve_ends_saves_and_says_why(corpora, tmp_path, 
     told = capfd.readouterr().err
     loss = f"{rows[0]['loss']:.6g}"
     assert f"stopped early after step 4: the validation loss ({loss}) has not improved by more than 0.01" in told
-    assert "for 2 measurements; raise evaluation.early_stopping_patience to go on" in told
+    assert "for 2 measurements; raise evaluation.early_stopping_patience to continue" in told
     again = run_mixture(tmp_path, corpora, *STALLING)
     assert (again["step"], again["stopped_early"]) == (4, True)
     assert "is finished: 4 steps; nothing to do" in (told := capfd.readouterr().err) and "stopped early" in told

@@ -181,7 +181,7 @@ def test_the_best_may_be_chosen_by_a_task(files, tmp_path):
 
 
 def test_moments_of_a_pretraining_cannot_be_kept(files, pretrained, tmp_path):
-    with pytest.raises(UserError, match="no moments to go on with: leave --init-optimizer keep out"):
+    with pytest.raises(UserError, match="the optimizer state cannot be kept: remove --init-optimizer keep"):
         run(tmp_path, *of(files)[:-1], init=InitFrom(source=pretrained.source, keep_optimizer=True))
 
 
@@ -202,7 +202,7 @@ def test_a_pretraining_does_not_begin_with_a_fine_tuned_model(files, pretrained,
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [
-        (["--data.tokenizer=none"], UserError, "labelled texts need a tokenizer: start from a pre-trained model"),
+        (["--data.tokenizer=none"], UserError, "labeled texts need a tokenizer: start from a pre-trained model"),
         (["--objective.label=class"], DataError, r"the column 'class' is missing \(there: 'text', 'label'\)"),
         (["--objective.labels=moby,emma"], DataError, "the label 'pride' is none of the 2 classes"),
         (["--objective.labels=moby,moby"], UserError, "expected two or more, each once"),

@@ -96,7 +96,7 @@ def test_kept_moments_go_on_into_the_next_run(trained: Path, tmp_path: Path) -> 
 def test_a_run_from_fresh_weights_remembers_that(tmp_path: Path) -> None:
     start(tmp_path, "--training.steps=1")
     assert identity(tmp_path)["init_from"] is None
-    with pytest.raises(UserError, match="the run did not start from somewhere: leave --init-from out"):
+    with pytest.raises(UserError, match="the run did not start from somewhere: remove --init-from"):
         start(tmp_path, init=InitFrom(source="somewhere"))
 
 
@@ -135,7 +135,7 @@ def test_a_source_that_has_changed_is_refused(source: Path, tmp_path: Path) -> N
     for other in (init, replace(init, keep_optimizer=True)):
         with pytest.raises(UserError, match=r"the run started from .*step-00000008 \(") as caught:
             start(tmp_path, init=other)
-        assert one_line(caught.value, "--init-from is now", "leave --init-from out")
+        assert one_line(caught.value, "--init-from is now", "remove --init-from to resume")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.copytree(source / "checkpoints" / "step-00000006", source / "checkpoints" / "step-00000008")
     with pytest.raises(HornbookError, match="damaged"):
@@ -148,7 +148,7 @@ def test_weights_that_are_not_what_was_recorded_do_not_get_in(source: Path, tmp_
     document = identity(tmp_path)
     document["init_from"]["path"] = str(source / "checkpoints" / "step-00000006")
     (tmp_path / "run" / "run.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="has changed since the run was started from it"):
+    with pytest.raises(CheckpointError, match="has changed since the run started from it"):
         start(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_a_hugging_face_folder_is_a_start(tmp_path: Path) -> None:
         expected = tiny_contents().tensors["model"]
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert run.tokenizer is not None and run.tokenizer.digest == tiny_tokenizer().digest
-    with pytest.raises(CheckpointError, match="holds no state of an optimizer: start with --init-optimizer fresh"):
+    with pytest.raises(CheckpointError, match="has no optimizer state: use --init-optimizer fresh"):
         inspect(replace(init, keep_optimizer=True), recipe, None)
 
 
@@ -248,7 +248,7 @@ def test_ranks_start_alike(trained: Path, tmp_path: Path) -> None:
 
 def test_a_start_that_never_made_a_step_does_not_hold_its_folder(tmp_path):
     """Data that the model does not know end a run at its first step; the mended recipe may use the folder."""
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(UserError, match="contains another run"):
         run_tiny(tmp_path)
         run_tiny(tmp_path, "--model.hidden-size=48")
     for name in ("checkpoints", "metrics.jsonl"):

@@ -74,7 +74,7 @@ def test_another_mixture_is_another_run(tmp_path, corpora, order, weights, probl
     run_mixture(tmp_path, corpora, WEIGHTS, "--training.steps=1")
     with pytest.raises(UserError) as caught:
         run_mixture(tmp_path, corpora[::order], f"--data.weights={weights}")
-    assert one_line(caught.value, problem, "holds another run")
+    assert one_line(caught.value, problem, "contains another run")
 
 
 def test_an_epoch_has_the_windows_of_all_stores(tmp_path, corpora):

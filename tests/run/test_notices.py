@@ -38,11 +38,11 @@ def sources(vocab_size: int | None) -> Sources:
 
 def test_a_warmup_that_is_longer_than_the_run() -> None:
     assert long_warmup(recipe(schedule=CosineConfig(warmup_steps=2000)), 20) == (
-        "schedule.warmup_steps is 2000, the run has 20 steps: the rate reaches 6e-06 of 0.0006; lower it, or use "
+        "schedule.warmup_steps is 2000, the run has 20 steps: the rate only reaches 6e-06 of 0.0006; lower it, or use "
         "--schedule.warmup-fraction"
     )
     by_root = recipe(schedule=PolynomialConfig(warmup_steps=80, warmup_power=0.5))
-    assert "the rate reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
+    assert "the rate only reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_warmup_that_ends_within_the_run(schedule) -> None:
 
 def test_a_batch_that_is_larger_than_the_data() -> None:
     given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
-    told = "a batch has 512 windows, the data 120: each step learns them 4.3 times"
+    told = "a batch has 512 windows, the data 120: each step repeats them 4.3 times"
     assert told in str(large_batch(given, 120, "window"))
     assert large_batch(given, 512, "window") is None
 
@@ -73,7 +73,7 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
-    told = "the vocabulary is 5,000, that of the data 300: --model.vocab-size none takes that"
+    told = "model.vocab_size is 5,000, the data has 300 tokens; --model.vocab-size none uses the data's"
     tiny_runs.run_tiny(tmp_path, *words)
     shown = capsys.readouterr().err
     assert told in shown and shown.count("schedule.warmup_steps is 100, the run has 4 steps") == 1
@@ -88,7 +88,7 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("ends", "objective", "told"),
     [
-        (("stored", "absent"), CausalLMConfig(), "between the documents of b, as between the others'"),
+        (("stored", "absent"), CausalLMConfig(), "the documents of b have no end-of-text tokens, unlike the others"),
         (("absent", "absent"), CausalLMConfig(), None),
         (("stored", "inserted"), CausalLMConfig(), None),
         (("stored", "absent"), MaskedLMConfig(), None),

@@ -196,7 +196,7 @@ def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest
     first = next(index for index, write in enumerate(writes, 1) if "step-00000003" in str(write.path))
     with inject("write", first + 1, "enospc"):
         tiny_runs.run_tiny(tmp_path)
-    assert "checkpoint not saved, training goes on" in capfd.readouterr().err
+    assert "checkpoint not saved, training continues" in capfd.readouterr().err
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
 
 
@@ -206,7 +206,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path)
     for path in checkpoints.glob("*/model-00000.safetensors"):
         _damage(path, "flip")
     before = metrics.read_bytes()
-    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and no sound one: .* to begin anew, remove"):
+    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and none is intact: restore one to resume"):
         tiny_runs.run_tiny(tmp_path)
     assert metrics.read_bytes() == before
     assert len(list(checkpoints.iterdir())) == 2

@@ -165,7 +165,11 @@ def test_validation_decides_by_default(folder: Path) -> None:
         (("--evaluation.tasks=lambda",), UserError, "there is no task 'lambda'.*did you mean \"lambada\""),
         (("--evaluation.tasks=lambada",), UserError, "the task needs LAMBADA's passages"),
         (("--evaluation.tasks-every-steps=5",), UserError, "^evaluation.tasks_every_steps has no effect without tasks"),
-        (("--evaluation.task-data=corpus",), UserError, "^evaluation.task_data has no effect without tasks: name them"),
+        (
+            ("--evaluation.task-data=corpus",),
+            UserError,
+            "^evaluation.task_data has no effect without tasks: set evaluation.tasks",
+        ),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=no/such"), UserError, "cannot read .*no/such"),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=tiny.toml"), DataError, "tiny.toml, line 1: .*blank"),
         (
@@ -196,7 +200,7 @@ def test_data_that_are_gone_do_not_end_the_training(folder: Path, capfd: pytest.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_runs.TrainingRun, "validate", remove_and_validate)
         assert run(folder, *lambada(folder))["step"] == 8
-    assert "task lambada was not measured, training goes on: cannot read" in " ".join(capfd.readouterr().err.split())
+    assert "task lambada failed, training continues: cannot read" in " ".join(capfd.readouterr().err.split())
     assert rows_of(folder) == []
 
 

@@ -118,7 +118,7 @@ def test_a_run_whose_folder_is_moved_writes_nothing_to_its_old_place(
         patch.setattr(tiny_runs.TrainingRun, "record", record_and_move)
         with pytest.raises(StorageError, match=r"was moved or removed while this process used it; move it back"):
             tiny_runs.run_tiny(tmp_path / "here")
-    assert "checkpoint not saved, training goes on" in capfd.readouterr().err, "after step 6"
+    assert "checkpoint not saved, training continues" in capfd.readouterr().err, "after step 6"
     assert not (tmp_path / "here" / "run").exists()
     (tmp_path / "moved").rename(tmp_path / "here" / "run")
     tiny_runs.run_tiny(tmp_path / "here")

@@ -102,7 +102,7 @@ def test_every_event_has_its_line() -> None:
         "step 1,500  validation loss 2.5000  bits per byte 1.250",
         "step 1,600  validation loss 2.5000",
         "saved runs/demo",
-        "step 1,600  the model writes",
+        "step 1,600  generated text",
         "    one",
         "    two",
         "noted",

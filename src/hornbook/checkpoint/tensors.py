@@ -197,4 +197,4 @@ def _check_header(path: Path) -> None:
 
 
 def _malformed(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path} is not a sound safetensors file: {reason}; take another checkpoint")
+    return CheckpointError(f"{path} is not a valid safetensors file: {reason}; use another checkpoint")

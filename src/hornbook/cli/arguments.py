@@ -42,7 +42,7 @@ positive_fraction = _number(float, above=0, maximum=1)
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--device`` and ``--threads``."""
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="where to compute; auto: the fastest there is (default: auto)"
+        "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
     )
     parser.add_argument(
         "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
@@ -55,7 +55,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="a recipe file, or the name of one that `hornbook recipes` lists"
+        "recipe", metavar="RECIPE", help="recipe file, or name of a bundled recipe (see `hornbook recipes`)"
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

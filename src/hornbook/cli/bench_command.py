@@ -22,44 +22,65 @@ _DEFAULT_VOCAB_SIZE = 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    step = commands.add_parser(
-        "step", help="time the training step of a recipe", description="Time whole training steps of a recipe."
-    )
+    step = commands.add_parser("step", help="time training steps", description="Time whole training steps of a recipe.")
     add_recipe_arguments(step)
-    step.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's step too, in turn, and give the ratio")
-    step.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (5)")
+    step.add_argument("--peer", choices=tuple(_PEERS), help="also time this library, alternating, and print the ratio")
+    step.add_argument(
+        "--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (default: 5)"
+    )
     add_device_arguments(step)
     step.set_defaults(handler=step_command)
     generate = commands.add_parser(
-        "generate", help="time the generation of text", description="Time greedy texts of a recipe's untrained model."
+        "generate", help="time text generation", description="Time greedy generation with a recipe's untrained model."
     )
     add_recipe_arguments(generate)
-    generate.add_argument("--peer", choices=tuple(_PEERS), help="time this peer's too, in turn, and give the ratio")
-    generate.add_argument("--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (5)")
     generate.add_argument(
-        "--batch-size", type=positive_integer, nargs="+", default=[1, 8], metavar="N", help="texts at once (1 8)"
+        "--peer", choices=tuple(_PEERS), help="also time this library, alternating, and print the ratio"
     )
-    generate.add_argument("--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens (64)")
-    generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (64)")
     generate.add_argument(
-        "--compute", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"], help="dtypes (fp32 bf16)"
+        "--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (default: 5)"
+    )
+    generate.add_argument(
+        "--batch-size",
+        type=positive_integer,
+        nargs="+",
+        default=[1, 8],
+        metavar="N",
+        help="texts per batch (default: 1 8)",
+    )
+    generate.add_argument(
+        "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens (default: 64)"
+    )
+    generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
+    generate.add_argument(
+        "--compute",
+        choices=("fp32", "bf16"),
+        nargs="+",
+        default=["fp32", "bf16"],
+        help="dtypes of the activations (default: fp32 bf16)",
     )
     add_device_arguments(generate)
     generate.set_defaults(handler=generate_command)
-    corpus = commands.add_parser(
-        "corpus", help="time the building of a corpus", description="Time the building of a corpus from JSONL."
-    )
+    corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
 
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
-    corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL, of which a corpus is built")
-    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
-    corpus.add_argument("--field", default="text", metavar="NAME", help="where JSONL has the text (default: text)")
-    corpus.add_argument("--peer", choices=("datasets",), help="time this peer's too, in turn, and give the ratio")
-    corpus.add_argument("--rounds", type=positive_integer, default=3, metavar="N", help="of each; the best counts (3)")
+    corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL file to build a corpus from")
+    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help="tokenizer.json, or a folder with one")
+    corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text (default: text)")
     corpus.add_argument(
-        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of the peer (1)"
+        "--peer", choices=("datasets",), help="also time this library, alternating, and print the ratio"
+    )
+    corpus.add_argument(
+        "--rounds",
+        type=positive_integer,
+        default=3,
+        metavar="N",
+        help="builds of each; the fastest counts (default: 3)",
+    )
+    corpus.add_argument(
+        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of --peer (default: 1)"
     )
     corpus.set_defaults(handler=corpus_command)
 
@@ -92,11 +113,11 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
     print(f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
     for name, speed in speeds.items():
-        print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms a step")
+        print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step")
     best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
-        print(f"{result['ratio']:.2f} times the best of {arguments.peer}")
+        print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
     return result
 
 
@@ -168,10 +189,10 @@ def _print_generation(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         first = f"  {row['contender']:<20}first token{1e3 * row['first_token_seconds']:>10,.2f} ms"
         if row["token_seconds"] is None:
-            print(f"{first}; a token takes less than the noise: give a larger --output-length or more --rounds")
+            print(f"{first}; the time per token is below the noise; increase --output-length or --rounds")
         else:
             speed = f"{row['tokens_per_second']:>10,.0f} tokens/s"
-            print(f"{first}{1e3 * row['token_seconds']:>10,.3f} ms a token{speed}")
+            print(f"{first}{1e3 * row['token_seconds']:>10,.3f} ms per token{speed}")
 
 
 def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
@@ -184,7 +205,7 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
         if name == "hornbook" and ours is not None and theirs is not None:
             ratio = theirs / ours
             ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
-            print(f"a batch of {batch_size} in {compute}: {ratio:.2f} times as fast a token as {peer}")
+            print(f"batch of {batch_size} in {compute}: {ratio:.2f} times the speed per token of {peer}")
     return ratios
 
 
@@ -201,7 +222,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         raise UserError(
-            "times are taken on random tokens: leave out data.train, and give the size of its vocabulary by "
+            "the benchmark uses random tokens: remove data.train and set the size of its vocabulary by "
             "--model.vocab-size"
         )
     if recipe.model.vocab_size is None:

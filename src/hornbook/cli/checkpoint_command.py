@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``list`` and ``verify``, ``import`` and ``export``."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    shown = commands.add_parser("list", help="show those of a run", description="Show the checkpoints of a run.")
-    shown.add_argument("path", type=Path, metavar="RUN", help="a run's folder, or its folder of checkpoints")
+    shown = commands.add_parser(
+        "list", help="list the checkpoints of a run", description="List the checkpoints of a run."
+    )
+    shown.add_argument("path", type=Path, metavar="RUN", help="run folder, or its checkpoints folder")
     shown.set_defaults(handler=lambda arguments: list_command(arguments.path))
     checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
-    checked.add_argument("path", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder for all of it")
+    checked.add_argument(
+        "path", type=Path, metavar="CHECKPOINT", help="checkpoint, or run folder to check all of its checkpoints"
+    )
     checked.set_defaults(handler=lambda arguments: verify_command(arguments.path))
     checkpoint_exchange.add_arguments(commands)
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     """Declare ``import`` and ``export``."""
     taken = commands.add_parser(
-        "import", help="take a model of others", description="Make a checkpoint of a GPT-2, BERT or RoBERTa."
+        "import", help="import a model", description="Import a GPT-2, BERT or RoBERTa as a checkpoint."
     )
     taken.add_argument(
         "source",
         metavar="SOURCE",
-        help="a Hugging Face folder, owner/name on their hub (extra hornbook[hub]), or a folder or the prefix of a "
+        help="Hugging Face folder, owner/name on the hub (extra hornbook[hub]), or folder or prefix of a "
         "TensorFlow checkpoint of a BERT or GPT-2",
     )
     taken.add_argument(
@@ -32,21 +32,23 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="a new folder; the checkpoint lies in it as a run's",
+        help="new run folder for the checkpoint",
     )
     taken.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="also open pytorch_model.bin, which is a pickle; what is more than tensors is refused, and not run",
+        help="also open pytorch_model.bin, a pickle; anything but tensors is an error and never runs",
     )
     taken.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub (default: main)")
     taken.set_defaults(handler=import_command)
     given = commands.add_parser(
-        "export", help="write a Hugging Face model", description="Write a model as a folder that transformers loads."
+        "export", help="export a model", description="Export a model as a folder that transformers can load."
     )
-    given.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or an HF folder")
-    given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
-    given.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="of the weights (fp32)")
+    given.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
+    given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
+    given.add_argument(
+        "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights (default: fp32)"
+    )
     given.set_defaults(handler=export_command)
 
 
@@ -140,14 +142,14 @@ def _find(arguments: argparse.Namespace) -> Path:
     if not path.exists() and not is_folder(path):
         if not is_model_name(arguments.source):
             raise UserError(
-                f"{path}: no such folder or prefix; expected a Hugging Face folder, owner/name on their hub, or a "
+                f"{path}: no such folder or prefix; expected a Hugging Face folder, owner/name on the hub, or a "
                 "TensorFlow checkpoint"
             )
         return fetch(arguments.source, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:
-        raise UserError(f"--revision is for models of the hub, and {path} is a folder; leave it out")
+        raise UserError(f"--revision applies only to hub models, and {path} is a folder; remove it")
     if is_checkpoint(path) or (path / "run.json").exists():
-        raise UserError(f"{path} is hornbook's own already; every command takes it as it is")
+        raise UserError(f"{path} is already a hornbook checkpoint; use it directly")
     return path
 
 
@@ -156,4 +158,4 @@ def _refuse_used(output: Path) -> None:
     from hornbook.errors import UserError
 
     if (output / "run.json").exists() or committed(output / "checkpoints") or committed(output):
-        raise UserError(f"{output} holds a run or checkpoints already; choose another --output")
+        raise UserError(f"{output} already contains a run or checkpoints; choose another --output")

@@ -64,7 +64,7 @@ def _ask(screen: Screen) -> str | None:
             screen.end_line()
             return None
         except UnicodeDecodeError:
-            print("this is not UTF-8; type it again", file=sys.stderr)
+            print("the input is not UTF-8; enter it again", file=sys.stderr)
 
 
 def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen: Screen) -> None:

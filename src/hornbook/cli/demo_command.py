@@ -26,10 +26,12 @@ _DEFAULT_MINUTES = 5.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
+    )
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=positive_number, help=f"time for the whole (default: {_DEFAULT_MINUTES})")
-    length.add_argument("--short", action="store_true", help="twenty steps, to see that everything works")
+    length.add_argument("--minutes", type=positive_number, help=f"total time in minutes (default: {_DEFAULT_MINUTES})")
+    length.add_argument("--short", action="store_true", help="train for 20 steps only, as a quick check")
     add_device_arguments(parser)
 
 
@@ -88,8 +90,8 @@ def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
     begun = plan.get("length", asked)
     if begun != asked:
         raise UserError(
-            f"the demo in {root} was begun with {begun}, not {asked}: give the same to go on, or start anew in another "
-            "--output"
+            f"the demo in {root} was started with {begun}, not {asked}: repeat the same to resume it, or choose "
+            "another --output"
         )
     return int(plan["steps"])
 

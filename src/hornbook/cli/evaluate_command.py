@@ -17,34 +17,39 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or a Hugging Face folder"
-    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     parser.add_argument(
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="of a decoder: bits_per_byte, lambada, wikitext103, wikitext2; of an encoder: masked_lm, "
+        help="decoders: bits_per_byte, lambada, wikitext103, wikitext2; encoders: masked_lm, "
         "pseudo_perplexity; of a fine-tuned one: classification, span; default: bits_per_byte, masked_lm, or what it "
         "was fine-tuned for, on a run's own data",
     )
     parser.add_argument(
-        "--data", nargs="+", default=[], metavar="PATH", help="what to score: PATH for all tasks, or TASK=PATH for one"
+        "--data", nargs="+", default=[], metavar="PATH", help="data to score: PATH for all tasks, or TASK=PATH for one"
     )
     parser.add_argument(
-        "--window", type=positive_integer, metavar="N", help="tokens of context at most (default: as in the training)"
+        "--window", type=positive_integer, metavar="N", help="maximum tokens of context (default: as in training)"
     )
     parser.add_argument(
-        "--overlap", type=natural_number, metavar="N", help="tokens that windows share (default: as the task needs)"
+        "--overlap",
+        type=natural_number,
+        metavar="N",
+        help="tokens shared by consecutive windows (default: depends on the task)",
     )
     parser.add_argument(
         "--max-sequences",
         type=positive_integer,
         metavar="N",
-        help="of an encoder: score so many, spread evenly (default: all; of pseudo_perplexity 64)",
+        help="encoders only: score N sequences, spread evenly (default: all; pseudo_perplexity: 64)",
     )
-    parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
-    parser.add_argument("--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows at a time")
+    parser.add_argument(
+        "--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations (default: auto)"
+    )
+    parser.add_argument(
+        "--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows per batch (default: 16)"
+    )
     add_device_arguments(parser)
 
 
@@ -103,9 +108,7 @@ def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", 
     if not loaded.model.is_causal and arguments.overlap is not None:
         raise UserError(f"--overlap is for decoders: sequences of {loaded.path}, an encoder, share no tokens")
     if arguments.overlap is not None and set(tasks) == {"lambada"}:
-        raise UserError(
-            "--overlap is for tasks that cut a text into windows: lambada's passages are whole, leave it out"
-        )
+        raise UserError("--overlap does not apply to lambada, whose passages are not cut into windows; remove it")
 
 
 def _print_rows(rows: "list[dict[str, object]]") -> None:

@@ -27,7 +27,7 @@ def fill_all(filler: GapFiller, requests: Sequence[Gapped], output: Output, *, b
 def fill_typed(filler: GapFiller, output: Output) -> None:
     """Fill the gaps of texts that are typed, until there are no more."""
     screen = Screen()
-    print("type a text with a gap in it; Ctrl-D ends the conversation", file=sys.stderr)
+    print("enter a text with a mask; Ctrl-D exits", file=sys.stderr)
     answer_lines(lambda line: _show(filler.fill([filler.request(line)])[0], output, screen), screen)
 
 

@@ -47,43 +47,49 @@ _DEFAULT_BATCH_SIZE = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a run's folder, one checkpoint of it, or a Hugging Face folder"
-    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     _add_input(parser.add_argument_group("prompts"))
     _add_sampling(parser.add_argument_group("choice of tokens"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json-lines", action="store_true", help="write one JSON object a text to standard output")
-    output.add_argument("--output", type=Path, metavar="FILE", help="save the texts there too, as JSON lines")
-    parser.add_argument("--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations")
+    output.add_argument("--json-lines", action="store_true", help="write one JSON object per text to standard output")
+    output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
+    parser.add_argument(
+        "--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations (default: auto)"
+    )
     parser.add_argument(
         "--batch-size",
         type=positive_integer,
         metavar="N",
-        help="prompts that are answered together (8); 1 makes texts in bf16 independent of each other",
+        help="prompts per batch (default: 8); 1 makes bf16 texts independent of each other",
     )
     add_device_arguments(parser)
 
 
 def _add_input(group: "argparse._ArgumentGroup") -> None:
-    group.description = "without any: one a line on standard input, or, on a terminal, a conversation"
+    group.description = "default: one per line of standard input, or a conversation on a terminal"
     group.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue, '' for a new one; repeatable"
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to continue; '' starts a new text; repeatable",
     )
     group.add_argument(
-        "--prompt-file", metavar="FILE", help="one prompt a line, or JSONL with a field prompt; - for standard input"
+        "--prompt-file",
+        metavar="FILE",
+        help="file with one prompt per line, or JSONL with a field prompt; - for standard input",
     )
     group.add_argument(
         "--prompt-format",
         choices=("auto", "text", "jsonl"),
-        help="of file and standard input; auto: jsonl for .jsonl, .ndjson and .json (auto)",
+        help="format of the prompts; auto: jsonl for .jsonl, .ndjson and .json, else lines (default: auto)",
     )
-    group.add_argument("--num-samples", type=positive_integer, metavar="N", help="texts of each prompt (1)")
+    group.add_argument("--num-samples", type=positive_integer, metavar="N", help="texts per prompt (default: 1)")
     group.add_argument(
         "--input-length",
         type=positive_integer,
         metavar="N",
-        help="cut longer prompts to their last N tokens (default: a prompt that does not fit is an error)",
+        help="truncate prompts to their last N tokens (default: a prompt that is too long is an error)",
     )
     group.add_argument(
         "--start-token",
@@ -91,30 +97,35 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         help="put the end-of-text token before each prompt, as training does before each document (default: yes; "
         "for a model of Hugging Face's, no, as in transformers)",
     )
-    group.add_argument("--output-length", type=positive_integer, metavar="N", help="tokens at most (128)")
+    group.add_argument("--output-length", type=positive_integer, metavar="N", help="maximum new tokens (default: 128)")
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--temperature", type=non_negative_number, help="0: the likeliest token (0.8)")
+    group.add_argument("--temperature", type=non_negative_number, help="sampling temperature; 0: greedy (default: 0.8)")
     group.add_argument(
         "--top-k",
         type=_count_or_none,
         default=...,
         metavar="K",
-        help="draw from the K likeliest; none: from all (50); of an encoder, show so many for each gap (5)",
+        help="sample from the K most likely tokens; none: all (default: 50); encoders: tokens per mask (default: 5)",
     )
     group.add_argument(
-        "--top-p", type=positive_fraction, metavar="P", help="draw from the fewest that make up P of the probability"
+        "--top-p",
+        type=positive_fraction,
+        metavar="P",
+        help="sample from the smallest set of tokens with total probability P",
     )
     group.add_argument(
         "--repetition-penalty",
         type=positive_number,
         metavar="X",
-        help="divide the logits of tokens that the text has (1: off)",
+        help="divide the logits of tokens that occur in the text (default: 1, off)",
     )
-    group.add_argument("--stop", action="append", metavar="STRING", help="end before this string; repeatable")
+    group.add_argument("--stop", action="append", metavar="STRING", help="end the text before this string; repeatable")
     group.add_argument(
-        "--stop-token", metavar="TOKEN", help="end at this token; none: at no token (default: the end-of-text token)"
+        "--stop-token",
+        metavar="TOKEN",
+        help="end the text at this token; none: at no token (default: the end-of-text token)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="sampling seed (default: 0)")
 
@@ -129,7 +140,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
-        raise UserError("there is no prompt for a script: give --prompt, --prompt-file or standard input")
+        raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")
     _refuse_useless(arguments, is_conversation=is_conversation)
     prompts = [] if is_conversation else _prompts(arguments)
     loaded = _load(arguments)
@@ -146,13 +157,9 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
     from hornbook.errors import UserError
 
     if is_conversation and arguments.batch_size is not None:
-        raise UserError(
-            "--batch-size is for prompts that are given, and a conversation has one at a time: leave it out"
-        )
+        raise UserError("--batch-size does not apply to a conversation; remove it")
     if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
-        raise UserError(
-            "--prompt-format is for a file or standard input, and no prompt is read from there: leave it out"
-        )
+        raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
@@ -165,7 +172,7 @@ def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[P
         if requests:
             _write_all(writer, requests, output, batch_size=arguments.batch_size or _DEFAULT_BATCH_SIZE)
         else:
-            print("type the beginning of a text; Ctrl-C ends a text, Ctrl-D the conversation", file=sys.stderr)
+            print("enter the beginning of a text; Ctrl-C ends the text, Ctrl-D exits", file=sys.stderr)
             converse(writer, output, num_samples=arguments.num_samples)
     print(timing_line(writer.timing), file=sys.stderr)
     return {**writer.timing.summary(), "results": output.records}
@@ -185,10 +192,10 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
     for name in _FOR_DECODERS:
         if getattr(arguments, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} is for decoders: {loaded.path} holds an encoder, which fills gaps"
+                f"--{name.replace('_', '-')} applies only to decoders, and {loaded.path} is an encoder; remove it"
             )
     if arguments.top_k is None:
-        raise UserError("--top-k none is for decoders: an encoder shows so many tokens for each gap; give a number")
+        raise UserError("--top-k none applies only to decoders; for an encoder, pass the number of tokens per mask")
     top_k = _DEFAULT_GUESSES if arguments.top_k is ... else arguments.top_k
     filler = GapFiller(loaded.model, loaded.require_tokenizer(), top_k=top_k)
     requests = [filler.request(prompt.text, place=prompt.place) for prompt in prompts]

@@ -30,16 +30,16 @@ from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
 from hornbook.wording import one_line
 
 COMMANDS = {
-    "train": "train a model as a recipe says, or go on with a run that stopped",
-    "recipes": "list the recipes that come with hornbook",
+    "train": "train a model from a recipe, or resume an interrupted run",
+    "recipes": "list the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",
     "tokenizer": "train a tokenizer, encode and decode text",
-    "evaluate": "measure a trained model on held-out text",
-    "generate": "let a trained model write",
-    "checkpoint": "list and verify checkpoints; Hugging Face models in and out",
+    "evaluate": "evaluate a trained model on held-out text",
+    "generate": "generate text with a trained model",
+    "checkpoint": "list and verify checkpoints; import and export models",
     "runs": "list, compare and report runs",
-    "bench": "time training steps, generation, or the building of a corpus",
-    "demo": "the whole way on Python's own source files, in some minutes",
+    "bench": "time training steps, generation or corpus builds",
+    "demo": "run the whole pipeline on Python's own source files, in a few minutes",
 }
 """Every command with its line of help; its module is ``hornbook.cli.<command>_command``."""
 
@@ -135,7 +135,7 @@ def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
         prog="hornbook",
         usage="hornbook [options] COMMAND ...",
         description="From raw text to a pre-trained, evaluated language model.",
-        epilog="`hornbook COMMAND --help` tells more; `hornbook demo` shows it all.",
+        epilog="`hornbook COMMAND --help` shows the options of a command; `hornbook demo` runs the whole pipeline.",
     )
     parser.add_argument(
         "--version", action="version", version=f"hornbook {__version__}", help="show the version and exit"

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         parameters = short(model.num_parameters()) + (" " if model.vocab_size else "*")
         rows.append((recipe.name, parameters, str(model.num_layers), str(model.hidden_size), recipe.description))
     print_columns(rows, right=range(1, 4))
-    print("* and a token table, as large as the corpus's vocabulary")
+    print("* plus the token table, whose size depends on the corpus's vocabulary")
     print("\n`hornbook train NAME --data.train STORE` trains one; `--print-recipe` shows it.")
     return {
         "recipes": [

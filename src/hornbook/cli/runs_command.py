@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares ``list``, ``compare`` and ``report``."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    found = commands.add_parser("list", help="all runs below a folder", description="List all runs below a folder.")
-    found.add_argument("root", nargs="?", default="runs", metavar="ROOT", help="where to look (default: %(default)s)")
+    found = commands.add_parser("list", help="list runs", description="List all runs below a folder.")
+    found.add_argument(
+        "root", nargs="?", default="runs", metavar="ROOT", help="folder to search (default: %(default)s)"
+    )
     found.set_defaults(handler=list_command)
     compared = commands.add_parser(
         "compare",
-        help="runs side by side",
-        description="Set runs side by side: how far they came, and where their recipes differ.",
+        help="compare runs",
+        description="Compare runs: their progress and the differences of their recipes.",
     )
-    compared.add_argument("runs", nargs="+", metavar="RUN", help="a run folder; two or more")
+    compared.add_argument("runs", nargs="+", metavar="RUN", help="run folders, two or more")
     compared.set_defaults(handler=compare_command)
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
-    written.add_argument("run", metavar="RUN", help="a run folder")
+    written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)
 
 
@@ -58,7 +60,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     for problem in broken:
         print(f"unreadable: {problem['problem']}")
     if not folders:
-        print(f"no runs below {root}; `hornbook train RECIPE` makes one")
+        print(f"no runs below {root}; start one with `hornbook train RECIPE`")
     return {"root": str(root), "runs": [_as_json(summary) for summary in summaries], "unreadable": broken}
 
 
@@ -128,7 +130,7 @@ def _progress(summary: "RunSummary") -> str:
 
 def _print_differences(comparison: "Comparison") -> None:
     if not comparison.differences:
-        print("\nthe recipes are equal")
+        print("\nthe recipes are identical")
         return
     print()
     head = ["recipe", *(summary.folder for summary in comparison.runs)]

@@ -102,7 +102,7 @@ def timing_line(timing: Timing) -> str:
     if summary["first_token_seconds"] is not None:
         parts.append(f"first token after {_milliseconds(summary['first_token_seconds'])}")
     if summary["seconds_per_token"] is not None:
-        parts.append(f"then {_milliseconds(summary['seconds_per_token'])} a token")
+        parts.append(f"then {_milliseconds(summary['seconds_per_token'])} per token")
     if summary["tokens_per_second"] is not None:
         parts.append(f"{summary['tokens_per_second']:,.0f} tokens/s")
     return ", ".join(parts)

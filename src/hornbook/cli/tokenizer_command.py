@@ -28,7 +28,7 @@ _MAX_LINE_BYTES = 64 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    train = commands.add_parser("train", help="learn a tokenizer", description="Learn a tokenizer from text.")
+    train = commands.add_parser("train", help="train a tokenizer", description="Train a tokenizer on text.")
     add_input_arguments(train)
     train.add_argument(
         "--vocab-size", type=positive_integer, default=4096, metavar="N", help="number of tokens (default: 4096)"
@@ -37,32 +37,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind",
         choices=_KINDS,
         default="byte-bpe",
-        help="byte-level BPE as GPT-2 has it; the same with RoBERTa's special tokens; or BERT's WordPiece "
-        "(default: byte-bpe)",
+        help="GPT-2's byte-level BPE; the same with RoBERTa's special tokens; or BERT's WordPiece (default: byte-bpe)",
     )
     train.add_argument(
-        "--cased", action="store_true", help="keep case and accents, which wordpiece drops and the others keep anyway"
+        "--cased", action="store_true", help="keep case and accents (wordpiece only; the other kinds always do)"
     )
     train.add_argument(
         "--validation",
         type=fraction,
         default=0.0,
         metavar="SHARE",
-        help="leave out the documents that `corpus build --validation SHARE` holds out (default: 0)",
+        help="skip the documents that `corpus build --validation SHARE` holds out (default: 0)",
     )
-    train.add_argument("--output", required=True, type=Path, metavar="DIR", help="where to put tokenizer.json")
+    train.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for tokenizer.json")
     train.set_defaults(handler=train_command)
     encode = commands.add_parser(
-        "encode", help="text to ids", description="Write a line of ids for each line of text on standard input."
+        "encode", help="encode text", description="Convert each line of text on standard input to a line of ids."
     )
     encode.set_defaults(handler=encode_command)
     decode = commands.add_parser(
-        "decode", help="ids to text", description="Write a line of text for each line of ids on standard input."
+        "decode", help="decode ids", description="Convert each line of ids on standard input to a line of text."
     )
     decode.set_defaults(handler=decode_command)
     for command in (encode, decode):
         command.add_argument(
-            "--tokenizer", required=True, metavar="PATH", help="a tokenizer.json or vocab.txt, or a folder with one"
+            "--tokenizer", required=True, metavar="PATH", help="tokenizer.json or vocab.txt, or a folder with one"
         )
 
 
@@ -80,7 +79,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.cased and arguments.kind != "wordpiece":
-        raise UserError(f"--cased is for --kind wordpiece; {arguments.kind} always keeps case, so leave it out")
+        raise UserError(f"--cased applies only to --kind wordpiece; {arguments.kind} always keeps case; remove it")
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
     held_out = 0
@@ -96,7 +95,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     tokenizer = Tokenizer.train(texts(), arguments.vocab_size, kind=arguments.kind, lowercase=not arguments.cased)
     path = arguments.output / "tokenizer.json"
     if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
-        raise UserError(f"{path} exists already and is another tokenizer; choose another --output, or remove it")
+        raise UserError(f"{path} already contains another tokenizer; choose another --output or delete it")
     tokenizer.save(arguments.output)
     seconds = time.monotonic() - started
     report_faults(tally.faults, tally.messages)
@@ -146,7 +145,7 @@ def _read_id(word: str, tokenizer: "Tokenizer") -> int:
 
     number = int(word) if word.isascii() and word.isdigit() and len(word) < 10 else -1
     if not 0 <= number < tokenizer.vocab_size:
-        raise DataError(f"{word!r:.40} is no token id; expected 0 to {tokenizer.vocab_size - 1}")
+        raise DataError(f"{word!r:.40} is not a token id; expected 0 to {tokenizer.vocab_size - 1}")
     return number
 
 

@@ -12,18 +12,16 @@ from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/<recipe name>)")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<name of the recipe>)"
+        "--init-from", metavar="SOURCE", help="initialize the weights from a run, a checkpoint or a Hugging Face folder"
     )
     parser.add_argument(
-        "--init-from", metavar="SOURCE", help="start a new run from the weights of a run, a checkpoint or a HF folder"
-    )
-    parser.add_argument(
-        "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer's moments (default: fresh)"
+        "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer state (default: fresh)"
     )
     add_device_arguments(parser)
     parser.add_argument(
-        "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and stop"
+        "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
     )
     add_recipe_arguments(parser)
 
@@ -34,7 +32,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.errors import UserError
 
     if arguments.init_optimizer and not arguments.init_from:
-        raise UserError("--init-optimizer says what --init-from takes along: give --init-from, too, or neither")
+        raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
     looking = arguments.print_recipe
     resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
     if looking:

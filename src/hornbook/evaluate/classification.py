@@ -63,7 +63,9 @@ def classification(given: TaskInput) -> list[Row]:
     nats = float(functional.cross_entropy(logits_NC, labels))
     shared = f"{counted(len(labels), 'text')} of {len(answered.classes)} classes, cut to {given.window_length} tokens"
     return [
-        Row(metric="accuracy", value=accuracy, convention=f"share of texts whose likeliest class is theirs; {shared}"),
+        Row(
+            metric="accuracy", value=accuracy, convention=f"share of texts whose most likely class is correct; {shared}"
+        ),
         Row(
             metric="macro_f1",
             value=f1,

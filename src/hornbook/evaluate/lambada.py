@@ -61,7 +61,7 @@ def read(given: TaskInput) -> list[Span]:
         if span is None or span.num_scored > window:
             raise DataError(
                 f"{path}, line {number}: expected a text of several words whose last one has at most {window} tokens, "
-                "the window; mend the line or leave it out"
+                "the window; correct or delete the line"
             )
         spans.append(span)
     return spans
@@ -109,8 +109,10 @@ def _values(scores: Sequence[Score]) -> list[tuple[str, float, str]]:
     token_filtered = sum(bool(found.likeliest_allowed[-1]) for found in scores)
     word_nats = sum(float(found.nats.sum()) for found in scores)
     token_nats = sum(float(found.nats[-1]) for found in scores)
-    whole = "share of passages of which every token of the last word (what follows the last blank) is the likeliest one"
-    last = "share of passages of which the last token is the likeliest one, the others given"
+    whole = (
+        "share of passages of which every token of the last word (the text after the last blank) is the most likely one"
+    )
+    last = "share of passages of which the last token is the most likely one, given the others"
     passing = "guesses that spell one of 127 stop words are passed over"
     return [
         ("last_word_accuracy", word / count, whole),

@@ -88,7 +88,7 @@ def masked_lm(given: TaskInput) -> list[Row]:
     loss, terms = result.terms["mlm"], result.terms
     rows = [
         Row(metric="loss", value=loss, convention=f"nats: mean over {asked}"),
-        Row(metric="accuracy", value=terms["mlm_accuracy"], convention="share of them that are the likeliest token"),
+        Row(metric="accuracy", value=terms["mlm_accuracy"], convention="share of them that are the most likely token"),
         Row(metric="perplexity", value=perplexity(loss), convention="exp(loss): of the chosen tokens, not of a text"),
     ]
     if "nsp" in terms:
@@ -96,7 +96,11 @@ def masked_lm(given: TaskInput) -> list[Row]:
         pairs = f"{counted(num_sequences, 'pair')}, {share:.0f} % with another document's text"
         rows += [
             Row(metric="next_sentence_loss", value=terms["nsp"], convention=f"nats: mean over {pairs}"),
-            Row(metric="next_sentence_accuracy", value=terms["nsp_accuracy"], convention="share of them told right"),
+            Row(
+                metric="next_sentence_accuracy",
+                value=terms["nsp_accuracy"],
+                convention="share of them classified correctly",
+            ),
         ]
     return rows
 

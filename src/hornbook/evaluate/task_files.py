@@ -69,5 +69,5 @@ def _passage(record: dict[str, Any], field: str, place: str) -> str:
     text = text_in(record, field, place)
     utf8_of(text, place)
     if not text.strip():
-        raise DataError(f"{place}: the field {field!r} holds no text; mend the line")
+        raise DataError(f"{place}: the field {field!r} has no text; correct the line")
     return text

@@ -84,7 +84,7 @@ class TaskInput:
         """
         if self.data is None:
             raise UserError(
-                f"the task needs {what}: give it by `--data FILE` (or `--data TASK=FILE`; in a recipe by "
+                f"the task needs {what}: pass `--data FILE` (or `--data TASK=FILE`; in a recipe, set "
                 "evaluation.task_data)"
             )
         return self.data
@@ -224,9 +224,9 @@ def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     paths: dict[str | None, str] = {}
     for name, path in map(split_entry, words):
         if name is not None and name not in tasks:
-            raise UserError(f"there are data for {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
+            raise UserError(f"--data names {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
         if name in paths:
-            raise UserError(f"data are given twice for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
+            raise UserError(f"two --data entries for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
         paths[name] = path
     return {task: paths[task] if task in paths else paths[None] for task in tasks if task in paths or None in paths}
 

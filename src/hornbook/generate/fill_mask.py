@@ -102,7 +102,7 @@ class GapFiller:
         sequence = framed(self._tokenizer.encode_with_mask(prompt), self._special)
         gaps = (sequence.tokens == self._special.mask).nonzero()[0]
         if not len(gaps):
-            raise UserError(f"{place} has no gap: write {self._mask_name} where a token is to be guessed")
+            raise UserError(f"{place} has no mask: write {self._mask_name} in place of each token to predict")
         length, most = len(sequence.tokens), self._model.max_positions
         if length > most:
             frame = self._tokenizer.decode([self._special.cls, self._special.sep])

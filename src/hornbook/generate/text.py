@@ -139,7 +139,7 @@ class TextWriter:
             raise UserError(f"{place} has token {max(ids)}, {_not_in_vocabulary(self._vocab_size)}")
         if len(ids) > limit and self.options.input_length is None:
             raise UserError(
-                f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or take its last "
+                f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or keep its last "
                 f"{limit} tokens by --input-length {limit}"
             )
         has_start = len(ids) < limit and (self.options.start_token or not ids)
@@ -250,7 +250,7 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
             f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
         )
     if "" in options.stop_strings:
-        raise UserError("a stop string is empty, so no text could begin; leave it out")
+        raise UserError("--stop is empty, which would end every text at once; remove it")
     if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
         raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
     if (end_of_text := tokenizer.require_end_of_text()) >= model.vocab_size:

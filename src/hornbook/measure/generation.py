@@ -102,7 +102,7 @@ def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_t
             model writes no text.
     """
     if isinstance(recipe.model, EncoderConfig):
-        raise UserError(f"{recipe.name} is an encoder, which writes no text: take a decoder's recipe, or bench step")
+        raise UserError(f"{recipe.name} is an encoder, which generates no text: use a decoder's recipe, or bench step")
     if prompt_length + num_tokens > recipe.model.max_positions:
         raise UserError(
             f"{prompt_length} + {num_tokens} tokens do not fit the model's {recipe.model.max_positions} positions; "

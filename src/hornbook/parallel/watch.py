@@ -97,7 +97,7 @@ class Watch:
         return self._store.add(f"rank {rank}", step)
 
 
-_REMEDY = "the others stop: run the same command again to go on from the last checkpoint"
+_REMEDY = "the others stop: run the same command again to resume from the last checkpoint"
 
 
 def _named(lost: list[int], size: int) -> str:

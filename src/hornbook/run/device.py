@@ -25,7 +25,9 @@ def choose_device(name: str) -> torch.device:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     if wanted not in present:
         there = ", ".join(present)
-        raise UserError(f"this PyTorch ({torch.__version__}) has no device {wanted!r}; it has {there}: choose --device")
+        raise UserError(
+            f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {there}; choose another --device"
+        )
     return torch.device(wanted)
 
 

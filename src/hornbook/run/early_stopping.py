@@ -44,5 +44,5 @@ def why_stopped(progress: Progress, config: EvaluationConfig) -> str | None:
     measure = "the validation loss" if progress.stopping_by == "validation" else progress.stopping_by
     return (
         f"stopped early after step {progress.step:,}: {measure} ({best}) has not improved{delta} for "
-        f"{counted(progress.stale_measurements, 'measurement')}; raise evaluation.early_stopping_patience to go on"
+        f"{counted(progress.stale_measurements, 'measurement')}; raise evaluation.early_stopping_patience to continue"
     )

@@ -86,8 +86,7 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
     """
     if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            "a fine-tuning has another head than its source, so no moments to go on with: leave "
-            "--init-optimizer keep out"
+            "fine-tuning replaces the head, so the optimizer state cannot be kept: remove --init-optimizer keep"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
     apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
@@ -107,14 +106,14 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
         UserError: the run started from something else, or the source has changed since.
     """
     if recorded is None:
-        raise UserError(f"the run did not start from {asked.source}: leave --init-from out, or choose another --output")
+        raise UserError(f"the run did not start from {asked.source}: remove --init-from, or choose another --output")
     is_gone = asked.source == recorded.source and not Path(asked.source).exists()
     digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
     if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
         raise UserError(
             f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), and "
-            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): leave --init-from out to "
-            "go on with the run, or choose another --output"
+            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove --init-from to "
+            "resume the run, or choose another --output"
         )
     return recorded
 
@@ -130,7 +129,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     """
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
-        raise CheckpointError(f"{path} has changed since the run was started from it: choose another --output")
+        raise CheckpointError(f"{path} has changed since the run started from it: choose another --output")
     own = state.home.tensors()
     contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
@@ -148,7 +147,7 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
     groups = {"model", "optimizer"} if keep_optimizer else {"model"}
     path, contents = read_source(source, only=groups, warn=warn)
     if groups - contents.tensors.keys():
-        raise CheckpointError(f"{path} holds no state of an optimizer: start with --init-optimizer fresh")
+        raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
     recipe_of(contents, path)  # all that follows may count on it
     return path, contents
 

@@ -162,7 +162,7 @@ def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Cons
     try:
         folder.note_session(from_step, to_step)
     except HornbookError as error:
-        console.warn(f"this start is not recorded: {error}")
+        console.warn(f"cannot record this start: {error}")
 
 
 def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
@@ -184,8 +184,8 @@ def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | Non
     source = own or (origin.path if origin else init_from.source if init_from else None)
     if source is None:
         raise UserError(
-            "labelled texts need a tokenizer: start from a pre-trained model by --init-from RUN, or give "
-            "--data.tokenizer FOLDER to start from nothing"
+            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
+            "--data.tokenizer FOLDER"
         )
     path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `_restore` warn
     tokenizer = tokenizer_of(contents, path)
@@ -245,8 +245,8 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
             console.warn(f"checkpoint {path} is damaged and passed over: {found}")
     if num_steps:
         raise CheckpointError(
-            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and no sound one: restore one to go on "
-            "from it; to begin anew, remove that folder or choose another --output"
+            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and none is intact: restore one to resume "
+            "from it; to start anew, remove that folder or choose another --output"
         )
     return None
 
@@ -289,7 +289,7 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
         try:
             summary["report"] = str(write_report(run.folder.path))
         except HornbookError as error:
-            run.console.warn(f"no report is written: {error}")
+            run.console.warn(f"cannot write the report: {error}")
         else:
             run.console.finish({"report": summary["report"]})
     return summary

@@ -36,13 +36,13 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
     if device is not None and needed > device:
         raise UserError(
-            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and the state "
-            f"of the optimizer, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
+            f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
     batch = recipe.training.global_batch_size
     ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
     if host is not None and ids > host:
         raise UserError(
-            f"training.global_batch_size = {batch:,}: the token ids of a step alone take {format_bytes(ids)} on each "
+            f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
             f"rank, and this machine has {format_bytes(host)}: lower it"
         )

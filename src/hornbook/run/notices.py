@@ -24,8 +24,8 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
         return None
     reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
     return (
-        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {counted(num_steps, 'step')}: the rate reaches "
-        f"{reached:.2g} of {peak:g}; lower it, or use --schedule.warmup-fraction"
+        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {counted(num_steps, 'step')}: the rate only "
+        f"reaches {reached:.2g} of {peak:g}; lower it, or use --schedule.warmup-fraction"
     )
 
 
@@ -35,7 +35,7 @@ def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
     if size <= num_samples:
         return None
     return (
-        f"a batch has {counted(size, noun)}, the data {num_samples:,}: each step learns them {size / num_samples:.1f} "
+        f"a batch has {counted(size, noun)}, the data {num_samples:,}: each step repeats them {size / num_samples:.1f} "
         "times; lower training.global_batch_size"
     )
 
@@ -45,7 +45,7 @@ def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
     own, theirs = recipe.model.vocab_size, sources.vocab_size
     if own is None or theirs is None or own <= -(-theirs // _PADDED_TO) * _PADDED_TO:
         return None
-    return f"the vocabulary is {own:,}, that of the data {theirs:,}: --model.vocab-size none takes that"
+    return f"model.vocab_size is {own:,}, the data has {theirs:,} tokens; --model.vocab-size none uses the data's"
 
 
 def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
@@ -57,6 +57,6 @@ def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
     if len(without) in (0, len(ends)):
         return None
     return (
-        f"no end-of-text tokens are between the documents of {', '.join(without)}, as between the others': "
-        "build it again, or convert it with --end-of-text inserted"
+        f"the documents of {', '.join(without)} have no end-of-text tokens, unlike the others: "
+        "rebuild the store, or convert it with --end-of-text inserted"
     )

@@ -110,9 +110,9 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
     """
     recipe, fingerprint = _read_identity(run)
     if recipe.data.synthetic:
-        raise UserError(f"{run} was trained on synthetic tokens, which come from no document")
+        raise UserError(f"{run} was trained on synthetic tokens, which have no source documents")
     if isinstance(recipe.objective, LabelledConfig):
-        raise UserError(f"{run} learns {recipe.objective.name} from labelled files; expected a run that reads texts")
+        raise UserError(f"{run} learns {recipe.objective.name} from labeled files; expected a run on token stores")
     sources = _open_training(recipe)
     _refuse_other_data(run, fingerprint, sources.fingerprints["train"])
     samples = build_samples(recipe, sources, on_cpu=True)

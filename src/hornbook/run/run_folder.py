@@ -90,7 +90,7 @@ class RunFolder:
         if self.has_begun and self.identity.exists():
             self._refuse_other_run(recipe, fingerprints)
         elif self.has_begun:
-            raise UserError(f"{self.path} has a run but no run.json to tell whose: choose another --output")
+            raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         replace_file(self.identity, dump_json(identity))
@@ -107,8 +107,8 @@ class RunFolder:
         changes = differences(old, identity["data"], recipe, fingerprints)
         if changes:
             raise UserError(
-                f"{self.path} holds another run: {'; '.join(changes)}. Restore the old values to go on with it, "
-                "or choose another --output to start anew"
+                f"{self.path} contains another run: {'; '.join(changes)}. Restore the old values to resume it, "
+                "or choose another --output for a new run"
             )
 
 

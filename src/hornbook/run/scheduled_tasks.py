@@ -33,15 +33,13 @@ def check_before_training(run: TrainingRun) -> None:
     evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
     for name in ("task_data", "tasks_every_steps"):
         if getattr(evaluation, name) and not evaluation.tasks:
-            raise UserError(
-                f"evaluation.{name} has no effect without tasks: name them by evaluation.tasks, or leave it out"
-            )
+            raise UserError(f"evaluation.{name} has no effect without tasks: set evaluation.tasks, or remove it")
     if metric:
         tasks.higher_is_better(task, metric)
     elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:
         raise UserError(
-            "early stopping goes by the validation loss, and the run has no validation data: name them by "
-            "data.validation, or choose a task by checkpoint.best_by"
+            "early stopping needs the validation loss, and the run has no validation data: set "
+            "data.validation, or a task in checkpoint.best_by"
         )
     error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
     if failed:
@@ -90,11 +88,11 @@ def _checked(
 
 
 def _of_others(failed: Sequence[int]) -> str:
-    return f"rank {', '.join(map(str, failed))} lacks what it takes; put the data where all ranks see them"
+    return f"rank {', '.join(map(str, failed))} cannot read the data; all ranks need access to it"
 
 
 def _warn(run: TrainingRun, name: str, why: str) -> None:
-    run.console.warn(f"task {name} was not measured, training goes on: {why}")
+    run.console.warn(f"task {name} failed, training continues: {why}")
 
 
 def _log(run: TrainingRun, name: str, rows: list[Row]) -> None:

@@ -53,7 +53,7 @@ def leave_cleanly() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise StoppedBySignal(f"stopped by {name} while no step was being made; run the same command again to go on")
+        raise StoppedBySignal(f"stopped by {name} outside the training loop; run the same command again to resume")
 
     heard = [number for number in _SIGNALS if number != signal.SIGINT and not _is_ignored_hangup(number)]
     previous = {number: signal.signal(number, handle) for number in heard}

@@ -92,7 +92,7 @@ class TrainingRun:
 
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        progress, again = self.state.progress, "run the same command again to go on"
+        progress, again = self.state.progress, "run the same command again to resume"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
         return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
@@ -231,7 +231,7 @@ class TrainingRun:
         self.failed_saves += 1
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
             raise error or StorageError("the first rank could not save a checkpoint; see what it says")
-        self.console.warn(f"checkpoint not saved, training goes on: {error}")
+        self.console.warn(f"checkpoint not saved, training continues: {error}")
 
     def _commit(self) -> StorageError | None:
         """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""

@@ -175,7 +175,7 @@ def _example(row: Mapping[str, object], place: str, columns: ClassificationConfi
 def _text(row: Mapping[str, object], field: str, place: str) -> str:
     text = row[field]
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{place}: {field!r} holds no text; mend the line or leave it out")
+        raise DataError(f"{place}: {field!r} has no text; correct the line or leave it out")
     utf8_of(text, place, repr(field))
     return text
 

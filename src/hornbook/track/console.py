@@ -94,7 +94,7 @@ class Console:
         """A text that the model wrote after a step; whatever it holds, it cannot leave its indented block."""
         if self._quiet:
             return
-        self._line(Text(f"step {units.count(step)}  the model writes", style="green"))
+        self._line(Text(f"step {units.count(step)}  generated text", style="green"))
         if self._moves:
             self._rich.print(Padding(Text(visible(text), style="italic"), (0, 2, 0, 4)))
         else:

@@ -118,7 +118,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
         _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
-        ("Speed", units.short(summary.tokens_per_second), "tokens a second, median"),
+        ("Speed", units.short(summary.tokens_per_second), "tokens per second, median"),
     ]
     cards = [card(*item) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
@@ -142,8 +142,8 @@ def _race(tasks: Iterable[Mapping[str, Any]]) -> Html:
         own = next((value for metric, value in rows if metric == "bits_per_byte" and value is not None), None)
         others = [(metric, value) for metric, value in rows if value is not None and _COMPRESSORS.match(metric)]
         if own is not None and others:
-            note = tag("p", "Held-out text, in bits for each of its bytes; less is better.", class_="note")
-            return section("Beside compressors", _bars([("this model", own), *others]), note)
+            note = tag("p", "Bits per byte of held-out text; lower is better.", class_="note")
+            return section("Compared with compressors", _bars([("this model", own), *others]), note)
     return Html()
 
 
@@ -221,7 +221,7 @@ def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
     newest = {str(row.get("task")): row["step"] for row in rows}
     for name, step in newest.items():
         last = [row for row in rows if (str(row.get("task")), row["step"]) == (name, step)]
-        yield {"name": f"{name}, after step {units.count(step)} of the training", "rows": last}
+        yield {"name": f"{name}, after step {units.count(step)} ", "rows": last}
 
 
 def _grid(figures: Iterable[Html]) -> Html:
@@ -353,7 +353,7 @@ def _toml(text: str) -> Html:
 def _session(session: Mapping[str, Any], num_sessions: int) -> Html:
     """One start of the run, in the order that a reader asks: what, on what, with which software."""
     git = session.get("git")
-    commit = f"{git.get('commit', '')}{', with changes' if git.get('dirty') else ''}" if isinstance(git, dict) else None
+    commit = f"{git.get('commit', '')}{', modified' if git.get('dirty') else ''}" if isinstance(git, dict) else None
     sets = session.get("instruction_sets")
     gpus = session.get("gpus")
     pairs = [

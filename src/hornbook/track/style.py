@@ -114,6 +114,9 @@ details > * + * { margin-top: 1.2rem; }
 .note { color: var(--soft); }
 footer { margin-top: 3.5rem; padding-top: 1.1rem; border-top: 1px solid var(--line); color: var(--soft);
   font-size: .84rem; }
+@media (min-width: 34.01rem) {
+  .cards:has(> :nth-child(6):last-child) { grid-template-columns: repeat(3, minmax(0, 1fr)); }
+}
 @media (max-width: 34rem) {
   body { padding: 2rem 1rem 3rem; }
   .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); }

@@ -1,0 +1,115 @@
+"""Draw the two pictures of README.md: what ``hornbook demo`` prints, and the report page of its run.
+
+::
+
+    python tools/pictures.py                            # run the demo, then write docs/pictures/
+    python tools/pictures.py --demo /tmp/pictures       # draw the demo that an earlier call ran there
+    python tools/pictures.py --minutes 3 --threads 1    # other options are those of hornbook demo
+
+The terminal becomes an SVG by rich, the report a PNG by headless Chromium (``apt-get install chromium``).
+"""
+
+import argparse
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+WIDTH = 104
+"""Columns of the terminal; longer lines end in an ellipsis."""
+
+STEPS_SHOWN = 4
+"""Lines of training steps at the beginning and at the end; those between become one line of dots."""
+
+TEXT_SHOWN = 6
+"""Lines of the generated text."""
+
+WINDOW = (1000, 1225)
+"""Width and height of the report's picture, in pixels."""
+
+CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")
+
+STYLES = {
+    re.compile(r"^\$ "): "bold bright_white",
+    re.compile(r"^step [\d,]+  (validation loss|generated text)|bits_per_byte {2}"): "green",
+    re.compile(r"^saved "): "dim",
+}
+"""Style of the first pattern that a line contains."""
+
+_STEP = re.compile(r"^step [\d,]+/")
+_REMOTE_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def main() -> None:
+    """Run the demo where the folder holds none, and draw both pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--demo", type=Path, metavar="DIR", help="folder of the demo and its log (default: temporary)")
+    arguments, options = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.demo or Path(temporary)
+        log = folder / "demo.log"
+        if not log.exists():
+            run_demo(folder, log, options)
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        draw_terminal(log.read_text(encoding="utf-8"), PICTURES / "terminal.svg")
+        draw_page(folder / "demo" / "run" / "report.html", PICTURES / "report.png")
+
+
+def run_demo(folder: Path, log: Path, options: list[str]) -> None:
+    """Run ``hornbook demo`` in the folder and write its output to the log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "hornbook", "demo", *options]
+    partial = log.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as output:
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # keeps the order of standard output and error
+        subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=True)
+    partial.rename(log)
+
+
+def draw_terminal(output: str, picture: Path) -> None:
+    """Write the demo's output as an SVG: each command with its result, the training shortened to its two ends."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for line in shorten(output.strip().splitlines()):
+        style = next((style for pattern, style in STYLES.items() if pattern.search(line)), "")
+        console.print(Text(line, style=style), no_wrap=True, overflow="ellipsis")
+    svg = console.export_svg(title="hornbook demo")
+    picture.write_text(_REMOTE_FONTS.sub("", svg), encoding="utf-8")
+
+
+def shorten(lines: list[str]) -> list[str]:
+    """Keep both ends of the training and the beginning of the generated text, without blank lines in it."""
+    steps = [number for number, line in enumerate(lines) if _STEP.search(line)]
+    if len(steps) > 2 * STEPS_SHOWN:
+        lines = [*lines[: steps[STEPS_SHOWN]], "...", *lines[steps[-STEPS_SHOWN] :]]
+    start = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook generate")) + 1
+    end = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook runs"))
+    *text, timing = [line for line in lines[start:end] if line.strip()]
+    shown = [*text[:TEXT_SHOWN], "..."] if len(text) > TEXT_SHOWN else text
+    return [*lines[:start], *shown, timing, "", *lines[end:]]
+
+
+def draw_page(page: Path, picture: Path) -> None:
+    """Photograph the upper part of a page with Chromium.
+
+    Raises:
+        SystemExit: Chromium is not installed.
+    """
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("the report's picture needs Chromium: apt-get install chromium")
+    width, height = WINDOW
+    size = f"--window-size={width},{height}"
+    command = [chromium, *CHROMIUM, size, f"--screenshot={picture}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
