@@ -8,8 +8,8 @@ from tiny_text import build_tiny, one_line
 
 from hornbook.__main__ import main
 from hornbook.corpus.megatron import IndexedWriter
-from hornbook.corpus.store_manifest import STORE_FILES
-from hornbook.corpus.verify import verify_record, verify_store
+from hornbook.corpus.store_manifest import STORE_FILES, read_record
+from hornbook.corpus.verify import verify_store
 from hornbook.errors import DataError
 
 
@@ -101,11 +101,10 @@ def test_stores_of_others(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": "hornbook corpus", "format_version": 1, "request": 1}'])
 def test_a_damaged_record_of_the_build(built, tmp_path, content):
     corpus = shutil.copytree(built, tmp_path / "corpus")
-    verify_record(corpus)
-    verify_record(corpus / "train")
+    assert main(["corpus", "verify", str(corpus)]) == main(["corpus", "verify", str(corpus / "train")]) == 0
     (corpus / "build.json").write_text(content)
     with pytest.raises(DataError) as caught:
-        verify_record(corpus)
+        read_record(corpus)
     assert one_line(caught.value, "build.json", "the record of", "restore the file")
     assert main(["corpus", "verify", str(corpus)]) == 2
 

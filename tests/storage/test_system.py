@@ -7,7 +7,7 @@ import pytest
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import system as module
 from hornbook.storage.files import write_file
-from hornbook.storage.partial import open_partial
+from hornbook.storage.new_files import open_partial
 from hornbook.storage.system import (
     cpu_quota,
     flush_to_disk,

@@ -20,6 +20,7 @@ from hornbook.wording import counted
 if TYPE_CHECKING:
     from hornbook.samples.instance_builder import InstanceReport
 
+_REMASKED = "bert-tfrecord-remasked"
 _DESCRIPTION = "Make next-sentence pairs of a sentence store, mask them, and write them as instances for BERT."
 
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_sizes(parser)
     parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")
-    parser.add_argument("--remask", action="store_true", help="the same as --format bert-tfrecord-remasked")
+    parser.add_argument("--remask", action="store_true", help=f"the same as --format {_REMASKED}")
     parser.add_argument(
         "--format", choices=INSTANCE_FORMATS, metavar="NAME", help=f"{', '.join(INSTANCE_FORMATS)} (default: the first)"
     )
@@ -57,7 +58,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     names = {field.name for field in fields(InstanceOptions)}
     values = {name: value for name, value in vars(arguments).items() if name in names}
-    options = InstanceOptions(**values, format_name=_format(arguments))
+    if arguments.remask and arguments.format not in (None, _REMASKED):
+        raise UserError(f"--remask asks for {_REMASKED}, --format for {arguments.format}; leave one out")
+    format_name = _REMASKED if arguments.remask else arguments.format or INSTANCE_FORMATS[0]
+    options = InstanceOptions(**values, format_name=format_name)
     store = open_store(arguments.store, arguments.split or "train")
     if arguments.split and not splits_of(arguments.store):
         raise UserError(f"--split is for a corpus, and {arguments.store} is a store by itself; leave it out")
@@ -119,15 +123,6 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=kind, default=default, metavar=metavar, help=f"{meaning} (default: {default})"
         )
-
-
-def _format(arguments: argparse.Namespace) -> str:
-    from hornbook.errors import UserError
-
-    remasked = "bert-tfrecord-remasked"
-    if arguments.remask and arguments.format not in (None, remasked):
-        raise UserError(f"--remask asks for {remasked}, --format for {arguments.format}; leave one out")
-    return remasked if arguments.remask else arguments.format or INSTANCE_FORMATS[0]
 
 
 def _lines(output: Path, report: "InstanceReport", seconds: float) -> Iterator[str]:

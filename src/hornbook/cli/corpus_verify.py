@@ -6,6 +6,7 @@ hornbook corpus verify corpora/mine
 import argparse
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from hornbook.cli.corpus_inspect import describe_documents
 from hornbook.wording import counted
@@ -19,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Check each store of a corpus; return what was checked."""
     from hornbook.corpus.store import splits_of
-    from hornbook.corpus.verify import verify_record, verify_store
+    from hornbook.corpus.store_manifest import BUILD, read_record
+    from hornbook.corpus.verify import verify_store
 
-    verify_record(arguments.store)
+    if (Path(arguments.store) / BUILD).exists():
+        read_record(Path(arguments.store))  # raises DataError if it is damaged
     verified = []
     for split in splits_of(arguments.store) or ("train",):
         found = verify_store(arguments.store, split)

@@ -64,13 +64,10 @@ def _lines(sample: "TracedSample", full: bool) -> Iterator[str]:
 
 
 def _text(text: str | None, ids: Iterable[object], full: bool) -> list[str]:
-    """Lines with a text, or with the ids where there is none, safe for a terminal."""
-    return [f"    {line}" for line in _shown(" ".join(map(str, ids)) if text is None else text, full)]
-
-
-def _shown(text: str, full: bool) -> list[str]:
+    """Return lines with a text, or with the ids where there is none, safe for a terminal."""
     from hornbook.wording import one_line, visible
 
+    text = " ".join(map(str, ids)) if text is None else text
     if full:
-        return visible(text).splitlines()
-    return [one_line(text[:_SHOWN_CHARACTERS]) + "..." * (len(text) > _SHOWN_CHARACTERS)]
+        return [f"    {line}" for line in visible(text).splitlines()]
+    return [f"    {one_line(text[:_SHOWN_CHARACTERS])}{'...' * (len(text) > _SHOWN_CHARACTERS)}"]

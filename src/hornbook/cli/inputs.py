@@ -14,7 +14,6 @@ from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.text.documents import ReadOptions
-    from hornbook.text.wikipedia.lines import CleanOptions
 
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """What of an article is kept or dropped, and the formats that can tell it apart."""
@@ -89,11 +88,21 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
-    """The options that ``add_input_arguments`` declared."""
+    """Return the options that ``add_input_arguments`` declared.
+
+    Raises:
+        UserError: one was given that does not apply to the format.
+    """
     from hornbook.storage.system import usable_cores
     from hornbook.text.documents import ReadOptions
     from hornbook.text.reading import DEFAULT_FIELD
+    from hornbook.text.wikipedia.lines import CleanOptions
 
+    cleaning = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}
+    for part in cleaning:
+        if arguments.format not in _CLEANING[part]:
+            expected = " or ".join(f"--from {name}" for name in _CLEANING[part])
+            raise UserError(f"--{part} does not apply to --from {arguments.format}; expected {expected}")
     return ReadOptions(
         format=arguments.format,
         field=arguments.field or DEFAULT_FIELD,
@@ -102,25 +111,9 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         split=arguments.split,
         config=arguments.config,
         on_error=arguments.on_error,
-        cleaning=_cleaning(arguments),
+        cleaning=CleanOptions(**cleaning),
         processes=getattr(arguments, "threads", None) or usable_cores(),
     )
-
-
-def _cleaning(arguments: argparse.Namespace) -> "CleanOptions":
-    """The options that say what to keep of an article.
-
-    Raises:
-        UserError: one was given that the format has no use for.
-    """
-    from hornbook.text.wikipedia.lines import CleanOptions
-
-    given = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}
-    for part in given:
-        if arguments.format not in _CLEANING[part]:
-            expected = " or ".join(f"--from {name}" for name in _CLEANING[part])
-            raise UserError(f"--{part} does not apply to --from {arguments.format}; expected {expected}")
-    return CleanOptions(**given)
 
 
 def note(line: str) -> None:
@@ -129,7 +122,7 @@ def note(line: str) -> None:
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
-    """Tell on standard error what was skipped."""
+    """Report on standard error what was skipped."""
     if faults:
         sys.stderr.write(f"skipped {counted(faults, 'document')} that could not be read:\n")
         sys.stderr.writelines(f"  {message}\n" for message in messages)

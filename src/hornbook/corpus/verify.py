@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from hornbook.corpus.store import TokenStore, locate_store, open_store
-from hornbook.corpus.store_manifest import BUILD, MANIFEST, Manifest, read_record
+from hornbook.corpus.store_manifest import MANIFEST, Manifest
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 
@@ -56,17 +56,6 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
         tokens=store.num_tokens,
         sentences=store.num_sentences,
     )
-
-
-def verify_record(corpus: str | Path) -> None:
-    """See that a corpus whose splits were built together has a sound record of that.
-
-    Raises:
-        DataError: the record is damaged.
-        StorageError: it cannot be read.
-    """
-    if (Path(corpus) / BUILD).exists():
-        read_record(Path(corpus))
 
 
 def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:

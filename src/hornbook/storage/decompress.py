@@ -204,9 +204,15 @@ class _Source(io.RawIOBase):
         self.offset += len(data)
         return data
 
+    def check_total(self, total: int) -> None:
+        """Refuse a source that goes on and on: raise DataError if ``total`` bytes are more than the limits allow."""
+        if total > self._limits.total_bytes:
+            limit = format_bytes(self._limits.total_bytes)
+            raise DataError(f"{self.name}: holds over {limit} of text; split it or raise the limit")
+
     def readinto(self, buffer: Any) -> int:
         data = self.take(len(buffer))
-        check_total(self.name, self.offset, self._limits)
+        self.check_total(self.offset)
         buffer[: len(data)] = data
         return len(data)
 
@@ -292,21 +298,11 @@ class _Unpacked(io.RawIOBase):
         if self._member_bytes > self._limits.member_bytes:
             limit = format_bytes(self._limits.member_bytes)
             raise self._error(f"one {self._kind} member unpacks to over {limit}", "unpack it first if you trust it")
-        check_total(self._source.name, self._total_bytes, self._limits)
+        self._source.check_total(self._total_bytes)
 
     def _error(self, what: str, remedy: str) -> DataError:
         offset = self._start + self._source.offset - len(self._input)
         return DataError(f"{self._source.name}: offset {offset}: {what}; {remedy}")
-
-
-def check_total(name: str, total: int, limits: Limits) -> None:
-    """Refuse a source that goes on and on.
-
-    Raises:
-        DataError: ``total`` bytes are more than ``limits`` allow.
-    """
-    if total > limits.total_bytes:
-        raise DataError(f"{name}: holds over {format_bytes(limits.total_bytes)} of text; split it or raise the limit")
 
 
 def _errors(kind: str) -> tuple[type[Exception], ...]:

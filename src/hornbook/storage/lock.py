@@ -18,7 +18,6 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -44,11 +43,18 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         StorageError: the lock file cannot be created, or its file system knows no locks.
     """
     descriptor = _lock(folder)
+
+    def require() -> None:
+        if not _is_still_there(folder / _NAME, descriptor):
+            raise StorageError(
+                f"{folder} or its lock file was moved or removed while this process used it; move it back"
+            )
+
     try:
         with suppress(OSError):  # on a full disk the lock holds without the number of its holder
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield partial(_require, folder, descriptor)
+        yield require
     finally:
         os.close(descriptor)
 
@@ -117,8 +123,3 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
             return os.path.samestat(os.fstat(descriptor), path.stat())
         except FileNotFoundError:
             return False
-
-
-def _require(folder: Path, descriptor: int) -> None:
-    if not _is_still_there(folder / _NAME, descriptor):
-        raise StorageError(f"{folder} or its lock file was moved or removed while this process used it; move it back")

@@ -1,10 +1,14 @@
-"""New files and folders of a conversion: they appear when all of them is on the disk, and nothing is overwritten.
+"""New files and folders: they get their names when all of them is on the disk, and no conversion overwrites anything.
 
-    with new_folder(Path("out")) as folder:      folder is .out.converting/content; a rename makes it out
+    with new_folder(Path("out")) as folder:           folder is .out.converting/content; a rename makes it out
         write_file(folder / "data", ...)
 
-An error inside the block removes what was written. The price: a folder that a killed process left is found, and
-cleared, by the next conversion to the same place only.
+    .dump.bz2.partial/lock, .dump.bz2.partial/content      open_partial: after each attempt a little longer
+    dump.bz2                                               after ``commit``, by one rename
+
+An error inside ``new_folder`` removes what was written; what a killed process left is cleared by the next conversion to
+the same place. What an attempt has written to a partial file stays for the next one, also when the power fails: some of
+its end may be lost or wrong then, so check the whole before ``commit``. Locks keep a second process out.
 """
 
 import os
@@ -14,7 +18,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hornbook.errors import StorageError, UserError
-from hornbook.storage import commit_directory, lock_folder, make_directory, remove_locked_folder, remove_tree
+from hornbook.storage import (
+    commit_directory,
+    faults,
+    lock_folder,
+    make_directory,
+    remove_locked_folder,
+    remove_tree,
+    rename,
+)
+from hornbook.storage.system import flush_to_disk, open_own, translated
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -73,3 +86,85 @@ def numeric_key(path: Path) -> tuple[list[tuple[int, str]], str]:
     """Return a key that sorts names by their numbers: ``data_2`` before ``data_10``."""
     words = re.split(r"(\d+)", path.name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path.name
+
+
+class PartialFile:
+    """Content that can be added to, thrown away, or given its final name; see ``open_partial``."""
+
+    def __init__(self, final: Path, folder: Path) -> None:
+        self.final, self.path, self._folder = final, folder / "content", folder
+        with translated("open", self.path):
+            self._descriptor = faults.perform("open", self.path, lambda: open_own(self.path, os.O_APPEND))
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there, those of former attempts included."""
+        return os.fstat(self._descriptor).st_size
+
+    def write(self, data: bytes) -> None:
+        """Add to the end.
+
+        Raises:
+            StorageError: it did not fit, or the disk failed; what fitted stays.
+        """
+        view = memoryview(data)
+        with translated("write", self.path, needed=len(view)):
+            while view:
+                view = view[faults.write(self.path, self._descriptor, view) :]
+
+    def restart(self) -> None:
+        """Throw away what is there.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        with translated("write", self.path):
+            os.ftruncate(self._descriptor, 0)
+
+    def commit(self) -> None:
+        """Give the content its final name, durably; a file that is there is replaced.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        with translated("write", self.path):
+            faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
+        rename(self.path, self.final)
+        remove_locked_folder(self._folder)
+
+    def close(self) -> None:
+        """Close the file; the content stays."""
+        os.close(self._descriptor)
+
+
+@contextmanager
+def open_partial(final: Path) -> Iterator[PartialFile]:
+    """Yield what former attempts left of ``final``, or a new one.
+
+    Raises:
+        UserError: another process is at it.
+        StorageError: it cannot be created.
+    """
+    folder = _folder_of(final)
+    with lock_folder(folder):
+        partial = PartialFile(final, folder)
+        try:
+            yield partial
+        finally:
+            partial.close()
+
+
+def discard_partial(final: Path) -> None:
+    """Throw away what attempts at ``final`` have left, as one does that dies after its rename; none there is fine.
+
+    Raises:
+        UserError: another process is at it.
+        StorageError: the disk failed.
+    """
+    if (folder := _folder_of(final)).exists():
+        with lock_folder(folder):
+            remove_locked_folder(folder)
+
+
+def _folder_of(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial")

@@ -10,8 +10,7 @@ from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
 from hornbook.text.quality import near
-from hornbook.text.quality.near import NearDuplicates, SimilarityIndex, band_rows
-from hornbook.text.quality.signatures import num_equal
+from hornbook.text.quality.near import NearDuplicates, SimilarityIndex, band_rows, num_equal
 
 WEB = SHARED / "text" / "openwebtext-1000.jsonl"
 

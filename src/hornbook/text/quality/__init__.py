@@ -3,5 +3,5 @@
 policy     which filters, in which order, and which outcome looks wrong
 filters    what a filter is; length, patterns and language
 
-exact, near and decontamination are the filters that compare documents; words and signatures serve them.
+exact, near and decontamination are the filters that compare documents; words serves them.
 """

@@ -12,15 +12,15 @@ it may have 128 MiB.
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.storage.system import format_bytes
-from hornbook.text.readers.passages import Passage
 from hornbook.text.reading import (
     BYTE_ORDER_MARK,
+    Line,
     Outcome,
     ReadOptions,
     Source,
@@ -32,6 +32,50 @@ from hornbook.text.reading import (
 _MARKUP: Final = {b"<mediawiki ": "wikipedia", b"<doc id=": "wikiextractor"}
 _PARSED_BYTES: Final = 1 << 20
 _FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
+
+
+class Passage:
+    """Lines that are gathered, and taken as a document once the last of them is there."""
+
+    def __init__(self, source: Source, options: ReadOptions) -> None:
+        self._source, self._options = source, options
+        self._first: Line | None = None
+        self._data = bytearray()
+        self._error: DataError | None = None
+
+    def add(self, line: Line) -> None:
+        """Gather a line; of a document that is too long, nothing is kept but where it began."""
+        self._first = self._first or line
+        if self._error is None:
+            self._data += line.content or b""
+            self._error = self._find_error(line, self._first)
+        if self._error is not None:
+            self._data.clear()
+
+    def take(self, finish: Callable[[bytes], bytes] = bytes) -> list[Outcome]:
+        """Hand out what was gathered, after ``finish``, and begin anew; nothing comes of blank lines alone."""
+        first, data, error = self._first, bytes(self._data), self._error
+        self._first, self._error = None, None
+        self._data.clear()
+        if error is not None:
+            return [error]
+        if first is None or not data.strip():
+            return []
+        try:
+            return [plain_document(finish(data), self._source, self._place(first), first.offset)]
+        except DataError as unreadable:
+            return [unreadable]
+
+    def _find_error(self, line: Line, first: Line) -> DataError | None:
+        if line.content is None:
+            return line_too_long(self._place(line), self._options.max_line_bytes)
+        if len(self._data) > self._options.max_document_bytes:
+            limit = format_bytes(self._options.max_document_bytes)
+            return DataError(f"{self._place(first)}: a document of more than {limit} begins here; split it")
+        return None
+
+    def _place(self, line: Line) -> str:
+        return f"{self._source}, line {line.number}"
 
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:

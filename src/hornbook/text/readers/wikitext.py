@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
-from hornbook.text.readers.passages import Passage
+from hornbook.text.readers.plain import Passage
 from hornbook.text.reading import Document, Line, Outcome, ReadOptions, Source, read_lines
 
 _TITLE: Final = re.compile(rb" ?= (?!= )[^\n]*(?<! =) = ?\r?\n?")

@@ -26,7 +26,7 @@ from typing import Final, TypeVar, cast
 from hornbook import __version__
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage import make_directory
-from hornbook.storage.partial import PartialFile, discard_partial, open_partial
+from hornbook.storage.new_files import PartialFile, discard_partial, open_partial
 from hornbook.storage.system import format_bytes, free_bytes, translated
 
 MIRROR: Final = "https://dumps.wikimedia.org"

@@ -2,7 +2,7 @@ import pytest
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage.faults import inject
-from hornbook.storage.partial import open_partial
+from hornbook.storage.new_files import open_partial
 
 
 def test_content_grows_over_attempts(tmp_path):
