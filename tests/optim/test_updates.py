@@ -6,11 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_updates import SHAPES, Plain, give_gradients, make_slots
 
-from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
+from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig, choices
 from hornbook.errors import UserError
+from hornbook.model import MODELS
+from hornbook.objective import OBJECTIVES
 from hornbook.optim.adam import adamw
+from hornbook.optim.schedules import SCHEDULES
 from hornbook.optim.slots import Slot
-from hornbook.optim.updates import build_update
+from hornbook.optim.updates import UPDATES, build_update
 
 CONFIGS = [
     AdamWConfig(),
@@ -180,3 +183,11 @@ def test_built_update_applies_the_config():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(UserError, match="there is no optimizer for int: register a function for it"):
         build_update(3)
+
+
+@pytest.mark.parametrize(
+    ("section", "table"),
+    [("optimizer", UPDATES), ("schedule", SCHEDULES), ("objective", OBJECTIVES), ("model", MODELS)],
+)
+def test_every_choice_of_a_recipe_has_an_entry_in_the_table_of_builders(section, table):
+    assert set(choices(section).values()) == set(table)

@@ -202,10 +202,8 @@ def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
 
 def _flatten(recipe: Recipe) -> dict[str, object]:
     """Return every value by dotted key."""
-    sections = {section: _options(getattr(recipe, section)) for section in SECTIONS}
-    return _options(recipe) | {
-        f"{section}.{key}": sections[section][key] for section in SECTIONS for key in sections[section]
-    }
+    nested = recipe_to_dict(recipe)
+    return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}
 
 
 def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
