@@ -41,8 +41,8 @@ def test_list_prints_a_table(run, capsys):
     list_command(run)
     assert capsys.readouterr().out.splitlines() == [
         "      step        size  state",
-        "         5     1.6 KiB  sound",
-        "        10     1.6 KiB  damaged: state.json is missing",
+        "         5     2.1 KiB  sound",
+        "        10     2.1 KiB  damaged: state.json is missing",
     ]
 
 
@@ -81,7 +81,7 @@ def test_list_of_a_missing_folder(tmp_path):
 def test_verify_says_what_is_sound(run, capsys):
     path = run / "checkpoints" / "step-00000005"
     found = verify_command(path)
-    assert capsys.readouterr().out == f"{path}: sound, 1.6 KiB\n"
+    assert capsys.readouterr().out == f"{path}: sound, 2.1 KiB\n"
     assert [item["sound"] for item in found["checkpoints"]] == [True]
     assert len(verify_command(run)["checkpoints"]) == 2
 
