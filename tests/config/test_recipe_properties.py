@@ -76,6 +76,8 @@ def mended(recipe, draw):
         nested["optimizer"] |= draw(st.sampled_from(kept))
     if nested["evaluation"]["early_stopping_patience"] is None:
         nested["evaluation"]["early_stopping_min_delta"] = 0.0
+    if nested["optimizer"]["learning_rate_scale"]:
+        nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
     nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))
