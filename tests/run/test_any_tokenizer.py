@@ -18,7 +18,7 @@ vocab_size = 352
 max_positions = 32
 
 [data]
-corpora = "CORPUS"
+train = ["CORPUS"]
 sequence_length = 16
 
 [training]
