@@ -18,12 +18,12 @@ vocab_size = 352
 max_positions = 32
 
 [data]
-corpora = "CORPUS"
+train = ["CORPUS"]
 sequence_length = 16
 
 [training]
 steps = 2
-sequences_per_step = 4
+global_batch_size = 4
 """
 
 

@@ -163,4 +163,7 @@ def _listen(questions: "SimpleQueue[bytes]") -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    try:
+        _serve()
+    finally:
+        os._exit(1)  # an ordinary exit would wait for the thread that listens
