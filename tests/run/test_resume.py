@@ -185,7 +185,7 @@ def test_layout_and_tracking_may_change(tmp_path: Path) -> None:
 def test_checkpoints_without_identity_are_refused(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path)
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(UserError, match=r"no run\.json"):
+    with pytest.raises(UserError, match=r"without its run\.json"):
         tiny_runs.run_tiny(tmp_path)
 
 
