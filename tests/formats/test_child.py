@@ -89,7 +89,7 @@ def test_a_loop_is_ended(monkeypatch):
 
 
 def test_errors_keep_their_class():
-    with pytest.raises(UserError, match="^what went wrong$"):
+    with pytest.raises(UserError, match=r"^what went wrong$"):
         list(ask(raise_user_error))
     assert len(child._idle) == 1, "the child lives"
     assert issubclass(UserError, HornbookError)
