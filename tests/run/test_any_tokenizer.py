@@ -23,7 +23,7 @@ sequence_length = 16
 
 [training]
 steps = 2
-global_batch_size = 4
+global_batch_size = 8
 """
 
 

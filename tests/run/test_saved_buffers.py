@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hornbook import extend
-from hornbook.config import registry
+from hornbook.config import options as registry
 from hornbook.errors import StoppedBySignal
 from hornbook.exchange.restore import load_model
 

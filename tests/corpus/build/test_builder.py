@@ -228,7 +228,7 @@ def test_a_document_that_cannot_be_cut_is_unreadable(tmp_path):
     with pytest.raises(DataError) as caught:
         build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0)
     assert one_line(
-        caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 5,000,000 bytes without a blank"
+        caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 5,000,000 bytes and has no blank"
     )
     skip = {"reading": ReadOptions(on_error="skip"), "tolerance": Tolerance(max_dropped=1.0)}
     report = build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0, **skip)
