@@ -156,11 +156,7 @@ def _serve() -> None:
 
 def _listen(questions: "SimpleQueue[bytes]") -> None:
     """Hand on the questions as they come; without a parent, end at once, whatever pyarrow is at."""
-<<<<<<< HEAD
-    with open(0, "rb", closefd=False) as pipe:
-=======
     with open(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock would abort the exit
->>>>>>> c_f
         while question := pipe.readline():
             questions.put(question)
     os._exit(0)
