@@ -24,7 +24,7 @@ def corpora(tmp_path_factory):
 def scored(source, length):
     """Every target of an evaluation, in order."""
     windows = EvaluationWindows(source, length, score_end_of_text=True)
-    targets = np.concatenate([windows.window(index).targets for index in range(windows.num_windows)])
+    targets = np.concatenate([windows.window(index).targets for index in range(windows.num_items)])
     return targets[targets != NOT_SCORED].tolist()
 
 

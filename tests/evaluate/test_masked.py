@@ -78,7 +78,7 @@ def plain_masked(model, corpus, objective) -> dict[str, float]:
         sequence_length=LENGTH,
         seed=HELD_OUT_SEED,
     )
-    return plain(model, batches.sequences(np.arange(batches.num_windows)))
+    return plain(model, batches.sequences(np.arange(batches.num_items)))
 
 
 def plain(model, sequences) -> dict[str, float]:
@@ -124,7 +124,7 @@ def test_the_convention_says_how_the_masks_were_drawn(model, corpora):
         PretrainingConfig(), [open_store(corpora["lines"], "validation")], encoder_tokenizer(), sequence_length=LENGTH,
         seed=HELD_OUT_SEED,
     )  # fmt: skip
-    assert tokens == sum(len(one.labels) for one in source.sequences(np.arange(source.num_windows)))
+    assert tokens == sum(len(one.labels) for one in source.sequences(np.arange(source.num_items)))
 
 
 def pairs_of(model, corpus, **options) -> str:
@@ -139,7 +139,7 @@ def test_the_convention_counts_the_pairs_of_two_documents(model, corpora, tmp_pa
         PretrainingConfig(), [open_store(corpora["lines"], "validation")], encoder_tokenizer(), sequence_length=LENGTH,
         seed=HELD_OUT_SEED,
     )  # fmt: skip
-    labels = np.array([one.pair_label for one in source.sequences(np.arange(source.num_windows))])
+    labels = np.array([one.pair_label for one in source.sequences(np.arange(source.num_items))])
     assert 0 < labels.mean() < 1
     shown = f"{len(labels)} pairs, {100 * labels.mean():.0f} % with another document's text"
     assert shown in pairs_of(model, corpora["lines"])

@@ -76,7 +76,7 @@ def test_equals_the_naive_computation(model, micro_batch_size, score_end_of_text
         document_mask=document_mask,
         num_bytes=123,
     )
-    nats, count = naive(model, windows, range(windows.num_windows), document_mask=document_mask)
+    nats, count = naive(model, windows, range(windows.num_items), document_mask=document_mask)
     assert result.tokens == count == SOURCE.num_tokens + score_end_of_text * SOURCE.num_documents
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
     assert result.bits_per_byte == pytest.approx(nats / math.log(2) / 123, rel=1e-6)
@@ -102,7 +102,7 @@ def test_ranks_share_the_windows(model, size):
 def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
     windows = make_windows()
     result = measure(model, windows, ranks=Ranks(), micro_batch_size=2, max_windows=3, num_bytes=123)
-    nats, count = naive(model, windows, [index * windows.num_windows // 3 for index in range(3)])
+    nats, count = naive(model, windows, [index * windows.num_items // 3 for index in range(3)])
     assert (result.tokens, result.bits_per_byte) == (count, None)
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
 

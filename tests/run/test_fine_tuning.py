@@ -133,7 +133,7 @@ def test_a_part_of_the_sequences_may_be_all_that_is_learned(files, tmp_path):
         read = [row for batches, _ in zip(steps, range(6), strict=False) for batch in batches for row in rows(batch)]
     with open_run(recipe_of(tmp_path, *of(files), "--data.layout=padded").recipe, tmp_path / "all", World()) as opened:
         held_out, first = opened.samples.held_out, opened.samples.maker.batches(np.arange(3)[None])
-        assert opened.samples.num_samples > 3 and held_out.num_windows > 3
+        assert opened.samples.num_samples > 3 and held_out.num_items > 3
     part = sorted(row for batch in first for row in rows(batch))
     assert [sorted(read[at : at + 3]) for at in range(0, 24, 3)] == [part] * 8
 

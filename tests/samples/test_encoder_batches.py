@@ -13,7 +13,7 @@ from hornbook.errors import DataError
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import store_batches
 from hornbook.samples.loader import evaluation_batches
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 
 OBJECTIVES = {
@@ -61,7 +61,7 @@ def of_samples(batches, samples, size) -> list[tuple]:
 
 def test_a_sample_is_a_function_of_its_number(store, objective):
     batches = make(store, objective)
-    count = 2 * batches.num_windows // 12 * 12 + 12
+    count = 2 * batches.num_items // 12 * 12 + 12
     whole = of_samples(batches, range(count), 12)
     assert of_samples(make(store, objective), range(count), 4) == whole
     backwards = range(count - 1, -1, -1)
@@ -116,8 +116,8 @@ def test_each_epoch_hides_other_tokens(store):
     batches = make(store, OBJECTIVES["lines"])
     epochs = []
     for epoch in range(3):
-        first, masks = epoch * batches.num_windows, {}
-        for tokens, *_, own, _ in of_samples(batches, range(first, first + batches.num_windows), 1):
+        first, masks = epoch * batches.num_items, {}
+        for tokens, *_, own, _ in of_samples(batches, range(first, first + batches.num_items), 1):
             text = tuple(own.get(place, token) for place, token in enumerate(tokens))
             masks.setdefault(text, set()).add(tuple(own))
         epochs.append(masks)
@@ -129,7 +129,7 @@ def test_each_epoch_hides_other_tokens(store):
 def test_a_part_of_the_sequences_comes_in_each_epoch_with_other_masks(store, objective):
     whole = make(store, objective)
     part = replace(whole, max_samples=12)
-    assert part.num_windows == 12 < whole.num_windows
+    assert part.num_items == 12 < whole.num_items
 
     def texts(batches, first):
         found = of_samples(batches, range(first, first + 12), 4)
@@ -140,14 +140,14 @@ def test_a_part_of_the_sequences_comes_in_each_epoch_with_other_masks(store, obj
     assert epochs[0] != epochs[1] != epochs[2]
     masks = [{tuple(sorted(own)) for *_, own, _ in of_samples(part, range(first, first + 12), 4)} for first in (0, 12)]
     assert masks[0] != masks[1]
-    beyond = replace(whole, max_samples=whole.num_windows)
+    beyond = replace(whole, max_samples=whole.num_items)
     assert of_samples(beyond, range(200, 240), 4) == of_samples(whole, range(200, 240), 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_held_out_is_the_same_each_time(store, objective, layout):
     batches = make(store, objective, layout)
-    numbers = np.arange(batches.num_windows, dtype=np.int64)
+    numbers = np.arange(batches.num_items, dtype=np.int64)
     first = read_back(batches.batch(numbers))
     assert read_back(make(store, objective, layout).batch(numbers)) == first
     assert all(set(keys) == {0} for _, _, _, keys, *_ in first)
@@ -158,7 +158,7 @@ def test_what_is_held_out_is_the_same_each_time(store, objective, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_past_the_end_nothing_is_scored(store, layout):
     batches = make(store, layout=layout)
-    last = batches.num_windows - 1
+    last = batches.num_items - 1
     batch = batches.batch(np.array([last, last + 1, last + 50]))
     there, *missing = read_back(batch)
     assert there[4] and there[5] in (0, 1)
@@ -167,12 +167,12 @@ def test_past_the_end_nothing_is_scored(store, layout):
     everything = evaluation_batches(batches, micro_batch_size=7, rank=0, world_size=1)
     shared = [evaluation_batches(batches, micro_batch_size=2, rank=rank, world_size=3) for rank in range(3)]
     scored = [sum(int((batch["pair_labels"] >= 0).sum()) for batch in some) for some in (everything, *shared)]
-    assert scored[0] == sum(scored[1:]) == batches.num_windows
+    assert scored[0] == sum(scored[1:]) == batches.num_items
 
 
 def test_the_mean_length_is_measured(store):
     batches = make(store)
-    lengths = [len(tokens) for tokens, *_ in of_samples(batches, range(batches.num_windows), 1)]
+    lengths = [len(tokens) for tokens, *_ in of_samples(batches, range(batches.num_items), 1)]
     assert batches.mean_length() == pytest.approx(np.mean(lengths))
     assert replace(batches, rules=None).mean_length() == batches.mean_length()
 
@@ -180,7 +180,7 @@ def test_the_mean_length_is_measured(store):
 @pytest.mark.parametrize("token", [-5, 999])
 def test_a_token_that_the_tokenizer_lacks_is_refused_before_it_is_masked(store, monkeypatch, token):
     batches = make(store)
-    foreign = Sequence(np.array([2, token, 3], dtype=np.int64), np.zeros(3, dtype=np.int64))
+    foreign = TokenSequence(np.array([2, token, 3], dtype=np.int64), np.zeros(3, dtype=np.int64))
     monkeypatch.setattr(batches.source, "sequences", lambda samples: [foreign for _ in samples])
     with pytest.raises(DataError, match=f"the data hold token {token}, but the tokenizer has 0 to "):
         batches.batches(np.arange(4, dtype=np.int64).reshape(2, 2))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.samples.layout import choose_layout, lay_out, place
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 
 LAYOUTS = ("padded", "packed", "unpadded")
 WIDTH = 12
@@ -19,7 +19,9 @@ def masked_sequences(draw):
         tokens = np.array(draw(st.lists(st.integers(5, 99), min_size=length, max_size=length)), dtype=np.int64)
         positions = np.array(sorted(draw(st.sets(st.integers(0, length - 1), max_size=3))), dtype=np.int64)
         segments = (np.arange(length) >= length // 2).astype(np.int64)
-        sequences.append(Sequence(tokens, segments, draw(st.sampled_from((0, 1, -100))), positions, positions + 100))
+        sequences.append(
+            TokenSequence(tokens, segments, draw(st.sampled_from((0, 1, -100))), positions, positions + 100)
+        )
     return sequences
 
 
@@ -63,7 +65,8 @@ def test_rows_hold_what_fits(lengths):
 
 def test_the_drawn_example():
     sequences = [
-        Sequence(np.full(n, n), np.zeros(n, dtype=np.int64), -100, *[np.zeros(0, dtype=int)] * 2) for n in (5, 2, 4)
+        TokenSequence(np.full(n, n), np.zeros(n, dtype=np.int64), -100, *[np.zeros(0, dtype=int)] * 2)
+        for n in (5, 2, 4)
     ]
     shown = {
         layout: [
@@ -79,7 +82,7 @@ def test_the_drawn_example():
 
 
 def test_predictions_are_filled_up_to_a_fixed_number():
-    sequence = Sequence(np.arange(6), np.zeros(6, dtype=np.int64), -100, np.array([1, 4]), np.array([11, 14]))
+    sequence = TokenSequence(np.arange(6), np.zeros(6, dtype=np.int64), -100, np.array([1, 4]), np.array([11, 14]))
     batch = lay_out([sequence, sequence], width=8, layout="packed", pad_id=0, num_predictions=6)
     assert batch["targets"].tolist() == [11, 14, 11, 14, -100, -100]
     assert batch["predictions"].tolist() == [1, 4, 9, 12, 0, 0]

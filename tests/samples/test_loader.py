@@ -56,7 +56,7 @@ def expected_samples(count):
     return read
 
 
-NUM_STEPS = -(-5 * WINDOWS.num_windows // (2 * GLOBAL_BATCH_SIZE))  # two and a half epochs
+NUM_STEPS = -(-5 * WINDOWS.num_items // (2 * GLOBAL_BATCH_SIZE))  # two and a half epochs
 EXPECTED = expected_samples(NUM_STEPS * GLOBAL_BATCH_SIZE)
 
 
@@ -65,7 +65,7 @@ EXPECTED = expected_samples(NUM_STEPS * GLOBAL_BATCH_SIZE)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_the_same_samples_on_any_number_of_ranks(world_size, resumed_world_size, prefetch):
     """R5: exact lists over two and a half epochs, saved at one world size and resumed at another."""
-    assert NUM_STEPS >= 4 and WINDOWS.num_windows % GLOBAL_BATCH_SIZE != 0
+    assert NUM_STEPS >= 4 and WINDOWS.num_items % GLOBAL_BATCH_SIZE != 0
     steps = 1 + (world_size + resumed_world_size) % (NUM_STEPS - 1)
     before, state = samples_of(steps, world_size, 0, prefetch)
     assert state == steps * GLOBAL_BATCH_SIZE
@@ -245,7 +245,7 @@ def test_ranks_share_an_evaluation_in_step(world_size, micro_batch_size):
         for batch in batches:
             assert all(tensor.shape == (micro_batch_size, 7) for tensor in batch.values())
             read += batch["targets"].tolist()
-    windows = [EVALUATION.window(index).targets.tolist() for index in range(EVALUATION.num_windows)]
+    windows = [EVALUATION.window(index).targets.tolist() for index in range(EVALUATION.num_items)]
     assert read[: len(windows)] == windows
     assert all(target == -100 for row in read[len(windows) :] for target in row)
     assert len(read) - len(windows) < micro_batch_size * world_size
@@ -263,7 +263,7 @@ def test_what_an_evaluation_batch_holds():
 
 
 def test_a_limited_evaluation_is_spread_over_the_store():
-    number = EVALUATION.num_windows
+    number = EVALUATION.num_items
     rows = torch.cat([batch["tokens"] for batch in evaluation(micro_batch_size=1, max_windows=3)]).tolist()
     assert rows == [EVALUATION.window(index).tokens.tolist() for index in (0, number // 3, 2 * number // 3)]
     assert len(evaluation(micro_batch_size=1, max_windows=10 * number)) == number

@@ -22,9 +22,9 @@ def copies(layout="unpadded"):
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_each_token_is_hidden_once(layout, size):
     found, made = [], copies(layout)
-    assert made.num_windows == 8
-    for first in range(0, made.num_windows, size):
-        batch = made.batch(np.arange(first, min(first + size, made.num_windows)))
+    assert made.num_items == 8
+    for first in range(0, made.num_items, size):
+        batch = made.batch(np.arange(first, min(first + size, made.num_items)))
         flat = batch["tokens"].flatten().tolist()
         for start, length, place, target in zip(
             *(batch[name].tolist() for name in ("firsts", "lengths", "predictions", "targets")), strict=True

@@ -107,9 +107,9 @@ def test_one_source_has_the_samples_that_it_has_alone(weights):
     ours, alone = mixture.batch(samples), windows.batch(samples)
     assert np.array_equal(ours.tokens, alone.tokens) and np.array_equal(ours.documents, alone.documents)
     assert ours.tokens.dtype == ours.documents.dtype == np.int64
-    assert mixture.num_windows == windows.num_windows
+    assert mixture.num_items == windows.num_items
     for sample in (0, 7, 299):
-        assert mixture.provenance(sample) == (0, sample // windows.num_windows, windows.provenance(sample))
+        assert mixture.provenance(sample) == (0, sample // windows.num_items, windows.provenance(sample))
     assert joint_fingerprint([FIRST], weights) == FIRST.fingerprint
 
 
@@ -119,18 +119,18 @@ def test_every_window_of_a_source_once_in_each_of_its_epochs(weights, seed, epoc
     sources, length = [FIRST, SECOND, THIRD], 5
     mixture = Mixture(sources, length, seed, weights)
     seen = {}
-    for sample in range(epochs * mixture.num_windows):
+    for sample in range(epochs * mixture.num_items):
         source, epoch, pieces = mixture.provenance(sample)
         seen.setdefault((source, epoch), []).append(tuple(pieces))
     for number, source in enumerate(sources):
         alone = Windows(source, length, seed if number == 0 else int(mix64(seed, Purpose.SOURCE_SEED, number)))
         for epoch in range(max((epoch for of, epoch in seen if of == number), default=-1) + 1):
-            samples = range(epoch * alone.num_windows, (epoch + 1) * alone.num_windows)
+            samples = range(epoch * alone.num_items, (epoch + 1) * alone.num_items)
             whole = [tuple(alone.provenance(sample)) for sample in samples]
             assert seen[number, epoch] == whole[: len(seen[number, epoch])]
-            assert len(seen[number, epoch]) == alone.num_windows or (number, epoch + 1) not in seen
+            assert len(seen[number, epoch]) == alone.num_items or (number, epoch + 1) not in seen
         if not weights:
-            assert len(seen[number, epochs - 1]) == alone.num_windows and (number, epochs) not in seen
+            assert len(seen[number, epochs - 1]) == alone.num_items and (number, epochs) not in seen
 
 
 @pytest.mark.parametrize("weights", [(), (1, 2, 3)])
@@ -138,7 +138,7 @@ def test_a_part_is_what_a_run_over_all_begins_with(weights):
     sources = [FIRST, SECOND, THIRD]
     whole = Mixture(sources, 5, SEED, weights)
     part, smaller = (Mixture(sources, 5, SEED, weights, max_samples=size) for size in (9, 4))
-    assert (part.num_windows, smaller.num_windows) == (9, 4)
+    assert (part.num_items, smaller.num_items) == (9, 4)
     first = sorted(map(tuple, whole.batch(np.arange(9)).tokens.tolist()))
     for epoch in range(3):
         samples = np.arange(9 * epoch, 9 * epoch + 9)
@@ -148,7 +148,7 @@ def test_a_part_is_what_a_run_over_all_begins_with(weights):
         assert [part.provenance(sample).epoch for sample in samples.tolist()] == [epoch] * 9
     assert not np.array_equal(part.batch(np.arange(9)).tokens, part.batch(np.arange(9, 18)).tokens)
     samples = np.arange(200)
-    beyond = Mixture(sources, 5, SEED, weights, max_samples=whole.num_windows + 1)
+    beyond = Mixture(sources, 5, SEED, weights, max_samples=whole.num_items + 1)
     assert np.array_equal(beyond.batch(samples).tokens, whole.batch(samples).tokens)
 
 
@@ -170,7 +170,7 @@ def test_provenance_names_what_was_read(max_samples):
 def test_sources_have_orders_of_their_own():
     mixture = Mixture([THIRD, THIRD], 5, SEED)
     starts = {0: [], 1: []}
-    for sample in range(mixture.num_windows):
+    for sample in range(mixture.num_items):
         source, _, pieces = mixture.provenance(sample)
         starts[source].append(pieces[0].start)
     assert starts[0] != starts[1]

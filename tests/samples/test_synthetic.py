@@ -63,7 +63,7 @@ def test_it_serves_windows_with_id_zero_between_documents():
     assert len(ends) > 3
     assert np.array_equal(np.diff(window.documents), (window.tokens[1:] == 0).astype(np.int64))
     evaluation = EvaluationWindows(source, 64, score_end_of_text=False)
-    counts = [(evaluation.window(index).targets > 0).sum() for index in range(evaluation.num_windows)]
+    counts = [(evaluation.window(index).targets > 0).sum() for index in range(evaluation.num_items)]
     assert sum(counts) == source.num_tokens
 
 

@@ -36,7 +36,7 @@ def expected_window(source, start, count):
 
 def test_the_example_of_the_module():
     source = InMemoryTokens([[5, 6, 7], [8, 9]])
-    assert Windows(source, 3, seed=0).num_windows == 2
+    assert Windows(source, 3, seed=0).num_items == 2
     found = Stream(source).read(np.array([0, 3, 6]), 4)
     assert found.tokens.tolist() == [[5, 6, 7, 0], [0, 8, 9, 0], [0, 5, 6, 7]]
     assert found.documents.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
@@ -67,7 +67,7 @@ def test_shuffled_windows_are_slices_of_the_circle(lengths, kind, seed, data):
     sequence_length = data.draw(st.integers(1, len(stream) - 1))
     windows = Windows(source, sequence_length, seed=seed)
     slices = {tuple((stream + stream)[start : start + sequence_length + 1]) for start in range(len(stream))}
-    for sample in range(2 * windows.num_windows):
+    for sample in range(2 * windows.num_items):
         assert tuple(window_of(windows, sample).tokens.tolist()) in slices
 
 
@@ -76,17 +76,17 @@ def test_the_targets_of_an_epoch_are_distinct_and_nearly_all(sequence_length):
     source = numbered(end_of_text="absent")
     windows = Windows(source, sequence_length, seed=5)
     length = int(source.document_lengths.sum())
-    assert length - sequence_length < windows.num_windows * sequence_length <= length
+    assert length - sequence_length < windows.num_items * sequence_length <= length
     for epoch in range(3):
-        samples = range(epoch * windows.num_windows, (epoch + 1) * windows.num_windows)
+        samples = range(epoch * windows.num_items, (epoch + 1) * windows.num_items)
         targets = [token for sample in samples for token in window_of(windows, sample).tokens[1:].tolist()]
-        assert len(targets) == len(set(targets)) == windows.num_windows * sequence_length
+        assert len(targets) == len(set(targets)) == windows.num_items * sequence_length
 
 
 def test_starts_shift_and_order_changes_from_epoch_to_epoch():
     windows = Windows(numbered(end_of_text="absent"), 16, seed=5)
     per_epoch = [
-        [int(window_of(windows, epoch * windows.num_windows + place).tokens[0]) for place in range(windows.num_windows)]
+        [int(window_of(windows, epoch * windows.num_items + place).tokens[0]) for place in range(windows.num_items)]
         for epoch in range(20)
     ]
     assert len({min(start % 16 for start in starts) for starts in per_epoch}) > 5
@@ -104,7 +104,7 @@ def test_samples_depend_on_the_seed_alone():
 
 def test_a_batch_stacks_the_windows_across_epochs():
     windows = Windows(numbered(), 16, seed=5)
-    samples = np.array([0, 3, windows.num_windows, 7 * windows.num_windows + 2])
+    samples = np.array([0, 3, windows.num_items, 7 * windows.num_items + 2])
     batch = windows.batch(samples)
     assert batch.tokens.shape == batch.documents.shape == (4, 17)
     for row, sample in enumerate(samples.tolist()):
@@ -141,8 +141,8 @@ def test_places_beyond_four_billion_tokens():
             return document * 2**40 + np.arange(start, start + count)
 
     windows = Windows(Huge(), 1024, seed=1)
-    assert windows.num_windows == (3 * 2**40 + 3) // 1024
-    for sample in [0, 1, 10**9, windows.num_windows * 5 + 17]:
+    assert windows.num_items == (3 * 2**40 + 3) // 1024
+    for sample in [0, 1, 10**9, windows.num_items * 5 + 17]:
         ((document, start, count), *rest) = windows.provenance(sample)
         assert not rest and count == 1025
         assert window_of(windows, sample).tokens.tolist() == list(
@@ -158,7 +158,7 @@ def test_a_store_shorter_than_a_sample_is_refused(documents, count):
 
 def test_the_shortest_store_that_is_long_enough():
     windows = Windows(InMemoryTokens([[1, 2, 3, 4, 5]]), 5, seed=0)
-    assert windows.num_windows == 1
+    assert windows.num_items == 1
     assert sorted(window_of(windows, 0).tokens.tolist()) == [0, 1, 2, 3, 4, 5]
 
 
@@ -170,7 +170,7 @@ def test_an_unknown_end_of_text_id_is_refused(kind):
 
 def scored(windows):
     """(input, target) of every scored place, in order."""
-    parts = [windows.window(index) for index in range(windows.num_windows)]
+    parts = [windows.window(index) for index in range(windows.num_items)]
     pairs = [pair for part in parts for pair in zip(part.tokens.tolist(), part.targets.tolist(), strict=True)]
     return [pair for pair in pairs if pair[1] != NOT_SCORED]
 
@@ -178,7 +178,7 @@ def scored(windows):
 def test_evaluation_of_the_example():
     windows = EvaluationWindows(InMemoryTokens([[5, 6, 7], [8, 9]]), 3, score_end_of_text=True)
     parts = [windows.window(index) for index in range(4)]
-    assert windows.num_windows == 3
+    assert windows.num_items == 3
     assert [part.tokens.tolist() for part in parts] == [[0, 5, 6], [7, 0, 8], [9, 0, 0], [0, 0, 0]]
     assert [part.targets.tolist() for part in parts] == [[5, 6, 7], [0, 8, 9], [0, -100, -100], [-100, -100, -100]]
     assert [part.documents.tolist() for part in parts[:3]] == [[0, 0, 0], [0, 1, 1], [0, 2, 2]]
@@ -220,7 +220,7 @@ def test_a_real_megatron_store():
     store = open_store(MEGATRON)
     length = store.num_tokens + (store.num_documents if store.end_of_text == "inserted" else 0)
     windows = Windows(store, 256, seed=1)
-    assert windows.num_windows == length // 256
+    assert windows.num_items == length // 256
     for sample in (0, 5_000, 12_345):
         pieces = windows.provenance(sample)
         read = np.concatenate([store.document(document)[start : start + count] for document, start, count in pieces])
@@ -228,7 +228,7 @@ def test_a_real_megatron_store():
         end = store.end_of_text_id
         assert read[read != end].tolist() == tokens[tokens != end].tolist()
     evaluation = EvaluationWindows(store, 1024, score_end_of_text=True)
-    targets = np.concatenate([evaluation.window(index).targets for index in range(evaluation.num_windows)])
+    targets = np.concatenate([evaluation.window(index).targets for index in range(evaluation.num_items)])
     assert (targets != NOT_SCORED).sum() == length - (store.end_of_text == "absent")
 
 
@@ -244,7 +244,7 @@ def test_overlapping_windows_score_every_token_once_with_its_own_context(
     stream = [int(plain.tokens[0]), *plain.targets[plain.targets != NOT_SCORED].tolist()]
     windows = EvaluationWindows(source, length, score_end_of_text=True, overlap=overlap)
     scored: list[int] = []
-    for index in range(windows.num_windows):
+    for index in range(windows.num_items):
         window = windows.window(index)
         places = np.flatnonzero(window.targets != NOT_SCORED)
         for place in places.tolist():
@@ -254,4 +254,4 @@ def test_overlapping_windows_score_every_token_once_with_its_own_context(
             assert window.targets[place] == stream[scored[-1]]
             assert len(context) > min(overlap, scored[-1] - 1)
     assert scored == list(range(1, len(stream)))
-    assert (windows.window(windows.num_windows).targets == NOT_SCORED).all()
+    assert (windows.window(windows.num_items).targets == NOT_SCORED).all()

@@ -14,7 +14,7 @@ from hornbook.storage.system import (
     format_bytes,
     free_bytes,
     process_is_alive,
-    translated,
+    storage_errors,
     usable_cores,
 )
 
@@ -33,7 +33,7 @@ def test_free_bytes_are_those_of_the_disk_that_will_hold_a_path(tmp_path):
 
 
 def test_an_error_of_the_system_becomes_one_line(tmp_path):
-    with pytest.raises(StorageError) as caught, translated("read", tmp_path):
+    with pytest.raises(StorageError) as caught, storage_errors("read", tmp_path):
         (tmp_path / "missing").stat()
     assert str(caught.value).startswith(f"cannot read {tmp_path}: No such file or directory; ")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
@@ -69,7 +69,7 @@ def test_ones_own_number_counts_as_gone():
 )
 def test_another_attempt_helps_a_disk_and_no_path(tmp_path, name, code):
     number = getattr(errno, name)
-    with pytest.raises(StorageError) as caught, translated("read", tmp_path):
+    with pytest.raises(StorageError) as caught, storage_errors("read", tmp_path):
         raise OSError(number, os.strerror(number))
     assert caught.value.exit_code == code and isinstance(caught.value, PathError) == (code == 2)
     assert os.strerror(number) in str(caught.value)

@@ -8,13 +8,13 @@ from huggingface_hub import errors
 from tiny_text import one_line
 
 from hornbook.errors import HornbookError, StorageError, UserError
-from hornbook.text.hub_client import OfflineError, OutOfReachError, import_client, translated
+from hornbook.text.hub_client import OfflineError, OutOfReachError, hub_errors, import_client
 
 
 def told(error, monkeypatch, tmp_path, *, is_offline=False):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(HornbookError) as caught, translated("hf:a/b: ", "data set", "a/b"):
+    with pytest.raises(HornbookError) as caught, hub_errors("hf:a/b: ", "data set", "a/b"):
         raise error
     return caught.value
 

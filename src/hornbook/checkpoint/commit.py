@@ -26,7 +26,7 @@ from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
-from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, translated
+from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, storage_errors
 
 if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
     from torch import Tensor
@@ -200,7 +200,7 @@ def _remove_leftovers(folder: Path) -> None:
 def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
     if not folder.is_dir():
         return []
-    with translated("read the folder", folder):
+    with storage_errors("read the folder", folder):
         matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     return [path for path, match in matches if match and not is_alive(int(match[1]))]
 

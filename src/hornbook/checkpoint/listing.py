@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
 from hornbook.errors import CheckpointError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -39,7 +39,7 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
     """
     if not folder.is_dir():
         return []
-    with translated("read the folder", folder):
+    with storage_errors("read the folder", folder):
         found = [(parse_step(path.name), path) for path in folder.iterdir()]
     return sorted((step, path) for step, path in found if step is not None)
 
@@ -123,5 +123,5 @@ def checkpoints_of(path: Path) -> Path:
 def _size(path: Path) -> int:
     if not path.is_dir():
         return 0
-    with translated("read the folder", path):
+    with storage_errors("read the folder", path):
         return sum(file.lstat().st_size for file in path.iterdir())

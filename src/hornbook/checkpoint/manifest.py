@@ -26,7 +26,7 @@ from hornbook.checkpoint.tensors import DTYPES
 from hornbook.errors import CheckpointError, DataError, HornbookError
 from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import dump_json, dump_sealed, parse_json, read_bytes
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "hornbook checkpoint"
@@ -133,7 +133,7 @@ def verify(path: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
     """
     try:
         manifest = read_manifest(path)
-        with translated("read the folder", path):
+        with storage_errors("read the folder", path):
             found = {file.name for file in path.iterdir()} - {MANIFEST}
     except HornbookError as error:
         return [str(error)]
@@ -149,7 +149,7 @@ def verify(path: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
 def _problem(path: Path, entry: Entry) -> str | None:
     """Say what is wrong with one file, cheap questions first."""
     try:
-        with translated("read", path):
+        with storage_errors("read", path):
             status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             return f"{path.name} is not a plain file"

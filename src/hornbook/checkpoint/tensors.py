@@ -26,7 +26,7 @@ from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.files import BytesLike
 from hornbook.storage.json_files import parse_json
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints needs none
     from torch import Tensor
@@ -149,7 +149,7 @@ def _reading(path: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with translated("read", path):
+        with storage_errors("read", path):
             yield
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise _malformed(path, " ".join(str(error).split())) from error
@@ -182,7 +182,7 @@ def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
 
 def _check_header(path: Path) -> None:
     """Refuse what the library would spend memory on or read in its own way: a huge header, a name that occurs twice."""
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         available = os.fstat(file.fileno()).st_size - 8
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(available, MAX_HEADER_BYTES):

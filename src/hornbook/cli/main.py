@@ -46,7 +46,7 @@ COMMANDS = {
 INTERRUPTED = 130
 READER_GONE = 141
 _LONGEST_LINE = 1000
-_OF_A_LOOK = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_PATH_LOOKUP_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """What `Path.exists` and its like raise, below a folder that is closed to us and of a name that is too long.
 
 An error without the name of a file, as of a socket, is none of these.
@@ -108,7 +108,7 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
     except Exception as error:  # the one place: past here is only the interpreter, and a user is owed a line
         if debug:
             traceback.print_exc()
-        if isinstance(error, OSError) and error.errno in _OF_A_LOOK and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in _PATH_LOOKUP_ERRNOS and error.filename is not None:
             line = f"cannot read {error.filename}: {error.strerror}; check the path and its permissions"
             return _fail([line], PathError.exit_code, as_json)
         hint = "" if debug else "; run again with --debug for the traceback"

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from hornbook.arrays import Int64s, Integers
 from hornbook.errors import DataError
 from hornbook.storage import BytesLike, FileWriter, Written, write_file
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
@@ -211,7 +211,7 @@ def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
 
 
 def _chunks(path: Path) -> Iterable[bytes]:
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         while chunk := file.read(_COPIED_BYTES):
             yield chunk
 
@@ -312,7 +312,7 @@ def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
     """
     if not path.is_file():
         raise DataError(f"{path}: {what}, is missing; an indexed data set has a .bin and an .idx of one name")
-    with translated("read", path):
+    with storage_errors("read", path):
         size = path.stat().st_size
         if size % dtype.itemsize:
             raise DataError(f"{path}: {size} bytes are no whole number of {dtype.name} tokens; the file is truncated")

@@ -27,7 +27,7 @@ from hornbook.corpus.convert.token_streams import how_to_convert
 from hornbook.corpus.megatron import IndexedFile, index_paths
 from hornbook.corpus.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
 
@@ -110,11 +110,11 @@ class TokenStore:
             return hashlib.sha256(":".join((*parts, self.end_of_text)).encode()).hexdigest()
         bin_path, idx_path = self.indexed.paths
         digest = hashlib.sha256(f"{bin_path.stat().st_size}:".encode())
-        with translated("read", bin_path), bin_path.open("rb") as file:
+        with storage_errors("read", bin_path), bin_path.open("rb") as file:
             digest.update(file.read(_HASHED_BYTES))
             file.seek(max(0, file.seek(0, 2) - _HASHED_BYTES))
             digest.update(file.read(_HASHED_BYTES))
-        with translated("read", idx_path), idx_path.open("rb") as file:
+        with storage_errors("read", idx_path), idx_path.open("rb") as file:
             while chunk := file.read(_HASHED_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
@@ -224,7 +224,7 @@ def locate_store(path: Path, split: str) -> Path:
 def _open_own(folder: Path) -> TokenStore:
     manifest = Manifest.read(folder)
     for name, file in manifest.files.items():
-        with translated("read", folder / name):
+        with storage_errors("read", folder / name):
             size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != file.size:
             found = "it is missing" if size is None else f"it has {size}"

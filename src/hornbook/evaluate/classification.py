@@ -16,7 +16,7 @@ from hornbook.evaluate.tasks import Row, TaskInput, register_task
 from hornbook.model.label_heads import ClassificationHead
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
 from hornbook.samples.loader import spread_evenly
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.wording import counted
 
 
@@ -24,7 +24,7 @@ from hornbook.wording import counted
 class Answered:
     """A file's sequences and the numbers of their classes, int64[N]."""
 
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     path: str
@@ -75,7 +75,7 @@ def classification(given: TaskInput) -> list[Row]:
     ]
 
 
-def class_logits(given: TaskInput, sequences: list[Sequence]) -> torch.Tensor:
+def class_logits(given: TaskInput, sequences: list[TokenSequence]) -> torch.Tensor:
     """Return fp32 ``[N, C]`` on the CPU, a row a sequence."""
     model, batches = given.loaded.model, laid_out(given, sequences)
     return torch.cat([given.forward(model, batch, ClassificationHead.label_logits).cpu() for batch in batches])

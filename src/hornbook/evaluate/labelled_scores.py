@@ -8,7 +8,7 @@ from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 
 Learned = TypeVar("Learned", bound=LabelledConfig)
 
@@ -42,7 +42,7 @@ def objective_of(given: TaskInput, kind: type[Learned], lacks: str) -> Learned:
     return objective
 
 
-def laid_out(given: TaskInput, sequences: list[Sequence]) -> Iterator[Batch]:
+def laid_out(given: TaskInput, sequences: list[TokenSequence]) -> Iterator[Batch]:
     """Yield batches, without padding on a CPU; nothing random happens in them."""
     size = given.micro_batch_size
     for start in range(0, len(sequences), size):

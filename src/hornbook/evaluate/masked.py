@@ -25,7 +25,7 @@ from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, se
 from hornbook.samples.layout import Layout, choose_layout
 from hornbook.samples.loader import spread_evenly
 from hornbook.samples.masked_copies import MaskedCopies
-from hornbook.samples.sequences import Sequence, framed
+from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.text.documents import read_documents
 from hornbook.text.special_tokens import MaskingTokens
@@ -83,7 +83,7 @@ def masked_lm(given: TaskInput) -> list[Row]:
         micro_batch_size=given.micro_batch_size,
         max_windows=given.max_sequences,
     )
-    num_sequences = len(spread_evenly(batches.num_windows, given.max_sequences))
+    num_sequences = len(spread_evenly(batches.num_items, given.max_sequences))
     asked = f"{result.tokens:,} tokens of {counted(num_sequences, 'sequence')}, {_how_masked(objective, batches)}"
     loss, terms = result.terms["mlm"], result.terms
     rows = [
@@ -211,7 +211,7 @@ def _share_of_others(batches: EncoderBatches, given: TaskInput) -> float:
 
     Of long documents it is a half. One of a single sentence has nothing that follows, so short ones raise it.
     """
-    numbers = spread_evenly(batches.num_windows, given.max_sequences)
+    numbers = spread_evenly(batches.num_items, given.max_sequences)
     parts = (numbers[start : start + _READ_SEQUENCES] for start in range(0, len(numbers), _READ_SEQUENCES))
     labels = (sequence.pair_label for part in parts for sequence in batches.source.sequences(part))
     return sum(label == 1 for label in labels) / len(numbers)
@@ -222,7 +222,7 @@ def _is_text(path: str) -> bool:
     return Path(path).is_file() and Path(path).suffix not in (".bin", ".idx")
 
 
-def _sequences_of_text(given: TaskInput, special: MaskingTokens) -> Iterator[Sequence]:
+def _sequences_of_text(given: TaskInput, special: MaskingTokens) -> Iterator[TokenSequence]:
     """Yield the documents of a file, cut as `hornbook.samples.sequences.DocumentSequences` cuts those of a store."""
     tokenizer, room = given.require_tokenizer(), given.window_length - 2
     for document in read_documents([given.require_data("a store or a file of text")]):

@@ -11,8 +11,7 @@ where it is higher than the best span's (a threshold of 0, SQuAD 2.0's default).
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -110,7 +109,7 @@ def span(given: TaskInput) -> list[Row]:
 
 
 def answer(
-    given: TaskInput, questions: Items[Question], windows: Items[Window], rules: SpanConfig
+    given: TaskInput, questions: Sequence[Question], windows: Sequence[Window], rules: SpanConfig
 ) -> Mapping[int, str]:
     """Return the model's answer to each question, by its number; empty for none."""
     model, found = given.loaded.model, dict[int, list[Found]]()
@@ -135,7 +134,7 @@ def best_span(logits_T2: NDArray[np.float32], window: Window, context: str, max_
     return Found(float(scores[first, more]), text, float(logits_T2[NO_ANSWER].sum()))
 
 
-def _choose(spans: Items[Found], *, may_refuse: bool) -> str:
+def _choose(spans: Sequence[Found], *, may_refuse: bool) -> str:
     best = max(spans, key=lambda found: found.score)
     no_answer = min(found.no_answer for found in spans)
     return "" if may_refuse and no_answer > best.score else best.text

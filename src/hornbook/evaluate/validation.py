@@ -68,7 +68,7 @@ def validate(
     totals = dict(zip(names, ranks.sum_floats(sums), strict=True))
     scored = dict(zip(names, ranks.sum_integers(counts), strict=True))
     terms = {name: totals[name] / scored[name] if scored[name] else math.nan for name in names}
-    complete = max_windows is None or max_windows >= held_out.num_windows
+    complete = max_windows is None or max_windows >= held_out.num_items
     first = names[0]
     return Validation(
         loss=sum(weight * terms[name] for name, weight in objective.weights.items() if weight),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import CheckpointError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -19,7 +19,7 @@ def inside(folder: Path, name: str) -> Path:
     if not _PLAIN_NAME.fullmatch(name):
         raise CheckpointError(f"{folder}: {name!r:.120} is no plain file name; a folder names files of its own alone")
     path = folder / name
-    with translated("read", path):
+    with storage_errors("read", path):
         target, home = path.resolve(), folder.resolve()
         blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
         if not (target.is_relative_to(home) or target.is_relative_to(blobs)):

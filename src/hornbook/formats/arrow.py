@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hornbook.errors import DataError, UserError
 from hornbook.extras import require
 from hornbook.storage.json_files import read_json
-from hornbook.storage.system import as_storage_error, translated
+from hornbook.storage.system import as_storage_error, storage_errors
 
 if TYPE_CHECKING:
     import pyarrow
@@ -46,7 +46,7 @@ def shown(said: object) -> str:
 
 
 @contextmanager
-def damage_told(path: Path, name: str, what: str, *others: type[Exception]) -> Iterator[None]:
+def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> Iterator[None]:
     """Tell in one line what pyarrow finds wrong with a file while it reads it in the block.
 
     Args:
@@ -120,12 +120,12 @@ def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow
     name = name or str(path)
     if not path.is_file():
         raise DataError(f"{name}: there is no such file; the data set is incomplete")
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
         file.seek(max(0, path.stat().st_size - len(_END_OF_STREAM)))
         if not is_file and file.read() != _END_OF_STREAM:  # for pyarrow, a stream may end after any batch
             raise DataError(f"{name}: is no Arrow stream, or a truncated one; fetch the file again")
-    with damage_told(path, name, "Arrow file", MemoryError), arrow.memory_map(str(path)) as source:
+    with arrow_errors(path, name, "Arrow file", MemoryError), arrow.memory_map(str(path)) as source:
         if is_file:
             with arrow.ipc.open_file(source) as table:
                 yield table.schema, map(table.get_batch, range(table.num_record_batches))

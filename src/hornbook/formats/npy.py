@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import DataError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 _MAGIC: Final = b"\x93NUMPY"
 _BYTES_OF_LENGTH: Final = {1: 2, 2: 4, 3: 4}
@@ -48,7 +48,7 @@ def read_header(path: Path) -> Header:
         DataError: it is another file, or its header is damaged.
         StorageError: it cannot be read.
     """
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         start = file.read(_MAX_HEADER_BYTES)
     width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
     if not start.startswith(_MAGIC) or width is None:
@@ -74,7 +74,7 @@ def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
         StorageError: it cannot be read.
     """
     count = math.prod(header.shape)
-    with translated("read", path):
+    with storage_errors("read", path):
         size, expected = path.stat().st_size, header.offset + count * dtype.itemsize
         if size != expected:
             raise DataError(f"{path}: has {size} bytes; expected {expected} by its header: it is truncated or damaged")

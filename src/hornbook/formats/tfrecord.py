@@ -27,7 +27,7 @@ from hornbook.formats.example import Feature, decode_example
 from hornbook.formats.protobuf import Malformed
 from hornbook.storage import FileWriter, replace_file, write_file
 from hornbook.storage.new_files import new_folder, numeric_key
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 MAX_RECORD_BYTES: Final = 16 << 20
 """Some five million tokens; integers of one byte become eight times that in memory."""
@@ -58,7 +58,7 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
         if not path.is_file():
             raise DataError(f"{path}: there is no such file; expected a TFRecord file, or a folder of .tfrecord files")
         return (path,)
-    with translated("read the folder", path):
+    with storage_errors("read the folder", path):
         found = sorted((file for file in path.glob("*.tfrecord*") if file.is_file()), key=numeric_key)
     if not found:
         raise DataError(f"{path}: there is no .tfrecord file in the folder")
@@ -71,7 +71,7 @@ def begins_with_record(path: Path) -> bool:
     Raises:
         StorageError: it cannot be read.
     """
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         header = file.read(_HEADER.size)
     return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
 
@@ -124,7 +124,7 @@ class NumberedRecords:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translated("read", path):
+        with storage_errors("read", path):
             size = path.stat().st_size
             mapped: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
         self._data = mapped.data
@@ -221,7 +221,7 @@ def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
 def _read_file(path: Path) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of each record of a file."""
     offset = 0
-    with translated("read", path), path.open("rb", buffering=1 << 20) as file:
+    with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
         size = path.stat().st_size
         while offset < size:
             header = file.read(_HEADER.size)

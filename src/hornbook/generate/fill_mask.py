@@ -6,7 +6,7 @@ The text gets [CLS] and [SEP] around it, as in the training. Several gaps of one
 together: the price of one look at the text.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.model.head import at_places
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
-from hornbook.samples.sequences import Sequence, framed
+from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ class Gapped:
     """A text with gaps, ready to be filled."""
 
     prompt: str
-    sequence: Sequence
+    sequence: TokenSequence
     """Its tokens; what is to be predicted are the gaps."""
 
 
@@ -109,7 +109,7 @@ class GapFiller:
             raise UserError(f"{place} has {length} tokens with {frame}, but the model has {most} positions; shorten it")
         return Gapped(prompt=prompt, sequence=sequence._replace(positions=gaps, labels=sequence.tokens[gaps]))
 
-    def fill(self, requests: Items[Gapped]) -> list[Filled]:
+    def fill(self, requests: Sequence[Gapped]) -> list[Filled]:
         """Fill the gaps of one text or several, in one batch."""
         sequences = [request.sequence for request in requests]
         width = max(len(sequence.tokens) for sequence in sequences)

@@ -26,7 +26,7 @@ from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.mixture import Provenance
-from hornbook.samples.sequences import NO_PAIR, Sequence, StoredSequences
+from hornbook.samples.sequences import NO_PAIR, StoredSequences, TokenSequence
 from hornbook.samples.sources import Sources, open_sources, open_windows
 from hornbook.samples.static_instances import StaticInstances
 from hornbook.samples.training_samples import build_samples, num_steps
@@ -160,8 +160,8 @@ def _trace_sequences(
         else:
             assert isinstance(source, StoredSequences), "synthetic sequences have no provenance"
             place = _places(source.provenance(number), recipe, sources) | {"record": None}
-        if maker.num_windows < source.num_sequences:
-            place["epoch"] = sample // maker.num_windows
+        if maker.num_items < source.num_sequences:
+            place["epoch"] = sample // maker.num_items
         assert sequence.positions is not None and sequence.labels is not None, "the maker has masked them"
         yield TracedSequence(
             sample=sample,
@@ -196,7 +196,7 @@ def _traced(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> Tra
     )
 
 
-def _marked(sequence: Sequence, tokenizer: Tokenizer) -> str:
+def _marked(sequence: TokenSequence, tokenizer: Tokenizer) -> str:
     """The text of a masked sequence: ``[CLS] the [[MASK]→cat] sat [SEP]``."""
     assert sequence.positions is not None and sequence.labels is not None, "it is masked"
     parts, start = [], 0

@@ -49,7 +49,7 @@ class HeldOut(Protocol):
     """Windows or sequences to be scored, each once."""
 
     @property
-    def num_windows(self) -> int:
+    def num_items(self) -> int:
         """How many there are."""
 
     def batch(self, numbers: Int64s, /) -> Batch:
@@ -117,9 +117,9 @@ class HeldOutWindows:
         self.windows, self._document_mask = windows, document_mask
 
     @property
-    def num_windows(self) -> int:
+    def num_items(self) -> int:
         """How many there are."""
-        return self.windows.num_windows
+        return self.windows.num_items
 
     def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``."""

@@ -6,7 +6,7 @@ What is masked is a function of (seed, sample), so each epoch hides other tokens
 change nothing.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from hornbook.samples.batches import Batch, token_keys
 from hornbook.samples.layout import Layout, lay_out
 from hornbook.samples.masking import MaskRules, dynamic_mask
 from hornbook.samples.order import repeat_first
-from hornbook.samples.sequences import Sequence, SequenceSource
+from hornbook.samples.sequences import SequenceSource, TokenSequence
 
 _MEASURED_SEQUENCES = 1024
 
@@ -48,13 +48,13 @@ class EncoderBatches:
     max_samples: int | None = None
 
     @property
-    def num_windows(self) -> int:
+    def num_items(self) -> int:
         """Sequences of an epoch."""
         return min(self.source.num_sequences, self.max_samples or self.source.num_sequences)
 
     def among_all(self, samples: Int64s) -> Int64s:
         """The numbers that these samples have in the source."""
-        return repeat_first(samples, size=self.num_windows, whole=self.source.num_sequences, seed=self.seed)
+        return repeat_first(samples, size=self.num_items, whole=self.source.num_sequences, seed=self.seed)
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
@@ -66,17 +66,17 @@ class EncoderBatches:
 
     def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``: the first epoch's sequences, with the same masks each time and keys of zero."""
-        exists = numbers < self.num_windows
+        exists = numbers < self.num_items
         sequences = self.sequences(np.where(exists, numbers, 0))
         scored = [found if there else found.unscored() for found, there in zip(sequences, exists, strict=True)]
         return self._lay_out(scored, None)
 
     def mean_length(self) -> float:
         """Tokens of a sequence, measured on the first ones."""
-        samples = np.arange(min(self.num_windows, _MEASURED_SEQUENCES), dtype=np.int64)
+        samples = np.arange(min(self.num_items, _MEASURED_SEQUENCES), dtype=np.int64)
         return float(np.mean([len(sequence.tokens) for sequence in self.source.sequences(samples)]))
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """The sequences of these samples as the model sees them, masked.
 
         Raises:
@@ -106,7 +106,7 @@ class EncoderBatches:
             for sequence, own, places, labels, start in parts
         ]
 
-    def _refuse_more_masks(self, sequences: Items[Sequence]) -> None:
+    def _refuse_more_masks(self, sequences: Sequence[TokenSequence]) -> None:
         most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
         if most > self.most_masked:
             raise DataError(
@@ -114,7 +114,7 @@ class EncoderBatches:
                 "the most that the file has, or leave it out"
             )
 
-    def _lay_out(self, sequences: Items[Sequence], keys: Int64s | None) -> Batch:
+    def _lay_out(self, sequences: Sequence[TokenSequence], keys: Int64s | None) -> Batch:
         return lay_out(
             sequences,
             width=self.source.sequence_length,

@@ -28,7 +28,7 @@ def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, 
     padding = 1 - mean / recipe.sequence_length
     return Samples(
         maker=replace(train, layout=layout),
-        num_samples=train.num_windows,
+        num_samples=train.num_items,
         tokens_per_sample=mean,
         held_out=held_out and replace(held_out, layout=layout),
         shows_padding=True,

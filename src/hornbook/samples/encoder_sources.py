@@ -10,8 +10,7 @@ masks then makes batches of the sequences (`hornbook.samples.encoder_batches`).
 """
 
 import hashlib
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,9 +26,9 @@ from hornbook.samples.sequences import (
     JoinedSequences,
     LineSequences,
     PairSequences,
-    Sequence,
     SequenceSource,
     StoredSequences,
+    TokenSequence,
 )
 from hornbook.samples.static_instances import StaticInstances
 from hornbook.text.special_tokens import MaskingTokens
@@ -48,7 +47,7 @@ class MixedSequences:
         seed: of the blend.
     """
 
-    def __init__(self, sources: Items[StoredSequences], weights: Items[float], seed: int) -> None:
+    def __init__(self, sources: Sequence[StoredSequences], weights: Sequence[float], seed: int) -> None:
         sizes = [source.num_sequences for source in sources]
         self._sources, self._blend = sources, Blend(whole_shares(weights) if weights else sizes, seed)
         self.sequence_length = sources[0].sequence_length
@@ -56,10 +55,10 @@ class MixedSequences:
         parts = [source.fingerprint for source in sources] + [repr(float(weight)) for weight in weights]
         self.fingerprint = hashlib.sha256(":".join(parts).encode()).hexdigest()
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
         owners, numbers = self._blend.locate(samples)
-        found: dict[int, Sequence] = {}
+        found: dict[int, TokenSequence] = {}
         for owner in np.unique(owners).tolist():
             rows = np.flatnonzero(owners == owner)
             found |= zip(rows.tolist(), self._sources[owner].sequences(numbers[rows]), strict=True)
@@ -73,12 +72,12 @@ class MixedSequences:
 
 def sequence_source(
     objective: MaskingConfig,
-    stores: Items[TokenStore],
+    stores: Sequence[TokenStore],
     special: MaskingTokens,
     *,
     sequence_length: int,
     seed: int,
-    weights: Items[float] = (),
+    weights: Sequence[float] = (),
 ) -> StoredSequences:
     """Return the sequences of one store or several.
 
@@ -102,12 +101,12 @@ def sequence_source(
 
 def store_batches(
     objective: MaskingConfig,
-    stores: Items[TokenStore],
+    stores: Sequence[TokenStore],
     tokenizer: Tokenizer,
     *,
     sequence_length: int,
     seed: int,
-    weights: Items[float] = (),
+    weights: Sequence[float] = (),
 ) -> EncoderBatches:
     """Return padded batches of one store or several, masked as the objective says.
 

@@ -28,7 +28,7 @@ from hornbook.corpus.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.samples.masking import MaskRules, static_mask, word_beginnings
 from hornbook.samples.pairs import PairRules
-from hornbook.samples.sequences import PairSequences, Sequence
+from hornbook.samples.sequences import PairSequences, TokenSequence
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import refuse_existing
 from hornbook.text.tokenizer import Tokenizer
@@ -168,7 +168,7 @@ def _instances(
 
 
 def _masked(
-    sequences: list[Sequence], first_number: int, rules: MaskRules, options: InstanceOptions
+    sequences: list[TokenSequence], first_number: int, rules: MaskRules, options: InstanceOptions
 ) -> Iterator[Instance]:
     """Instances of unmasked pairs, the first of which is instance number ``first_number``."""
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)

@@ -16,7 +16,7 @@ from hornbook.arrays import Int64s
 from hornbook.samples.batches import Batch, token_keys
 from hornbook.samples.layout import Layout, lay_out
 from hornbook.samples.order import permute
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -33,7 +33,7 @@ class LabelledBatches:
         seed: of order and keys.
     """
 
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     labels: Int64s
     width: int
     layout: Layout
@@ -41,7 +41,7 @@ class LabelledBatches:
     seed: int
 
     @property
-    def num_windows(self) -> int:
+    def num_items(self) -> int:
         """Sequences of an epoch."""
         return len(self.sequences)
 
@@ -52,14 +52,14 @@ class LabelledBatches:
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
-        epochs, places = np.divmod(samples, self.num_windows)
-        numbers = permute(places, size=self.num_windows, seed=self.seed, epoch=epochs)
+        epochs, places = np.divmod(samples, self.num_items)
+        numbers = permute(places, size=self.num_items, seed=self.seed, epoch=epochs)
         keys = (token_keys(self.seed, row, self.width) for row in samples)
         return [self._batch(row, self.labels[row], of_row) for row, of_row in zip(numbers, keys, strict=True)]
 
     def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``; keys are zero."""
-        exists = numbers < self.num_windows
+        exists = numbers < self.num_items
         numbers = np.where(exists, numbers, 0)
         labels = self.labels[numbers]
         labels[~exists] = NOT_SCORED

@@ -5,7 +5,7 @@
 """
 
 import hashlib
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ from hornbook.samples.labelled_batches import LabelledBatches
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, labels_of, listed, read_examples
 from hornbook.samples.layout import choose_layout
 from hornbook.samples.order import permute
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.sources import Sources
 from hornbook.samples.squad import labelled_windows, read_questions
 from hornbook.storage.files import sha256_file
@@ -37,7 +37,7 @@ class LabelledTexts:
         fingerprint: a hash of the files and the tokenizer.
     """
 
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     labels: Int64s
     fingerprint: str
 
@@ -102,7 +102,7 @@ def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) 
     labels = {"labels": listed(recipe.objective.labels)} if isinstance(recipe.objective, ClassificationConfig) else {}
     return Samples(
         maker=maker,
-        num_samples=maker.num_windows,
+        num_samples=maker.num_items,
         tokens_per_sample=mean,
         held_out=replace(maker, sequences=held_out.sequences, labels=held_out.labels) if held_out else None,
         shows_padding=True,
@@ -138,7 +138,7 @@ def _with_labels(recipe: Recipe, model: EncoderConfig) -> Recipe:
     return replace(recipe, model=replace(model, head=head), objective=objective)
 
 
-def _read(recipe: Recipe, paths: Items[str], tokenizer: Tokenizer) -> LabelledTexts:
+def _read(recipe: Recipe, paths: Sequence[str], tokenizer: Tokenizer) -> LabelledTexts:
     objective, length = recipe.objective, recipe.sequence_length
     if isinstance(objective, ClassificationConfig):
         examples = [example for path in paths for example in read_examples(path, objective)]

@@ -13,8 +13,7 @@ All examples are in memory, as tokens: that is the price of knowing before the f
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,7 +27,7 @@ from hornbook.config import ClassificationConfig
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import DataError, UserError
 from hornbook.samples.pairs import truncated_lengths
-from hornbook.samples.sequences import Sequence, framed
+from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.storage.json_files import load_strictly, read_bytes
 from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
 from hornbook.text.readers.records import read_objects, utf8_of
@@ -79,7 +78,7 @@ def read_examples(path: str, columns: ClassificationConfig) -> list[Example]:
     return examples
 
 
-def labels_of(examples: Items[Example], path: str) -> tuple[str, ...]:
+def labels_of(examples: Sequence[Example], path: str) -> tuple[str, ...]:
     """Return the classes of a training file, sorted; by value where all of them are integers.
 
     Raises:
@@ -93,12 +92,12 @@ def labels_of(examples: Items[Example], path: str) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def listed(names: Items[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first names of a list that may be long, for people."""
     return ", ".join(f"{name:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
 
 
-def label_numbers(examples: Items[Example], labels: Items[str]) -> Int64s:
+def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
     """Return int64[N], the number of each example's class; a file may have the numbers themselves, counted from 0.
 
     Raises:
@@ -117,7 +116,7 @@ def label_numbers(examples: Items[Example], labels: Items[str]) -> Int64s:
     return np.array([known[example.label] for example in examples], dtype=np.int64)
 
 
-def encode_examples(examples: Items[Example], tokenizer: Tokenizer, sequence_length: int) -> list[Sequence]:
+def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int) -> list[TokenSequence]:
     """Return the sequences of examples; a long text is cut off at its end, of a pair always the longer one.
 
     Raises:
@@ -138,7 +137,7 @@ def encode_examples(examples: Items[Example], tokenizer: Tokenizer, sequence_len
     ]
 
 
-def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> Sequence:
+def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:
     """Return ``[CLS] A [SEP]``, or ``[CLS] A [SEP] B [SEP]`` with B as the second segment, nothing of it hidden.
 
     RoBERTa has two separators between the texts of a pair (Liu et al. 2019).
@@ -226,7 +225,7 @@ def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Ite
 
 
 def _require_fields(
-    names: Items[str] | dict[str, object], path: str, place: str, columns: ClassificationConfig
+    names: Sequence[str] | dict[str, object], path: str, place: str, columns: ClassificationConfig
 ) -> None:
     there = list(names)
     for field in _fields(columns):

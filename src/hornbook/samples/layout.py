@@ -23,7 +23,7 @@ In padded and packed batches P is fixed, S times the most predictions, and fille
 depend on the data alone would be compiled again and again.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ import torch
 
 from hornbook.arrays import Int64s
 from hornbook.samples.batches import Batch
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 
 Layout: TypeAlias = Literal["padded", "packed", "unpadded"]
@@ -54,7 +54,7 @@ class Places(NamedTuple):
 
 
 def lay_out(
-    sequences: Items[Sequence],
+    sequences: Sequence[TokenSequence],
     *,
     width: int,
     layout: Layout,
@@ -128,7 +128,7 @@ def _scattered(values: Int64s, flat: Int64s, fill: int, places: Places) -> Int64
     return array.reshape(places.num_rows, places.width)
 
 
-def _predictions(sequences: Items[Sequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:
+def _predictions(sequences: Sequence[TokenSequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:
     found = [_scored(sequence) for sequence in sequences]
     predictions = np.concatenate([first + positions for first, (positions, _) in zip(firsts, found, strict=True)])
     targets = np.concatenate([labels for _, labels in found])
@@ -139,7 +139,7 @@ def _predictions(sequences: Items[Sequence], firsts: Int64s, fixed: int | None) 
     }
 
 
-def _scored(sequence: Sequence) -> tuple[Int64s, Int64s]:
+def _scored(sequence: TokenSequence) -> tuple[Int64s, Int64s]:
     assert sequence.positions is not None, "the masking leaves positions and labels"
     assert sequence.labels is not None, "the masking leaves positions and labels"
     return sequence.positions, sequence.labels

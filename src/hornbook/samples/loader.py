@@ -159,9 +159,9 @@ def evaluation_batches(
     Every rank gets the same number of batches, since sharded models compute in step; what is missing at the end is
     filled with windows in which nothing is scored. ``max_windows`` takes that many, spread evenly over the store.
     """
-    chosen = spread_evenly(held_out.num_windows, max_windows)
+    chosen = spread_evenly(held_out.num_items, max_windows)
     round_size = micro_batch_size * world_size
-    padded = np.concatenate([chosen, np.full(-len(chosen) % round_size, held_out.num_windows)])
+    padded = np.concatenate([chosen, np.full(-len(chosen) % round_size, held_out.num_items)])
     for numbers in padded.reshape(-1, world_size, micro_batch_size)[:, rank]:
         yield held_out.batch(numbers)
 

@@ -8,14 +8,14 @@ Copies are counted over all texts, and each is made when it is asked for: n toke
 memory of one batch.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 import numpy as np
 
 from hornbook.arrays import Int64s
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import Layout, lay_out
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.text.special_tokens import MaskingTokens
 
 
@@ -28,7 +28,7 @@ class MaskedCopies:
         layout: of the batches.
     """
 
-    def __init__(self, sequences: Items[Sequence], special: MaskingTokens, layout: Layout) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], special: MaskingTokens, layout: Layout) -> None:
         frame = (special.cls, special.sep, special.pad)
         self._sequences, self._special, self._layout = sequences, special, layout
         self._places = [np.flatnonzero(~np.isin(sequence.tokens, frame)) for sequence in sequences]
@@ -36,18 +36,18 @@ class MaskedCopies:
         self._width = max(len(sequence.tokens) for sequence in sequences)
 
     @property
-    def num_windows(self) -> int:
+    def num_items(self) -> int:
         """Copies of all texts together."""
         return int(self._ends[-1])
 
     def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``."""
-        exists = numbers < self.num_windows
+        exists = numbers < self.num_items
         copies = [self._copy(number) for number in np.where(exists, numbers, 0).tolist()]
         scored = [copy if there else copy.unscored() for copy, there in zip(copies, exists, strict=True)]
         return lay_out(scored, width=self._width, layout=self._layout, pad_id=self._special.pad)
 
-    def _copy(self, number: int) -> Sequence:
+    def _copy(self, number: int) -> TokenSequence:
         owner = int(np.searchsorted(self._ends, number, side="right"))
         sequence, places = self._sequences[owner], self._places[owner]
         place = places[[number - int(self._ends[owner])]]

@@ -96,7 +96,7 @@ class Provenance(NamedTuple):
 class Mixture:
     """Training samples of one or several sources; of a single one they are its `Windows`.
 
-    An epoch has ``num_windows`` samples, as many as all sources have windows. Without weights a source's share is its
+    An epoch has ``num_items`` samples, as many as all sources have windows. Without weights a source's share is its
     part of those, so each window comes once an epoch.
 
     Args:
@@ -108,7 +108,7 @@ class Mixture:
 
     Attributes:
         sequence_length: T.
-        num_windows: samples of an epoch.
+        num_items: samples of an epoch.
         shares: of each source in the samples; their sum is 1.
 
     Raises:
@@ -128,12 +128,12 @@ class Mixture:
         self._windows = [
             Windows(source, sequence_length, seed_of_source(number, seed)) for number, source in enumerate(sources)
         ]
-        sizes = [windows.num_windows for windows in self._windows]
+        sizes = [windows.num_items for windows in self._windows]
         shares = whole_shares(weights) if weights else sizes
         self._blend = Blend(shares, seed)
         self.sequence_length = sequence_length
         self._num_all, self._seed = sum(sizes), seed
-        self.num_windows = min(self._num_all, max_samples or self._num_all)
+        self.num_items = min(self._num_all, max_samples or self._num_all)
         self.shares = [share / sum(shares) for share in shares]
 
     def batch(self, samples: Int64s) -> Window:
@@ -151,12 +151,12 @@ class Mixture:
         """Which tokens of which documents of which source the sample reads."""
         (source,), (number,) = (found.tolist() for found in self._blend.locate(self._among_all(np.array([sample]))))
         windows = self._windows[source]
-        is_part = self.num_windows < self._num_all
-        epoch = sample // self.num_windows if is_part else number // windows.num_windows
+        is_part = self.num_items < self._num_all
+        epoch = sample // self.num_items if is_part else number // windows.num_items
         return Provenance(source, epoch, windows.provenance(number))
 
     def _among_all(self, samples: Int64s) -> Int64s:
-        return repeat_first(samples, size=self.num_windows, whole=self._num_all, seed=self._seed)
+        return repeat_first(samples, size=self.num_items, whole=self._num_all, seed=self._seed)
 
 
 def joint_fingerprint(sources: Sequence[TokenSource], weights: Sequence[float]) -> str:

@@ -17,8 +17,7 @@ out the last few of its order, or begins it again.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,7 +35,7 @@ NO_PAIR = -100
 """The label of a sequence that is no pair, which no loss counts."""
 
 
-class Sequence(NamedTuple):
+class TokenSequence(NamedTuple):
     """One sequence, without padding.
 
     Attributes:
@@ -53,7 +52,7 @@ class Sequence(NamedTuple):
     positions: Int64s | None = None
     labels: Int64s | None = None
 
-    def unscored(self) -> "Sequence":
+    def unscored(self) -> "TokenSequence":
         """The same tokens, of which nothing is to be predicted."""
         nothing = np.zeros(0, dtype=np.int64)
         return self._replace(positions=nothing, labels=nothing, pair_label=NO_PAIR)
@@ -74,7 +73,7 @@ class SequenceSource(Protocol):
     def fingerprint(self) -> str:
         """A hash of what the sequences depend on, by which a resumed run knows its data."""
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """The sequences of these samples (each >= 0), in their order."""
 
 
@@ -118,16 +117,16 @@ class PairSequences:
             self._tables[epoch] = first_sentences(self._sentences, self._rules, epoch)
         return self._tables[epoch]
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
         epochs, places = np.divmod(samples, self.num_sequences)
-        found: dict[int, Sequence] = {}
+        found: dict[int, TokenSequence] = {}
         for epoch in np.unique(epochs).tolist():
             rows = np.flatnonzero(epochs == epoch)
             found |= zip(rows.tolist(), self.of_epoch(epoch, places[rows]), strict=True)
         return [found[row] for row in range(len(samples))]
 
-    def of_epoch(self, epoch: int, places: Int64s) -> list[Sequence]:
+    def of_epoch(self, epoch: int, places: Int64s) -> list[TokenSequence]:
         """The sequences at these places of an epoch's order, which goes round."""
         return [self._join(*pair) for pair in self._pairs(epoch, places)]
 
@@ -145,7 +144,7 @@ class PairSequences:
         for *spans, label in zip(*(values.tolist() for values in pairs), strict=True):
             yield Piece(*spans[:3]), Piece(*spans[3:]), label
 
-    def _join(self, a: Piece, b: Piece, label: int) -> Sequence:
+    def _join(self, a: Piece, b: Piece, label: int) -> TokenSequence:
         tokens = np.empty(a.num_tokens + b.num_tokens + SPECIAL_TOKENS, dtype=np.int64)
         middle = a.num_tokens + 1
         tokens[0], tokens[middle], tokens[-1] = self._special.cls, self._special.sep, self._special.sep
@@ -153,7 +152,7 @@ class PairSequences:
         tokens[middle + 1 : -1] = self._store.read(*b)
         segments = np.zeros(len(tokens), dtype=np.int64)
         segments[middle + 1 :] = 1
-        return Sequence(tokens, segments, label)
+        return TokenSequence(tokens, segments, label)
 
 
 class JoinedSequences:
@@ -176,10 +175,10 @@ class JoinedSequences:
         self._windows = Windows(_Separated(store, special.sep), _room(sequence_length), seed)
         self._special = special
         self.sequence_length = sequence_length
-        self.num_sequences = self._windows.num_windows
+        self.num_sequences = self._windows.num_items
         self.fingerprint = _fingerprint(store, special, f"joined {sequence_length} {seed}")
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
         return [framed(tokens[:-1], self._special) for tokens in self._windows.batch(samples).tokens]
 
@@ -203,7 +202,7 @@ class _OnePiece(ABC):
         self._room = _room(sequence_length)
         self.sequence_length = sequence_length
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
         return [framed(self._store.read(*piece), self._special) for piece in self._of_samples(samples)]
 
@@ -321,11 +320,11 @@ class _Separated:
         self.fingerprint, self.read = store.fingerprint, store.read
 
 
-def framed(text: Items[int] | Integers, special: MaskingTokens) -> Sequence:
+def framed(text: Sequence[int] | Integers, special: MaskingTokens) -> TokenSequence:
     """A text of one segment with [CLS] before it and [SEP] behind it."""
     tokens = np.empty(len(text) + 2, dtype=np.int64)
     tokens[0], tokens[1:-1], tokens[-1] = special.cls, text, special.sep
-    return Sequence(tokens, np.zeros(len(tokens), dtype=np.int64))
+    return TokenSequence(tokens, np.zeros(len(tokens), dtype=np.int64))
 
 
 def _room(sequence_length: int) -> int:

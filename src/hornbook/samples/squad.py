@@ -10,8 +10,7 @@
 As in Google's run_squad, the stride is from beginning to beginning, and a window without the answer points at [CLS].
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from hornbook.arrays import Int64s
 from hornbook.config import SpanConfig
 from hornbook.errors import DataError, UserError
 from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.storage.json_files import parse_json, read_bytes
 from hornbook.text.readers.records import utf8_of
 from hornbook.text.tokenizer import Tokenizer
@@ -62,7 +61,7 @@ class Window(NamedTuple):
     """
 
     question: int
-    sequence: Sequence
+    sequence: TokenSequence
     first: int
     offsets: Int64s
     span: tuple[int, int]
@@ -93,7 +92,7 @@ def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
 
 
 def make_windows(
-    questions: Items[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
+    questions: Sequence[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
 ) -> list[Window]:
     """Return the windows of all questions, in their order.
 
@@ -125,8 +124,8 @@ def make_windows(
 
 
 def labelled_windows(
-    questions: Items[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
-) -> tuple[list[Sequence], Int64s]:
+    questions: Sequence[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
+) -> tuple[list[TokenSequence], Int64s]:
     """Return the sequences of all windows and int64[N, 2], their spans; errors as ``make_windows``."""
     windows = make_windows(questions, tokenizer, rules, sequence_length)
     return [window.sequence for window in windows], np.array([window.span for window in windows], dtype=np.int64)

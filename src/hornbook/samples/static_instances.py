@@ -25,8 +25,8 @@ from hornbook.corpus.store import splits_of
 from hornbook.errors import DataError, UserError
 from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
 from hornbook.samples.order import permute
-from hornbook.samples.sequences import Sequence
-from hornbook.storage.system import translated
+from hornbook.samples.sequences import TokenSequence
+from hornbook.storage.system import storage_errors
 
 _HASHED_BYTES: Final = 1 << 16
 _LOOKED_AT: Final = 64
@@ -105,7 +105,7 @@ class StaticInstances:
         self.is_masked = any(self._table.instance(number)[1].positions.size for number in first)
         self.fingerprint = _fingerprint(self._table.files, seed)
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """The instances of these samples (each >= 0), in their order.
 
         Raises:
@@ -122,12 +122,12 @@ class StaticInstances:
         epochs, places = np.divmod(samples, self.num_sequences)
         return permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
 
-    def _sequence(self, number: int) -> Sequence:
+    def _sequence(self, number: int) -> TokenSequence:
         sizes, instance = self._table.instance(number)
         if sizes != self._sizes:
             raise DataError(f"{self._path}: instance {number} is padded to {sizes}, the first to {self._sizes}")
         tokens, segments, positions, labels = (values.astype(np.int64) for values in instance[:4])
-        sequence = Sequence(tokens, segments, int(instance.next_sentence_label), positions, labels)
+        sequence = TokenSequence(tokens, segments, int(instance.next_sentence_label), positions, labels)
         if self.is_masked:
             return sequence
         if positions.size:
@@ -193,7 +193,7 @@ def _fingerprint(files: tuple[Path, ...], seed: int) -> str:
     """A hash of the seed, and of the size and both ends of each file."""
     digest = hashlib.sha256(f"{seed}".encode())
     for path in files:
-        with translated("read", path), path.open("rb") as file:
+        with storage_errors("read", path), path.open("rb") as file:
             size = file.seek(0, 2)
             digest.update(f":{size}:".encode())
             for place in (0, max(0, size - _HASHED_BYTES)):

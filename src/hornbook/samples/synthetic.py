@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hornbook.arrays import Hashes, Int64s
 from hornbook.errors import UserError
 from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.sequences import Sequence
+from hornbook.samples.sequences import TokenSequence
 from hornbook.text.special_tokens import MaskingTokens
 
 
@@ -93,11 +93,11 @@ class SyntheticSequences:
             cls=2, sep=3, mask=4, pad=0, vocab_size=self._vocab_size, special_ids=frozenset(self.special_ids)
         )
 
-    def sequences(self, samples: Int64s) -> list[Sequence]:
+    def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
         return [self._sequence(sample) for sample in samples.tolist()]
 
-    def _sequence(self, sample: int) -> Sequence:
+    def _sequence(self, sample: int) -> TokenSequence:
         length = int(self._lengths[sample % self.num_sequences])
         draws = mix64(self._seed, Purpose.SYNTHETIC_TOKENS, sample, np.arange(length + 1))
         num_special, middle = len(self.special_ids), 1 + length // 2
@@ -106,7 +106,7 @@ class SyntheticSequences:
         tokens[1:middle], tokens[middle + 1 : -1] = text[: middle - 1], text[middle - 1 :]
         tokens[[0, middle, -1]] = self.special.cls, self.special.sep, self.special.sep
         segments = (np.arange(length + 3) > middle).astype(np.int64)
-        return Sequence(tokens, segments, int(draws[length] & np.uint64(1)))
+        return TokenSequence(tokens, segments, int(draws[length] & np.uint64(1)))
 
 
 def _piece_lengths(room: int, seed: int) -> Int64s:

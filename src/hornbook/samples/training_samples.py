@@ -47,7 +47,7 @@ def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
         held_out = HeldOutWindows(scored, document_mask=mask)
     return Samples(
         maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
-        num_samples=windows.num_windows,
+        num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
         held_out=held_out,
         held_out_bytes=sources.num_validation_bytes,

@@ -162,7 +162,7 @@ class Stream:
 class Windows:
     """Training samples: sample n is a window of ``sequence_length + 1`` tokens, a pure function of (seed, n).
 
-    An epoch has ``num_windows = L // T`` windows, whose targets are distinct tokens of the stream of L. Epoch e starts
+    An epoch has ``num_items = L // T`` windows, whose targets are distinct tokens of the stream of L. Epoch e starts
     its windows at ``(hash(seed, e) + i * T) mod L`` and takes them in the order of `permute`.
 
     Raises:
@@ -180,7 +180,7 @@ class Windows:
                 f"the store has {self._stream.length} tokens (end-of-text included), but one sample takes "
                 f"{sequence_length + 1}: add text, or shorten data.sequence_length"
             )
-        self.num_windows = self._stream.length // sequence_length
+        self.num_items = self._stream.length // sequence_length
 
     def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
@@ -198,9 +198,9 @@ class Windows:
         """Where in the stream each sample begins."""
         assert samples.min() >= 0, "samples count from 0"
         length = self._stream.length
-        epochs, places = np.divmod(samples, self.num_windows)
+        epochs, places = np.divmod(samples, self.num_items)
         shifts = (mix64(self._seed, Purpose.SHIFT, epochs) % np.uint64(length)).astype(np.int64)
-        order = permute(places, size=self.num_windows, seed=self._seed, epoch=epochs)
+        order = permute(places, size=self.num_items, seed=self._seed, epoch=epochs)
         return (shifts + order * self.sequence_length) % length
 
 
@@ -234,12 +234,12 @@ class EvaluationWindows:
             raise UserError("the store has no token to score: give a store with at least one document of text")
         self.sequence_length = sequence_length
         self._stride = sequence_length - overlap
-        self.num_windows = 1 + -(-max(0, self._num_targets - sequence_length) // self._stride)
+        self.num_items = 1 + -(-max(0, self._num_targets - sequence_length) // self._stride)
 
     def window(self, index: int) -> EvaluationWindow:
         """Window ``index``; past the last one all targets are NOT_SCORED, so that ranks may run in step to the end."""
         length, first = self.sequence_length, index * self._stride
-        count = min(max(self._num_targets - first, 0), length) if index < self.num_windows else 0
+        count = min(max(self._num_targets - first, 0), length) if index < self.num_items else 0
         tokens = np.full(length, self._stream.end_of_text_id, dtype=np.int64)
         targets = np.full(length, NOT_SCORED, dtype=np.int64)
         documents = np.zeros(length, dtype=np.int64)

@@ -29,7 +29,7 @@ from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, translated
+from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, storage_errors
 
 __all__ = [
     "Appender",
@@ -78,7 +78,7 @@ class FileWriter:
         self.path = path
         self._hash = hashlib.sha256()
         self._size = 0
-        with translated("create", path):
+        with storage_errors("create", path):
             self._descriptor = faults.perform("open", path, lambda: _create(path))
 
     @property
@@ -95,7 +95,7 @@ class FileWriter:
         view = memoryview(data)
         if not view.nbytes:
             return
-        with translated("write", self.path, needed=view.nbytes):
+        with storage_errors("write", self.path, needed=view.nbytes):
             _write_all(self.path, self._descriptor, view.cast("B"))
         self._hash.update(view)
         self._size += view.nbytes
@@ -106,7 +106,7 @@ class FileWriter:
         Raises:
             StorageError: the disk failed; whether the file has its content is not known.
         """
-        with translated("write", self.path):
+        with storage_errors("write", self.path):
             _sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -152,7 +152,7 @@ class Appender:
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
         self.path = path
-        with translated("open", path):
+        with storage_errors("open", path):
             if anew:
                 self._descriptor = faults.perform("open", path, lambda: os.open(path, _ANY, 0o666))
             else:
@@ -168,7 +168,7 @@ class Appender:
         assert "\n" not in line, "a line holds no newline"
         data = line.encode() + b"\n"
         before = os.fstat(self._descriptor).st_size
-        with translated("append to", self.path, needed=len(data)):
+        with storage_errors("append to", self.path, needed=len(data)):
             try:
                 _write_all(self.path, self._descriptor, memoryview(data))
             except OSError:
@@ -182,7 +182,7 @@ class Appender:
         Raises:
             StorageError: the disk failed.
         """
-        with translated("write", self.path):
+        with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 _sync(self.path, self._descriptor)
 
@@ -242,12 +242,12 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
     Raises:
         StorageError: it cannot be created.
     """
-    with translated("create the folder", path):
+    with storage_errors("create the folder", path):
         if exist_ok and path.is_dir():
             return
         missing = [parent for parent in path.parents if not parent.is_dir()]
     for folder in (*reversed(missing), path):
-        with translated("create the folder", folder):
+        with storage_errors("create the folder", folder):
             faults.perform("open", folder, partial(folder.mkdir, exist_ok=exist_ok or folder != path))
         fsync_directory(folder.parent)
 
@@ -258,7 +258,7 @@ def fsync_directory(path: Path) -> None:
     Raises:
         StorageError: the folder cannot be opened, or the disk failed.
     """
-    with translated("write the folder", path):
+    with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _sync(path, descriptor)
@@ -272,7 +272,7 @@ def rename(source: Path, target: Path) -> None:
     Raises:
         StorageError: it cannot be renamed, or the disk failed; a folder with content is never replaced.
     """
-    with translated(f"rename {source.name} to", target):
+    with storage_errors(f"rename {source.name} to", target):
         faults.perform("rename", target, lambda: source.rename(target))
     fsync_directory(target.parent)
     if source.parent != target.parent:
@@ -287,7 +287,7 @@ def commit_directory(temporary: Path, final: Path) -> None:
     """
     if os.path.lexists(final):
         raise PathError(f"cannot create {final}: it exists already; remove it or choose another name")
-    with translated("read the folder", temporary):
+    with storage_errors("read the folder", temporary):
         folders = [Path(folder) for folder, _, _ in os.walk(temporary, topdown=False, onerror=_raise)]
     for folder in folders:
         fsync_directory(folder)
@@ -300,7 +300,7 @@ def remove_file(path: Path) -> None:
     Raises:
         StorageError: it cannot be removed.
     """
-    with translated("remove", path), suppress(FileNotFoundError):
+    with storage_errors("remove", path), suppress(FileNotFoundError):
         faults.perform("unlink", path, path.unlink)
 
 
@@ -313,11 +313,11 @@ def remove_tree(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         remove_file(path)
         return
-    with translated("read the folder", path):
+    with storage_errors("read the folder", path):
         entries = sorted(path.iterdir())
     for entry in entries:
         remove_tree(entry)
-    with translated("remove the folder", path):
+    with storage_errors("remove the folder", path):
         faults.perform("unlink", path, path.rmdir)
 
 
@@ -327,7 +327,7 @@ def sha256_file(path: Path) -> str:
     Raises:
         StorageError: it cannot be read.
     """
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

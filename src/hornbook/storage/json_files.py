@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.system import format_bytes, translated
+from hornbook.storage.system import format_bytes, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
 
@@ -24,7 +24,7 @@ def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
         StorageError: it cannot be read.
     """
     try:
-        with translated("read", path):
+        with storage_errors("read", path):
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would let us wait for ever
                 raise DataError(f"{path}: expected a file, {what}; found something else")
             with path.open("rb") as file:

@@ -24,7 +24,7 @@ from typing import Final
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
 from hornbook.storage.files import make_directory, remove_file, remove_tree
-from hornbook.storage.system import open_own, translated
+from hornbook.storage.system import open_own, storage_errors
 
 _NAME: Final = "lock"
 _ATTEMPTS: Final = 20
@@ -68,12 +68,12 @@ def remove_locked_folder(folder: Path) -> None:
     if folder.is_symlink():
         remove_file(folder)  # never what it points to
         return
-    with translated("read the folder", folder):
+    with storage_errors("read the folder", folder):
         entries = sorted(entry for entry in folder.iterdir() if entry.name != _NAME)
     for entry in entries:
         remove_tree(entry)
     remove_file(folder / _NAME)
-    with translated("remove the folder", folder):
+    with storage_errors("remove the folder", folder):
         try:
             faults.perform("unlink", folder, folder.rmdir)
         except OSError as error:
@@ -86,7 +86,7 @@ def _lock(folder: Path) -> int:
     for attempt in range(_ATTEMPTS):
         try:
             make_directory(folder)
-            with translated("open", folder / _NAME):
+            with storage_errors("open", folder / _NAME):
                 descriptor = open_own(folder / _NAME)
         except PathError as error:
             may_have_gone = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # while it was made
@@ -118,7 +118,7 @@ def _lock(folder: Path) -> int:
 
 def _is_still_there(path: Path, descriptor: int) -> bool:
     """Tell whether the open file is the one that the path leads to."""
-    with translated("read", path):
+    with storage_errors("read", path):
         try:
             return os.path.samestat(os.fstat(descriptor), path.stat())
         except FileNotFoundError:

@@ -27,7 +27,7 @@ from hornbook.storage import (
     remove_tree,
     rename,
 )
-from hornbook.storage.system import flush_to_disk, open_own, translated
+from hornbook.storage.system import flush_to_disk, open_own, storage_errors
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -93,7 +93,7 @@ class PartialFile:
 
     def __init__(self, final: Path, folder: Path) -> None:
         self.final, self.path, self._folder = final, folder / "content", folder
-        with translated("open", self.path):
+        with storage_errors("open", self.path):
             self._descriptor = faults.perform("open", self.path, lambda: open_own(self.path, os.O_APPEND))
 
     @property
@@ -108,7 +108,7 @@ class PartialFile:
             StorageError: it did not fit, or the disk failed; what fitted stays.
         """
         view = memoryview(data)
-        with translated("write", self.path, needed=len(view)):
+        with storage_errors("write", self.path, needed=len(view)):
             while view:
                 view = view[faults.write(self.path, self._descriptor, view) :]
 
@@ -118,7 +118,7 @@ class PartialFile:
         Raises:
             StorageError: the disk failed.
         """
-        with translated("write", self.path):
+        with storage_errors("write", self.path):
             os.ftruncate(self._descriptor, 0)
 
     def commit(self) -> None:
@@ -127,7 +127,7 @@ class PartialFile:
         Raises:
             StorageError: the disk failed.
         """
-        with translated("write", self.path):
+        with storage_errors("write", self.path):
             faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
         rename(self.path, self.final)
         remove_locked_folder(self._folder)

@@ -24,7 +24,7 @@ _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EO
 
 
 @contextmanager
-def translated(verb: str, path: Path, needed: int | None = None) -> Iterator[None]:
+def storage_errors(verb: str, path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn an ``OSError`` inside the block into one line: "cannot ``verb`` ``path``: ...".
 
     Raises:
@@ -82,7 +82,7 @@ def free_bytes(path: Path) -> int:
         StorageError: the disk cannot be asked.
     """
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    with translated("read", existing):
+    with storage_errors("read", existing):
         status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
 

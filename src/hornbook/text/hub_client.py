@@ -1,6 +1,6 @@
 """The Hugging Face hub's own client, any release of it since 0.30, and what its errors mean to a user.
 
-    with translated("hf:owner/name: ", "data set", "owner/name"):
+    with hub_errors("hf:owner/name: ", "data set", "owner/name"):
         client.hf_hub_download(...)
 
     no such name, no access, a cache alone by the user's own setting     UserError, exit code 2
@@ -67,7 +67,7 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
 
 
 @contextmanager
-def translated(lead: str, kind: Kind, repository: str) -> Iterator[None]:
+def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
     """Tell in one line what the client reports inside the block.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from hornbook.errors import HornbookError, UserError
 from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, import_client, translated
+from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, hub_errors, import_client
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
 from hornbook.text.reading import ReadOptions, has_suffix, is_excluded
 
@@ -115,7 +115,7 @@ def fetch(source: str) -> Path:
     assert match is not None, "callers ask is_file_name"
     lead = f"{source}: "
     client = import_client(lead)
-    with translated(lead, "data set", match["repository"]):
+    with hub_errors(lead, "data set", match["repository"]):
         path = client.hf_hub_download(match["repository"], match["file"], repo_type="dataset", revision=match["commit"])
     return Path(path)
 
@@ -174,7 +174,7 @@ def _listing(repository: str, revision: str | None) -> tuple[str, list[str]]:
     if revision and re.fullmatch(_COMMIT, revision) and saved.exists():
         return _read_listing(saved)
     try:
-        with translated(f"{where}: ", "data set", repository):
+        with hub_errors(f"{where}: ", "data set", repository):
             info = client.HfApi().dataset_info(repository, revision=revision)
     except (OutOfReachError, OfflineError):
         if not saved.exists():

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.files import Appender, replace_file
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 from hornbook.wording import counted
 
 _logger = logging.getLogger("hornbook.track")
@@ -163,6 +163,6 @@ def _parse(line: bytes) -> Row:
 
 
 def _content(path: Path) -> bytes:
-    with translated("read", path), suppress(FileNotFoundError):
+    with storage_errors("read", path), suppress(FileNotFoundError):
         return path.read_bytes()
     return b""

@@ -26,7 +26,7 @@ from hornbook.corpus.convert.token_documents import TOKEN, Documents, TokenDocum
 from hornbook.errors import DataError
 from hornbook.formats.tfrecord import buffered
 from hornbook.storage import replace_file
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 _BATCH: Final = 1000  # as CPython's pickler appends
 _MOST_ON_STACK: Final = 1 << 16
@@ -81,7 +81,7 @@ def read_pickle(path: Path) -> Documents:
         raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")
 
     def read() -> Iterator[TokenDocument]:
-        with translated("read", path), path.open("rb") as file:
+        with storage_errors("read", path), path.open("rb") as file:
             if not path.stat().st_size:
                 raise DataError(f"{path}: is empty; expected a pickle of lists of token ids")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hornbook.corpus.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.errors import DataError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 _HEADER: Final = np.dtype(("<i4", (256,)))
 _LLMC: Final[dict[tuple[int, int], np.dtype[Any]]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -89,14 +89,14 @@ def how_to_convert(path: Path) -> str | None:
 def _size(path: Path) -> int:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected tokens")
-    with translated("read", path):
+    with storage_errors("read", path):
         return path.stat().st_size
 
 
 def _header(path: Path) -> NDArray[np.int32] | None:
     if not path.is_file():
         return None
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         start = file.read(_HEADER.itemsize)
     return np.frombuffer(start, dtype="<i4") if len(start) == _HEADER.itemsize else None
 
@@ -109,7 +109,7 @@ def _stream(path: Path, dtype: np.dtype[Any], offset: int, size: int) -> Documen
 
     def read() -> Iterator[TokenDocument]:
         if size > offset:
-            with translated("read", path):
+            with storage_errors("read", path):
                 tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset))
             yield TokenDocument(as_tokens(tokens, str(path)), 0, offset)
 

@@ -16,7 +16,7 @@ from typing import Final
 from hornbook.errors import UserError
 from hornbook.exchange.huggingface.tokenizer_files import FILES
 from hornbook.exchange.huggingface.weights import SAFE_FILES
-from hornbook.text.hub_client import NAME_PART, OutOfReachError, cache_folder, import_client, translated
+from hornbook.text.hub_client import NAME_PART, OutOfReachError, cache_folder, hub_errors, import_client
 
 _SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
 _NAME: Final = re.compile(f"{NAME_PART}/{NAME_PART}")
@@ -68,7 +68,7 @@ def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...], *, is_
     lead = f"no run or checkpoint at {where}; "
     client = import_client(lead)
     try:
-        with translated(lead, "model", name):
+        with hub_errors(lead, "model", name):
             return Path(client.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except OutOfReachError as error:
         if is_meant or cache_folder(client, "model", name).exists():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import CheckpointError
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 # What PyTorch's unpickler answers to bytes that make no sense: found by flipping them, and by reading its source.
 _MALFORMED = (
@@ -43,7 +43,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
         StorageError: it cannot be read.
     """
     try:
-        with translated("read", path):
+        with storage_errors("read", path):
             _refuse_compressed(path)
             tensors = _load(path)
     except UnpicklingError as error:  # its message, which tells how to switch the guard off, is not passed on

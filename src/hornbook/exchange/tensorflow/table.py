@@ -20,7 +20,7 @@ from typing import Final
 
 from hornbook.formats.crc32c import masked_crc32c
 from hornbook.formats.protobuf import Malformed, read_varint
-from hornbook.storage.system import translated
+from hornbook.storage.system import storage_errors
 
 MOST_ENTRIES: Final = 100_000
 LONGEST_KEY: Final = 1024
@@ -36,7 +36,7 @@ def is_table(path: Path) -> bool:
     Raises:
         StorageError: it cannot be read.
     """
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - len(_MAGIC)))
         return file.read() == _MAGIC

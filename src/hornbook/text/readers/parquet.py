@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hornbook.errors import DataError
-from hornbook.formats.arrow import damage_told
+from hornbook.formats.arrow import arrow_errors
 from hornbook.formats.child import Record
 from hornbook.text.readers.columns import (
     allowed_bytes,
@@ -50,7 +50,7 @@ def outcomes(source: Source, options: ReadOptions, start: int) -> Iterator[Outco
         StorageError: it cannot be read.
     """
     assert source.path is not None, "it is no stream"
-    with damage_told(source.path, str(source), "Parquet file", MemoryError):
+    with arrow_errors(source.path, str(source), "Parquet file", MemoryError):
         yield from bounded(_rows(source, options, start), source, allowed_bytes(source.path.stat().st_size))
 
 

@@ -27,7 +27,7 @@ from hornbook import __version__
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import PartialFile, discard_partial, open_partial
-from hornbook.storage.system import format_bytes, free_bytes, translated
+from hornbook.storage.system import format_bytes, free_bytes, storage_errors
 
 MIRROR: Final = "https://dumps.wikimedia.org"
 
@@ -251,7 +251,7 @@ def _disagreement(path: Path, published: _Sum) -> str:
     Raises:
         StorageError: the file cannot be read.
     """
-    with translated("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
     return f"{published.algorithm} {found}, published {published.digest}" if found != published.digest else ""
 
