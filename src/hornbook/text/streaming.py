@@ -8,10 +8,12 @@ of ``Tokenizer.decode`` for all ids at once. What a token spells may depend on t
 beginning, bytes of one character), so the last few are decoded again with each new one.
 """
 
+import codecs
 from collections.abc import Sequence
+from functools import cache
 
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import BYTE_TOKEN
+from hornbook.text.tokenizer_json import BYTE_TOKEN, byte_symbols
 
 
 class TextStream:
@@ -37,7 +39,7 @@ class TextStream:
         """Take an id and return the text that is certain by now, perhaps none."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        if text.endswith("\ufffd") or BYTE_TOKEN.fullmatch(self._tokenizer.token(token)):
+        if BYTE_TOKEN.fullmatch(self._tokenizer.token(token)) or (text.endswith("\ufffd") and self._is_half()):
             return ""
         if self._has_ended(self._take(text)):
             return self._release(len(self._held))
@@ -47,6 +49,11 @@ class TextStream:
         """Return what was held back; no more ids come."""
         self._has_ended(self._take(self._tokenizer.decode(self._ids)))
         return self._release(len(self._held))
+
+    def _is_half(self) -> bool:
+        """Tell whether the ids end in bytes that further ones may make a character."""
+        data = b"".join(_spelled(self._tokenizer.token(number)) for number in self._ids)
+        return codecs.utf_8_decode(data, "replace", False)[1] < len(data)
 
     def _take(self, text: str) -> str:
         """Return what a text has more than the one before, and forget the ids of that one."""
@@ -78,3 +85,14 @@ class TextStream:
             if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
                 return length
         return 0
+
+
+def _spelled(token: str) -> bytes:
+    """Return the bytes that a token of a byte-level model spells; any other token in UTF-8."""
+    bytes_of = _bytes_of_symbols()
+    return bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= set(token) else token.encode()
+
+
+@cache
+def _bytes_of_symbols() -> dict[str, int]:
+    return {symbol: byte for byte, symbol in enumerate(byte_symbols())}
