@@ -55,7 +55,7 @@ def test_passages_come_in_order(tmp_path):
         (b'["text"]', "line 2: expected an object, found an array"),
         (b'{"text": 5}', "line 2: the field 'text' holds a number; expected a string"),
         (b'{"text": null}', "line 2: the field 'text' holds null; expected a string"),
-        (b'{"text": " \\n"}', "line 2: the field 'text' holds no text"),
+        (b'{"text": " \\n"}', "line 2: the field 'text' has no text"),
         (b'{"text": "a \\ud800"}', "line 2: character 2 of the text is half a surrogate pair"),
         (b'{"text": "\xff"}', "line 2: not UTF-8 at byte 10 of the line (0xff)"),
     ],

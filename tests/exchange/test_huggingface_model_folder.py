@@ -128,9 +128,9 @@ def smaller_model(folder):
     ("change", "told"),
     [
         (prefix_space, "add_prefix_space"),
-        (unigram, "'Unigram'"),
+        (unigram, "cannot run it (Missing vocab"),
         (malformed, "not valid JSON"),
-        (surrogate, "half a surrogate pair"),
+        (surrogate, "is not in the vocabulary vocab.json"),
         (smaller_model, "the tokenizer has 300 tokens, its model 290 rows"),
     ],
 )

@@ -238,7 +238,7 @@ def test_pooled_is_one_vector_a_sequence():
         ("groupbert", {"convolution_kernel": 4}, "must be odd"),
         ("groupbert", {"convolution_group_size": 5}, "divisible by convolution_group_size"),
         ("groupbert", {"feed_forward_groups": 3, "feed_forward_size": 30}, "divisible by feed_forward_groups"),
-        ("roberta", {"convolution_kernel": 3}, 'only of "groupbert"'),
+        ("roberta", {"convolution_kernel": 3}, 'applies only to model.family = "groupbert"'),
     ],
 )
 def test_what_does_not_fit_together_is_told(family, options, told):

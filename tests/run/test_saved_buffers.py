@@ -45,8 +45,8 @@ class CountingBlock(nn.Module):
 
 def build_counting(config: CountingConfig, compute_dtype: torch.dtype) -> extend.LanguageModel:
     options = {"dropout": 0.0, "std": 0.02, "compute_dtype": compute_dtype}
-    embedding = extend.TokenAndPositionEmbedding(config.vocab_size, config.max_positions, 8, **options)
-    head = extend.TiedHead(8, config.vocab_size, epsilon=1e-5)
+    embedding = extend.Embedding(config.vocab_size, config.max_positions, 8, **options)
+    head = extend.CausalHead(8, config.vocab_size, epsilon=1e-5)
     return extend.LanguageModel(embedding, [CountingBlock()], head, max_positions=config.max_positions)
 
 

@@ -41,7 +41,10 @@ def test_handlers_are_put_back_also_after_an_error():
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_a_signal_before_the_loop_listens_is_one_line_and_its_code(name):
     before = signal.getsignal(getattr(signal, name))
-    with pytest.raises(StoppedBySignal, match=f"stopped by {name} while no step") as caught, leave_cleanly():
+    with (
+        pytest.raises(StoppedBySignal, match=f"stopped by {name} outside the training loop") as caught,
+        leave_cleanly(),
+    ):
         os.kill(os.getpid(), getattr(signal, name))
     assert caught.value.exit_code == 75 and signal.getsignal(getattr(signal, name)) == before
 

@@ -39,7 +39,7 @@ COMMANDS = {
     "checkpoint": "list and verify checkpoints; import and export models",
     "runs": "list, compare and report runs",
     "bench": "time training steps, generation or corpus builds",
-    "demo": "run the whole pipeline on Python's own source files, in a few minutes",
+    "demo": "run the whole pipeline on Python's source files",
 }
 """Every command with its line of help; its module is ``hornbook.cli.<command>_command``."""
 

@@ -10,6 +10,7 @@ whose end closes the child's standard input. The pipe holds back a child that is
 more than a few records in memory.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeAlias
@@ -60,7 +62,7 @@ def records(module: str, function: str, name: str, arguments: dict[str, Any], mo
         _idle.remove(child)
     done = False
     try:
-        child.ask({"module": module, "function": function, "arguments": arguments})
+        child.ask({"folder": str(Path.cwd()), "module": module, "function": function, "arguments": arguments})
         while (record := child.receive(name, max(most, _MOST_MESSAGE)))[0] != _END:
             if record[0] == _RAISED:
                 done = True
@@ -121,6 +123,13 @@ class _Child:
         return bytes(data)
 
 
+@atexit.register
+def _kill_idle() -> None:
+    for child in _idle:
+        if child.owner == os.getpid():
+            child.kill()
+
+
 def _ending(code: int) -> str:
     return f"signal {-code}: the file is damaged" if code < 0 else f"exit code {code}: the file is damaged"
 
@@ -143,6 +152,7 @@ def _serve() -> None:
     os.dup2(2, 1)  # whatever a library prints
     while True:
         question = json.loads(questions.get())
+        os.chdir(question["folder"])  # paths are relative to where the parent is now
         function = getattr(importlib.import_module(question["module"]), question["function"])
         try:
             for kind, number, content in function(**question["arguments"]):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from hornbook.errors import DataError
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
-from hornbook.text.tokenizer_json import Settings, byte_bpe, parse, word_piece
+from hornbook.text.tokenizer_json import Settings, byte_bpe, byte_symbols, parse, word_piece
 
 _PAIRS: Final = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"), ("*-vocab.json", "*-merges.txt"))
 _BERT_NAMES: Final = {
@@ -84,6 +84,8 @@ def _read_byte_pairs(vocabulary: Path, merges: Path, dictionary: Path | None) ->
     vocab = parse_json(read_bytes(vocabulary, "the vocabulary"), f"{vocabulary}: it")
     if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
         raise DataError(f"{vocabulary}: expected tokens and their ids 0 to n - 1, each once; restore the file")
+    if lost := sum(symbol not in vocab for symbol in byte_symbols()):  # the library would drop those without a word
+        raise DataError(f"{vocabulary}: {lost} of the 256 bytes have no token, so not every text can be encoded")
     lines = _read_lines(merges, "the list of merges")
     pairs = []
     for number, line in enumerate(lines[int(lines[0].startswith("#version")) :], 1 + lines[0].startswith("#version")):

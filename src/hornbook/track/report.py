@@ -221,7 +221,7 @@ def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
     newest = {str(row.get("task")): row["step"] for row in rows}
     for name, step in newest.items():
         last = [row for row in rows if (str(row.get("task")), row["step"]) == (name, step)]
-        yield {"name": f"{name}, after step {units.count(step)} ", "rows": last}
+        yield {"name": f"{name}, after step {units.count(step)}", "rows": last}
 
 
 def _grid(figures: Iterable[Html]) -> Html:
