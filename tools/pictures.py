@@ -85,10 +85,14 @@ def draw_terminal(output: str, picture: Path) -> None:
 
 
 def shorten(lines: list[str]) -> list[str]:
-    """Keep both ends of the training and the beginning of the generated text, without blank lines in it."""
+    """Keep both ends of the training and the beginning of generated texts, without blank lines in them."""
     steps = [number for number, line in enumerate(lines) if _STEP.search(line)]
     if len(steps) > 2 * STEPS_SHOWN:
         lines = [*lines[: steps[STEPS_SHOWN]], "...", *lines[steps[-STEPS_SHOWN] :]]
+    sample = next(number for number, line in enumerate(lines) if line.endswith("generated text")) + 1
+    after = next(number for number, line in enumerate(lines) if line.startswith("saved "))
+    written = [line for line in lines[sample:after] if line.strip()]
+    lines = [*lines[:sample], *written[: TEXT_SHOWN // 2], "    ...", *lines[after:]]
     start = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook generate")) + 1
     end = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook runs"))
     *text, timing = [line for line in lines[start:end] if line.strip()]
