@@ -47,6 +47,7 @@ from hornbook.config.optimizers import (
     SGDConfig,
 )
 from hornbook.config.options import Problem, choices, option, register
+from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
 from hornbook.config.recipe import (
     DataConfig,
     EvaluationConfig,
@@ -77,6 +78,7 @@ __all__ = [
     "MaskingConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
+    "ParallelConfig",
     "PolynomialConfig",
     "PrecisionConfig",
     "PretrainingConfig",
@@ -85,12 +87,14 @@ __all__ = [
     "Resolved",
     "RobertaConfig",
     "SGDConfig",
+    "Sizes",
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
     "bundled_recipes",
     "changed_keys",
     "choices",
+    "cut_dimension",
     "find_recipe",
     "load_recipe",
     "option",

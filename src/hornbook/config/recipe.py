@@ -37,6 +37,7 @@ from hornbook.config.optimizers import (
     problems_of_steps,
 )
 from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
+from hornbook.config.parallel import ParallelConfig
 
 EXCLUSIVE = (
     (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
@@ -187,6 +188,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -198,7 +200,8 @@ class Recipe:
 
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
-        return [*self._exclusive(), *self._conflicts(), *self._inapplicable()]
+        parallel = self.parallel.conflicts(self.model)
+        return [*self._exclusive(), *self._conflicts(), *parallel, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:
