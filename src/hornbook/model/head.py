@@ -18,8 +18,8 @@ from hornbook.model.embedding import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
-from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
-from hornbook.ops.layers import cast, cast_for_few_rows
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
+from hornbook.ops.layers import cast_for_few_rows
 from hornbook.samples.batches import Batch
 
 
@@ -84,9 +84,7 @@ class OutputHead(nn.Module):
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
-        prepared = self.prepare(x_ND)
-        table = self.table[: self.vocab_size].to(prepared.dtype)
-        return functional.linear(prepared, table, cast(self.bias, prepared.dtype)).float()
+        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias)
 
 
 class CausalHead(OutputHead):
