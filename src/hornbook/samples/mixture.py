@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.order import repeat_first
+from hornbook.samples.hashing import Purpose, mix64, repeat_first
 from hornbook.samples.windows import Piece, TokenSource, Window, Windows
 
 _PAGE_SIZE = 1024
@@ -104,7 +103,7 @@ class Mixture:
         sequence_length: T, the inputs of a window.
         seed: any integer.
         weights: of each source, above 0, in any proportion; empty for the sources' sizes.
-        max_samples: of an epoch at most, which are then the same ones in each (``order.repeat_first``); None for all.
+        max_samples: of an epoch at most, which are then the same ones in each (``repeat_first``); None for all.
 
     Attributes:
         sequence_length: T.

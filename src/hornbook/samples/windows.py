@@ -6,7 +6,7 @@
     documents       0 0 1 1    0 0 1 1                an end-of-text token opens the document that it precedes
 
 ``Windows`` answers sample number n, counted since the run began: its epoch, its place in that epoch's order
-(`hornbook.samples.order`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
+(`hornbook.samples.hashing`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
 state of a data loader is the number n. Windows run across documents, as in GPT-2 and Megatron-LM: no padding, every
 token equally likely. The price: a window may begin in mid-document, and each epoch leaves out the last L mod T tokens
 of its round, other ones in each epoch since the starts shift.
@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s
 from hornbook.errors import DataError, UserError
-from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.order import permute
+from hornbook.samples.hashing import Purpose, mix64, permute
 
 NOT_SCORED = -100  # the target that no loss counts, as torch's cross_entropy has it
 
