@@ -14,9 +14,9 @@ import numpy as np
 from hornbook.arrays import Int64s
 from hornbook.errors import DataError
 from hornbook.samples.batches import Batch, token_keys
+from hornbook.samples.hashing import repeat_first
 from hornbook.samples.layout import Layout, lay_out
 from hornbook.samples.masking import MaskRules, dynamic_mask
-from hornbook.samples.hashing import repeat_first
 from hornbook.samples.sequences import SequenceSource, TokenSequence
 
 _MEASURED_SEQUENCES = 1024

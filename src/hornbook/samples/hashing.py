@@ -59,8 +59,8 @@ def mix64(*values: int | Integers) -> Hashes:
     """
     state = np.zeros(1, dtype=np.uint64)  # one-dimensional: numpy lets arrays wrap around, but warns for scalars
     for value in values:
-        is_array = isinstance(value, np.ndarray)
-        state = state + (value.astype(np.uint64) if is_array else np.uint64(int(value) & _WORD)) + GAMMA
+        word = value.astype(np.uint64) if isinstance(value, np.ndarray) else np.uint64(int(value) & _WORD)
+        state = state + word + GAMMA
         state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
         state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
         state = state ^ (state >> np.uint64(31))

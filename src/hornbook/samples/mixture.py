@@ -135,6 +135,10 @@ class Mixture:
         self.num_items = min(self._num_all, max_samples or self._num_all)
         self.shares = [share / sum(shares) for share in shares]
 
+    def unmixed(self) -> "Windows | Mixture":
+        """Return the windows of the source if all samples are those of a single one, or else the mixture."""
+        return self if len(self._windows) > 1 or self.num_items < self._num_all else self._windows[0]
+
     def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
         sources, numbers = self._blend.locate(self._among_all(samples))

@@ -117,25 +117,22 @@ class Stream:
         self.length = int(self._starts[-1])
 
     def read(self, starts: Int64s, count: int) -> Window:
-        """``count`` tokens from each place of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
+        """``count`` tokens from each position of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
         opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins; one past the end, too
         for row, start in enumerate(starts.tolist()):
-            self._fill(start, tokens[row], opens[row])
+            filled = 0
+            for document, offset, taken, at_end in self._spans(start, count):
+                own = taken - at_end * self._num_inserted
+                if own:
+                    tokens[row, filled : filled + own] = self._source.read(document, offset, own)
+                if own < taken:
+                    tokens[row, filled + own] = self.end_of_text_id
+                filled += taken
+                if at_end:
+                    opens[row, filled - self.has_end_of_text] = 1
         documents = np.cumsum(opens[:, :count], axis=1)
         return Window(tokens=tokens, documents=documents - documents[:, :1])
-
-    def _fill(self, start: int, tokens: Int64s, opens: Int64s) -> None:
-        place = 0
-        for document, offset, taken, at_end in self._spans(start, len(tokens)):
-            own = taken - at_end * self._num_inserted
-            if own:
-                tokens[place : place + own] = self._source.read(document, offset, own)
-            if own < taken:
-                tokens[place + own] = self.end_of_text_id
-            place += taken
-            if at_end:
-                opens[place - self.has_end_of_text] = 1
 
     def pieces(self, start: int, count: int) -> list[Piece]:
         """The parts of documents that `read` would read; inserted end-of-text tokens belong to none."""
@@ -154,7 +151,7 @@ class Stream:
             if taken:
                 yield document, start - int(self._starts[document]), taken, start + taken == end
             count -= taken
-            document = (document + 1) % self._source.num_documents
+            document = (document + 1) % (len(self._starts) - 1)
             start = int(self._starts[document])
 
 
