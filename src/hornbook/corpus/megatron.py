@@ -291,7 +291,7 @@ class IndexedFile:
 
     def read(self, document: int, start: int, count: int) -> Integers:
         """Tokens ``start .. start + count - 1`` of a document (0 .. num_documents - 1); a view where that can be."""
-        if not 0 <= document < self.num_documents:
+        if not 0 <= document < len(self.document_index) - 1:
             raise IndexError(f"document {document} of {self.num_documents}")
         first, end = int(self.document_starts[document]), int(self.document_starts[document + 1])
         if not 0 <= start <= start + count <= end - first:

@@ -14,6 +14,7 @@ hour. The price: a bit that flipped in ``tokens.bin`` is found there only.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,9 +139,10 @@ class TokenStore:
         """The tokens of a document (0 .. num_documents - 1), a stored end-of-text token included; read-only."""
         return self.indexed.read(number, 0, int(self.document_lengths[number]))
 
-    def read(self, document: int, start: int, count: int, /) -> Integers:
-        """Tokens ``start .. start + count - 1`` of a document; IndexError where it has none there."""
-        return self.indexed.read(document, start, count)
+    @cached_property
+    def read(self) -> Callable[[int, int, int], Integers]:
+        """``read(document, start, count)`` returns tokens ``start .. start + count - 1``; see ``IndexedFile.read``."""
+        return self.indexed.read
 
     def source(self, document: int) -> tuple[str, int] | None:
         """The file that a document is from, and what is before it there, see ``offset_unit``; None if not known."""

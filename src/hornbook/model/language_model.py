@@ -114,9 +114,14 @@ class LanguageModel(nn.Module):
 
     def fold_tied_gradients(self) -> None:
         """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
-        if self.head.is_tied:
-            self.embedding.tokens.grad = _sum(self.embedding.tokens.grad, self.head.table.grad)
-            self.head.table.grad = None
+        if not self.head.is_tied:
+            return
+        tokens, table = self.embedding.tokens, self.head.table
+        if tokens.grad is None:
+            tokens.grad = table.grad
+        elif table.grad is not None:
+            tokens.grad += table.grad
+        table.grad = None
 
     def logical(self, name: str, tensor: Tensor) -> Tensor:
         """Return ``tensor``, which has the shape of parameter ``name``, without the padding that is in memory only."""
@@ -126,9 +131,3 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """Parameters without padding, a tied table counted once."""
         return sum(self.logical(name, parameter).numel() for name, parameter in self.own_parameters())
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return first if second is None else second
-    return first.add_(second)

@@ -32,27 +32,18 @@ def adamw(slots: Sequence[Slot], config: AdamWConfig, *, learning_rate: float, c
         learning_rate: of this update.
         count: t, the number of this update, from 1.
     """
-    _by_group(slots, config, learning_rate, count, decoupled=True)
+    adam(slots, config, learning_rate=learning_rate, count=count, decoupled=True)
 
 
-def adam(slots: Sequence[Slot], config: AdamConfig, *, learning_rate: float, count: int) -> None:
-    """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``; arguments as for ``adamw``."""
-    _by_group(slots, config, learning_rate, count, decoupled=False)
-
-
-def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
-    """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
-
-    The fused pass writes them: with a rate of 1 they are what it adds to zeros.
-    """
-    directions = [torch.zeros_like(slot.parameter) for slot in slots]
-    _fused(directions, slots, config, learning_rate=1.0, count=count)
-    return directions
-
-
-def _by_group(
-    slots: Sequence[Slot], config: MomentsConfig, learning_rate: float, count: int, *, decoupled: bool
+def adam(
+    slots: Sequence[Slot],
+    config: AdamConfig | AdamWConfig,
+    *,
+    learning_rate: float,
+    count: int,
+    decoupled: bool = False,
 ) -> None:
+    """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``, or as ``adamw`` if ``decoupled``."""
     for decay, scale, group in by_group(slots):
         _fused(
             [slot.parameter for slot in group],
@@ -63,6 +54,16 @@ def _by_group(
             weight_decay=config.weight_decay if decay else 0.0,
             decoupled=decoupled,
         )
+
+
+def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
+    """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
+
+    The fused pass writes them: with a rate of 1 they are what it adds to zeros.
+    """
+    directions = [torch.zeros_like(slot.parameter) for slot in slots]
+    _fused(directions, slots, config, learning_rate=1.0, count=count)
+    return directions
 
 
 def _fused(
@@ -76,6 +77,9 @@ def _fused(
     decoupled: bool = False,
 ) -> None:
     """Update ``parameters``, which may be others than those of ``slots``, by the slots' gradients and moments."""
+    epsilon = config.epsilon
+    if config.epsilon_before_correction and config.bias_correction:
+        epsilon /= math.sqrt(1.0 - config.beta2**count)
     past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
     torch_adam(
         parameters,
@@ -90,14 +94,7 @@ def _fused(
         beta2=config.beta2,
         lr=learning_rate,
         weight_decay=weight_decay,
-        eps=_epsilon(config, count),
+        eps=epsilon,
         maximize=False,
         decoupled_weight_decay=decoupled,
     )
-
-
-def _epsilon(config: MomentsConfig, count: int) -> float:
-    """What is added to the root of the second moment after its correction, in update number ``count``."""
-    if config.epsilon_before_correction and config.bias_correction:
-        return config.epsilon / math.sqrt(1.0 - config.beta2**count)
-    return config.epsilon

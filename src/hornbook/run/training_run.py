@@ -22,8 +22,7 @@ from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
-from hornbook.samples.batches import Batch, Samples, refuse_unknown_tokens
-from hornbook.samples.loader import Loader
+from hornbook.samples.batches import Batch, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog
@@ -115,10 +114,11 @@ class TrainingRun:
             rank=self.world.data.rank,
             world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
+            vocab_size=self.state.model.vocab_size,
             pin_memory=self.device.type == "cuda",
         ) as loader:
             self.clock.start()
-            yield (self._checked(batches) for batches in loader)
+            yield loader
 
     def record(self, result: StepResult) -> None:
         """Add a step to the clock and, when it is due, to the log and the screen."""
@@ -293,11 +293,6 @@ class TrainingRun:
             documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
-
-    def _checked(self, batches: list[Batch]) -> list[Batch]:
-        for batch in batches:
-            refuse_unknown_tokens(batch, self.state.model.vocab_size)
-        return batches
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         progress = self.state.progress

@@ -46,7 +46,7 @@ def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
         scored = EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
         held_out = HeldOutWindows(scored, document_mask=mask)
     return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows.unmixed(), seed=recipe.training.seed, document_mask=mask),
         num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
         held_out=held_out,
