@@ -81,13 +81,13 @@ def tiny_step_config(world: World | None = None, learning_rate: float = 1e-2, **
 
 def tiny_state(seed: int = 7, world: World | None = None, **changes) -> TrainState:
     """A fresh training state of ``tiny_model``."""
-    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world and world.data)
+    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world)
 
 
 def snapshot(state: TrainState) -> dict[str, torch.Tensor]:
     """Copies of all weights and moments."""
     files = state.home.tensors()
-    return {f"{file}/{name}": tensor.clone() for file, tensors in files.items() for name, tensor in tensors.items()}
+    return {f"{file}/{name}": shard.values.clone() for file, shards in files.items() for name, shard in shards.items()}
 
 
 def progress_of(state: TrainState) -> dict[str, object]:

@@ -4,9 +4,11 @@ import torch
 
 from hornbook.config import Recipe
 from hornbook.engine.loss_scale import build_loss_scale
+from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
+from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import build_objective
 from hornbook.optim.groups import in_groups
 from hornbook.optim.precision import compute_dtype
@@ -25,6 +27,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     """
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
+    parallelize(model, world)
     model.allocate(world.device)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -38,5 +41,6 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(recipe.precision),
         world=world,
+        forward=forward_resident if world.mesh is None else forward_cut,
     )
-    return TrainState.fresh(model, update, world.data), config
+    return TrainState.fresh(model, update, world), config

@@ -20,6 +20,7 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.parallel.cuts import local
 from hornbook.samples.batches import Batch
 
 
@@ -50,6 +51,7 @@ class OutputHead(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size, self.is_tied, self.std = vocab_size, is_tied, std
+        self._holds_copy = False
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
@@ -64,11 +66,25 @@ class OutputHead(nn.Module):
         draw.constant(self.bias, 0.0)
         if not self.is_tied:
             draw.normal(self.table, "table", self.std, num_rows=self.vocab_size)
+        elif self._holds_copy:
+            draw.constant(self.table, 0.0)
 
     def tie(self, table: nn.Parameter) -> None:
-        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied."""
-        if self.is_tied:
+        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
+
+        A head that holds a copy copies the table's values.
+        """
+        if self._holds_copy:
+            with torch.no_grad():
+                local(self.table).copy_(local(table))
+        elif self.is_tied:
             self.table = nn.Parameter(table.detach())
+
+    def hold_copy(self) -> None:
+        """Give a tied head memory of its own for the table: ``tie`` copies from then on."""
+        if self.is_tied:
+            self.table = nn.Parameter(torch.empty_like(self.table))
+            self._holds_copy = True
 
     def normed(self, x: Tensor) -> Tensor:
         """Return hidden states ``[..., D]`` after the final norm, if there is one."""

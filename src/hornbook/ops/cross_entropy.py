@@ -71,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head: _Head,
         with_count: bool,
     ) -> tuple[Tensor, Tensor]:
-        total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
+        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -137,7 +137,7 @@ def counted_cross_entropy(
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
         return _differentiable(x_ND, head, targets_N, with_count=True)
-    total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
+    total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
     for rows, log_probabilities in _scores(x_ND, head):
         total -= _gather(log_probabilities, targets_N[rows], head).sum()
         num_correct += _num_correct(log_probabilities, targets_N[rows], head)

@@ -75,17 +75,10 @@ def box_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
     return tuple(begin), tuple(shape)
 
 
-def num_copies(tensor: Tensor, mesh_sizes: dict[str, int]) -> int:
-    """Return how many of the ranks of a mesh hold the very same part of a tensor.
-
-    Args:
-        tensor: may be cut along some of the mesh's axes.
-        mesh_sizes: ranks along each axis, by name.
-    """
+def cut_axes(tensor: Tensor) -> set[str]:
+    """Return the names of the axes over which a tensor is cut."""
+    if not is_cut(tensor):
+        return set()
     cut: Any = tensor
-    placements = zip(cut.device_mesh.mesh_dim_names, cut.placements, strict=True) if is_cut(tensor) else ()
-    over = {name for name, placement in placements if not placement.is_replicate()}
-    copies = 1
-    for name, size in mesh_sizes.items():
-        copies *= 1 if name in over else size
-    return copies
+    placements = zip(cut.device_mesh.mesh_dim_names, cut.placements, strict=True)
+    return {name for name, placement in placements if not placement.is_replicate()}

@@ -14,8 +14,9 @@ At a barrier the others wait for what the first rank does alone, such as writing
 group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
 """
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -159,7 +160,7 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(everyone, _axes(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        return cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -183,6 +184,23 @@ class World:
         """True on the one rank that writes files and speaks."""
         return self.rank == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are cut over data-parallel ranks; their gradients are then summed as they are made."""
+        return self.holders.size > self.tensor.size
+
+    def num_copies(self, axes: Collection[str]) -> int:
+        """Return how many of ``holders`` hold the same part of a tensor that is cut over ``axes``."""
+        sizes = {"shard": self.holders.size // self.tensor.size, "tensor": self.tensor.size}
+        return math.prod(size for name, size in sizes.items() if name not in axes)
+
+    def holds_first(self, axes: Collection[str]) -> bool:
+        """Tell whether no earlier rank holds the same part of a tensor that is cut over ``axes``."""
+        if self.mesh is None:
+            return self.is_first
+        coordinate = dict(zip(Sizes._fields, self.mesh.get_coordinate() or (), strict=True))
+        return not any(number for name, number in coordinate.items() if name not in axes)
+
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
@@ -203,7 +221,7 @@ class World:
                 dist.barrier(group=self._waiting)
 
 
-def _axes(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
+def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
     """Return the axes of a run whose ranks are numbered replica by replica, shard by shard, then along ``tensor``."""
     if sizes.shard == sizes.tensor == 1:
         return Axes(data=everyone)
