@@ -217,13 +217,7 @@ def cpu_attention(
 ) -> Tensor:
     """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``.
 
-    Args:
-        q_BHTK: queries; keys and values are shaped alike.
-        k_BHTK: keys.
-        v_BHTK: values.
-        is_causal: whether tokens see no later ones.
-        is_token_BT: bool, which keys are seen, at least one in a row; None for all.
-        dropout: of the weights, if any.
+    Arguments as for ``attention``; if ``is_causal``, tokens see no later ones.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)

@@ -191,32 +191,28 @@ class TrainingRun:
                 self.best_before = (progress.best_by, progress.best_value, progress.best_step)
             progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
 
-    def _forget_unsaved_best(self) -> None:
-        progress = self.state.progress
-        if progress.best_step == progress.step:
-            progress.best_by, progress.best_value, progress.best_step = self.best_before
-
     def sample(self) -> None:
-        """Let the model write a text, for the screen and the report."""
-        self.state.progress.sampled_step = self.state.progress.step
-        with self.paused():
-            if self.tokenizer is not None:
-                self._sample(self.tokenizer)
+        """Let the model write a text, for the screen and the report.
 
-    def _sample(self, tokenizer: Tokenizer) -> None:
-        """Let all ranks write the same text, since each may hold a part of the model alone; the first one keeps it."""
-        ids = generate(
-            self.state.model,
-            [tokenizer.require_end_of_text()],
-            num_tokens=self.recipe.tracking.sample_tokens,
-            seed=self.recipe.training.seed,
-            vocab_size=tokenizer.vocab_size,
-            forward=self.step_config.forward,
-        )
-        text = tokenizer.decode(ids)
-        if self.samples_log is not None:
-            self.samples_log.append({"step": self.state.progress.step, "prompt": "", "text": text})
-        self.console.sample(self.state.progress.step, text)
+        All ranks write the same one, since each may hold a part of the model alone; the first one keeps it.
+        """
+        tokenizer, step = self.tokenizer, self.state.progress.step
+        self.state.progress.sampled_step = step
+        if tokenizer is None:
+            return
+        with self.paused():
+            ids = generate(
+                self.state.model,
+                [tokenizer.require_end_of_text()],
+                num_tokens=self.recipe.tracking.sample_tokens,
+                seed=self.recipe.training.seed,
+                vocab_size=tokenizer.vocab_size,
+                forward=self.step_config.forward,
+            )
+            text = tokenizer.decode(ids)
+            if self.samples_log is not None:
+                self.samples_log.append({"step": step, "prompt": "", "text": text})
+            self.console.sample(step, text)
 
     def save(self, *, must_succeed: bool) -> None:
         """Commit a checkpoint and prune old ones.
@@ -239,7 +235,9 @@ class TrainingRun:
         if not failed:
             self.failed_saves = 0
             return
-        self._forget_unsaved_best()
+        progress = self.state.progress
+        if progress.best_step == progress.step:
+            progress.best_by, progress.best_value, progress.best_step = self.best_before
         self.failed_saves += 1
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
             raise error or StorageError("the first rank could not save a checkpoint; see what it says")

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from hornbook.arrays import Int64s, Integers
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Window
+from hornbook.samples.mixture import Mixture
+from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
 from hornbook.wording import counted
 
 Batch: TypeAlias = dict[str, torch.Tensor]
@@ -84,17 +85,6 @@ class Samples:
     """What a reader wants to know of them before the first step."""
 
 
-class WindowSource(Protocol):
-    """Windows by sample number: `hornbook.samples.windows.Windows` is one."""
-
-    @property
-    def sequence_length(self) -> int:
-        """T, the inputs of a window."""
-
-    def batch(self, samples: Int64s, /) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
-
-
 class WindowBatches:
     """Training batches of windows for a decoder.
 
@@ -104,7 +94,7 @@ class WindowBatches:
         document_mask: whether batches hold ``documents``.
     """
 
-    def __init__(self, windows: WindowSource, *, seed: int, document_mask: bool) -> None:
+    def __init__(self, windows: Windows | Mixture, *, seed: int, document_mask: bool) -> None:
         self._windows, self._seed, self._document_mask = windows, seed, document_mask
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
