@@ -92,16 +92,8 @@ def counted_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
 
-    Args:
-        x_ND: as above, like all that is not explained here.
-        weight_VD: output table.
-        targets_N: ``[N]`` int64.
-        vocab_size: columns that exist.
-        bias_V: ``[vocab_size]`` fp32, or None.
-
-    Returns:
-        Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
-        prediction.
+    Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
+    prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
     if torch.is_grad_enabled():
         arguments = (x_ND, weight_VD, bias_V, targets_N, vocab_size, True)
