@@ -13,7 +13,7 @@ from hornbook.samples.batches import (
     Loader,
     WindowBatches,
     evaluation_batches,
-    micro_batch_samples,
+    micro_batch_offsets,
     refuse_unknown_tokens,
     token_keys,
 )
@@ -89,8 +89,8 @@ def test_a_run_may_resume_after_every_step(prefetch):
 
 def test_micro_batches_are_dealt_round_robin():
     layout = {"global_batch_size": 8, "micro_batch_size": 2, "world_size": 2}
-    assert micro_batch_samples(16, rank=0, **layout).tolist() == [[16, 17], [20, 21]]
-    assert micro_batch_samples(16, rank=1, **layout).tolist() == [[18, 19], [22, 23]]
+    assert micro_batch_offsets(rank=0, **layout).tolist() == [[0, 1], [4, 5]]
+    assert micro_batch_offsets(rank=1, **layout).tolist() == [[2, 3], [6, 7]]
 
 
 @pytest.mark.parametrize(

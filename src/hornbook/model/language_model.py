@@ -29,7 +29,8 @@ class LanguageModel(nn.Module):
     """``embedding``, ``blocks`` and ``head``.
 
     Args:
-        embedding: called with (tokens, positions, keys), each ``[B, T]``; holds the padded table ``tokens`` ``[V, D]``.
+        embedding: called with (tokens, positions, keys, segments), each ``[B, T]``, where segments may be None; holds
+            the padded table ``tokens`` ``[V, D]``.
         blocks: each called with (x ``[B, T, D]``, context).
         head: called with (use, x ``[B, T, D]``, batch); its output table may be the embedding's.
         max_positions: longest sequence that the model can take.
@@ -69,15 +70,10 @@ class LanguageModel(nn.Module):
             batch: on the model's device.
         """
         context = self.make_context(batch)
-        x_BTD = self.embed(batch)
+        x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
         return self.head(use, x_BTD, batch)
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the input of the first block, ``[B, T, D]``."""
-        x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"])
-        return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
         """Return what blocks need beside the hidden states: tensors, made once a micro-batch."""

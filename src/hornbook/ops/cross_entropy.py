@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.layers import cast
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, local
 from hornbook.samples.windows import NOT_SCORED
@@ -56,9 +55,6 @@ class _Head(NamedTuple):
         bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
         return cls(weight, bias, num_real, first, cut)
 
-    def in_dtype(self, dtype: torch.dtype) -> "_Head":
-        return self._replace(weight=self.weight.to(dtype), bias=cast(self.bias, dtype))
-
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -75,16 +71,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        head = head.in_dtype(x_ND.dtype)
-        for rows in _chunks(x_ND.shape[0]):
+        compute_weight = weight_VD.to(x_ND.dtype)
+        for start in range(0, len(x_ND), _CHUNK_TOKENS):
+            rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, head)
+            log_probabilities = _log_probabilities(x, compute_weight, head)
             total -= _gather(log_probabilities, targets, head).sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets, head)
-            exact = _logit_gradient(log_probabilities, targets, head)
+            columns, is_own = _own_columns(log_probabilities, targets, head)
+            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+            exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
-            torch.mm(gradient, head.weight, out=x_gradient[rows])
+            torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
             if bias_gradient is not None:
                 bias_gradient += exact[:, : head.num_real].sum(0)
@@ -123,16 +123,8 @@ def counted_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
 
-    Args:
-        x_ND: as above, like all that is not explained here.
-        weight_VD: output table.
-        targets_N: ``[N]`` int64.
-        vocab_size: columns that exist.
-        bias_V: ``[vocab_size]`` fp32, or None.
-
-    Returns:
-        Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
-        prediction.
+    Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
+    prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
@@ -161,7 +153,8 @@ def token_losses(
 def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None) -> Tensor:
     """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if cut."""
     if (cut := cut_of(weight_VD)) is None:
-        return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), cast(bias_V, x.dtype)).float()
+        bias = None if bias_V is None else bias_V.to(x.dtype)
+        return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     own = functional.linear(x, local(weight_VD).to(x.dtype))
     logits = cut.side_by_side(own)[..., :vocab_size]
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
@@ -177,21 +170,17 @@ def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count:
 
 def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
     """Yield the log-probabilities, fp32, of each chunk."""
-    head = head.in_dtype(x_ND.dtype)
-    for rows in _chunks(x_ND.shape[0]):
-        yield rows, _log_probabilities(x_ND[rows], head)
+    compute_weight = head.weight.to(x_ND.dtype)
+    for start in range(0, len(x_ND), _CHUNK_TOKENS):
+        rows = slice(start, start + _CHUNK_TOKENS)
+        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
 
 
-def _chunks(num_tokens: int) -> Iterator[slice]:
-    for start in range(0, num_tokens, _CHUNK_TOKENS):
-        yield slice(start, start + _CHUNK_TOKENS)
-
-
-def _log_probabilities(x: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32."""
-    logits = x @ head.weight.t()
+def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
+    logits = x @ weight.t()
     if head.bias is not None:
-        logits[:, : head.num_real] += head.bias
+        logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf
     if head.cut is None:
         return torch.log_softmax(logits, -1, dtype=torch.float32)
@@ -236,12 +225,3 @@ def _first_largest(x_CV: Tensor) -> Tensor:
     best = blocks.amax(2).argmax(1, keepdim=True)
     inside = blocks.take_along_dim(best.unsqueeze(2), 1).squeeze(1).argmax(1)
     return best.squeeze(1) * size + inside
-
-
-def _logit_gradient(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
-    """Turn log-probabilities into ``softmax − onehot`` in place; rows without a target become zero."""
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    gradient = log_probabilities.exp_()
-    gradient.scatter_add_(1, columns.unsqueeze(1), -is_own.to(gradient.dtype).unsqueeze(1))
-    gradient[targets == NOT_SCORED] = 0.0
-    return gradient

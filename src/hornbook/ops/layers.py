@@ -64,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return cut_linear(x, weight, bias, cut)
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
-    return functional.linear(x, weight.to(x.dtype), cast(bias, x.dtype))
+    return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
@@ -88,11 +88,6 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     parts, weights = x.chunk(len(weight), -1), weight.to(x.dtype).unbind(0)
     mapped = [functional.linear(part, matrix) for part, matrix in zip(parts, weights, strict=True)]
     return torch.cat(mapped, -1) + bias.to(x.dtype)
-
-
-def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a parameter that may be absent in ``dtype``."""
-    return None if parameter is None else parameter.to(dtype)
 
 
 def cast_for_few_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@
     "head.norm.weight"              [D]          -> norm                 not decayed, with a trust ratio
 
 Names decide, so a parameter of one's own model that is called ``bias`` is one, and other vectors count as norms.
-`hornbook.optim.groups` changes decay and learning rate by patterns of names.
+`hornbook.optim.updates.in_groups` changes decay and learning rate by patterns of names.
 """
 
 from collections.abc import Iterator, Sequence

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from hornbook.arrays import Int64s, Integers
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Window
+from hornbook.samples.mixture import Mixture
+from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
 from hornbook.wording import counted
 
 Batch: TypeAlias = dict[str, torch.Tensor]
@@ -84,17 +85,6 @@ class Samples:
     """What a reader wants to know of them before the first step."""
 
 
-class WindowSource(Protocol):
-    """Windows by sample number: `hornbook.samples.windows.Windows` is one."""
-
-    @property
-    def sequence_length(self) -> int:
-        """T, the inputs of a window."""
-
-    def batch(self, samples: Int64s, /) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
-
-
 class WindowBatches:
     """Training batches of windows for a decoder.
 
@@ -104,7 +94,7 @@ class WindowBatches:
         document_mask: whether batches hold ``documents``.
     """
 
-    def __init__(self, windows: WindowSource, *, seed: int, document_mask: bool) -> None:
+    def __init__(self, windows: Windows | Mixture, *, seed: int, document_mask: bool) -> None:
         self._windows, self._seed, self._document_mask = windows, seed, document_mask
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
@@ -189,10 +179,8 @@ def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
             )
 
 
-def micro_batch_samples(
-    first_sample: int, *, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
-) -> Int64s:
-    """The samples of one step that are this rank's: int64[num_micro_batches, micro_batch_size].
+def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> Int64s:
+    """This rank's samples of a step, counted from its first one: int64[num_micro_batches, micro_batch_size].
 
     Micro-batches are dealt round robin: number ``j * world_size + rank`` of the global batch is this rank's j-th.
 
@@ -200,14 +188,12 @@ def micro_batch_samples(
         UserError: the global batch does not divide into whole micro-batches for every rank.
     """
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
-    round_size = micro_batch_size * world_size
-    if global_batch_size < 1 or global_batch_size % round_size:
+    if global_batch_size < 1 or global_batch_size % (micro_batch_size * world_size):
         raise UserError(
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
-    samples = np.arange(first_sample, first_sample + global_batch_size, dtype=np.int64)
-    return samples.reshape(-1, world_size, micro_batch_size)[:, rank]
+    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
@@ -244,7 +230,7 @@ class Loader:
         next_sample: number of the first sample not handed out yet; the whole state.
 
     Raises:
-        UserError: as `micro_batch_samples`.
+        UserError: as `micro_batch_offsets`.
     """
 
     def __init__(
@@ -261,13 +247,10 @@ class Loader:
         prefetch: int = 2,
     ) -> None:
         self._maker = maker
-        self._layout = {
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "rank": rank,
-            "world_size": world_size,
-        }
-        micro_batch_samples(start_sample, **self._layout)  # raises now and not in the thread
+        self._global_batch_size = global_batch_size
+        self._offsets = micro_batch_offsets(
+            global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
+        )
         self._vocab_size, self._pin_memory, self._prefetch = vocab_size, pin_memory, prefetch
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hornbook-loader")
         self._pending: deque[Future[list[Batch]]] = deque()
@@ -280,7 +263,7 @@ class Loader:
     def __next__(self) -> list[Batch]:
         if self._closed:
             raise StopIteration
-        size = self._layout["global_batch_size"]
+        size = self._global_batch_size
         if self._prefetch:
             while len(self._pending) <= self._prefetch:
                 self._pending.append(self._executor.submit(self._step, self.next_sample + len(self._pending) * size))
@@ -306,7 +289,7 @@ class Loader:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _step(self, first_sample: int) -> list[Batch]:
-        batches = self._maker.batches(micro_batch_samples(first_sample, **self._layout))
+        batches = self._maker.batches(first_sample + self._offsets)
         if self._vocab_size is not None:
             for batch in batches:
                 refuse_unknown_tokens(batch, self._vocab_size)
