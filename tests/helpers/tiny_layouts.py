@@ -1,17 +1,20 @@
 """Trainings of tiny models on random tokens, on any layout of ranks: what test_layouts.py compares.
 
-    train("bert padded", "lamb", World())  ->  Trained(gradients of the first step, losses, norms, weights)
+train("bert padded", "lamb", World())  ->  Trained(gradients of the first step, losses, norms, weights)
 """
 
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from hornbook.config import ParallelConfig, Recipe, load_recipe
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import resident, train_step
 from hornbook.parallel.world import World, axes_of
+from hornbook.run.launch import open_run
+from hornbook.run.loop import train_until_done
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 from hornbook.samples.training_samples import build_samples
@@ -33,6 +36,7 @@ OPTIMIZERS = {
     "lamb": "optimizer.name=lamb optimizer.learning_rate=1e-3",
 }
 LAYOUTS = {
+    "one process": "",
     "data 2": "",
     "data 4": "",
     "shard 2": "parallel.data_parallel=shard",
@@ -56,7 +60,7 @@ class Trained:
     norms: list[float]
 
 
-def recipe_of(model: str, optimizer: str, layout: str = "data 2") -> Recipe:
+def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe:
     """The recipe of a tiny training."""
     name, *changes = MODELS[model].split()
     words = [*SIZES.split(), *changes, *OPTIMIZERS[optimizer].split(), *LAYOUTS[layout].split()]
@@ -65,11 +69,8 @@ def recipe_of(model: str, optimizer: str, layout: str = "data 2") -> Recipe:
 
 def laid_out(world: World, parallel: ParallelConfig) -> World:
     """The same ranks along other axes."""
-    return replace_axes(world, parallel) if world.size > 1 else world
-
-
-def replace_axes(world: World, parallel: ParallelConfig) -> World:
-    """A world of the same processes."""
+    if world.size == 1:
+        return world
     axes = axes_of(parallel.sizes(world.size), world._everyone, world.device, world._watch)
     return World(world._everyone, axes, world.device, world._waiting, world._watch)
 
@@ -113,3 +114,23 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
         losses=[result.loss for result in results],
         norms=[result.gradient_norm for result in results],
     )
+
+
+def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | None = None) -> None:
+    """Train on ``folder/corpus`` up to a step, on ``layout``, from a copy of the run of another one: ``folder/layout``."""
+    target = folder / layout
+    if previous is not None and world.is_first:
+        shutil.copytree(folder / previous, target)
+    world.barrier()
+    corpus = f"data.train={folder / 'corpus'} data.validation={folder / 'corpus'} model.vocab_size=300 name=run"
+    often = "evaluation.every_steps=4 tracking.log_every_steps=1 tracking.sample_every_steps=4 checkpoint.every_steps=4"
+    few = f"evaluation.max_windows=9 tracking.sample_tokens=3 checkpoint.keep_last=9 training.steps={steps}"
+    words = [
+        word
+        for word in SIZES.split()
+        if word.split("=")[0] not in ("data.synthetic", "model.vocab_size", "training.steps")
+    ]
+    words += [*OPTIMIZERS["adamw"].split(), *corpus.split(), *often.split(), *few.split(), *LAYOUTS[layout].split()]
+    recipe = load_recipe("gpt2-small", [f"--{word}" for word in [*words, "schedule.name=constant"]]).recipe
+    with open_run(recipe, target, laid_out(world, recipe.parallel)) as run:
+        train_until_done(run)

@@ -102,20 +102,25 @@ def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) 
     return cut[0].ranks.sum_tensor(squares).sqrt().float()
 
 
-def clip(slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipScope) -> None:
+def clip(
+    gradients: Sequence[Tensor],
+    norm: float,
+    limit: float | None,
+    scope: ClipScope,
+    holders: Sequence[Holders | None] = (),
+) -> None:
     """Scale gradients in place so that no norm is above ``limit``.
 
     Args:
-        slots: fp32, of one part of the model.
+        gradients: fp32, of one part of the model.
         norm: global L2 norm, of all parts together.
         limit: None clips nothing.
         scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
             that their common direction changes.
+        holders: of the gradients, see ``norms_of``.
     """
-    gradients = [slot.gradient for slot in slots]
     if limit is not None and scope == "per_tensor":
-        norms = norms_of(gradients, [slot.holders for slot in slots])
-        scales = (limit / norms).clamp(max=1.0)  # a norm of 0: an infinite quotient, a scale of 1
-        torch._foreach_mul_(gradients, list(scales.unbind()))
+        scales = (limit / norms_of(gradients, holders)).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
+        torch._foreach_mul_(list(gradients), list(scales.unbind()))
     elif limit is not None and norm > limit:
-        torch._foreach_mul_(gradients, limit / norm)
+        torch._foreach_mul_(list(gradients), limit / norm)
