@@ -22,8 +22,8 @@ from hornbook.samples.training_samples import build_samples
 SIZES = """
 model.num_layers=2 model.hidden_size=32 model.num_heads=4 model.vocab_size=70 model.max_positions=16
 model.embedding_dropout=0.1 model.residual_dropout=0.1 model.attention_dropout=0.1
-data.sequence_length=16 training.steps=20 training.global_batch_size=8 training.micro_batch_size=2 precision.compute=fp32
-optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synthetic=true
+data.sequence_length=16 training.steps=20 training.global_batch_size=8 training.micro_batch_size=2
+precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synthetic=true
 """
 MODELS = {
     "gpt": "gpt2-small",
@@ -117,7 +117,7 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
 
 
 def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | None = None) -> None:
-    """Train on ``folder/corpus`` up to a step, on ``layout``, from a copy of the run of another one: ``folder/layout``."""
+    """Train ``folder/layout`` on ``folder/corpus`` up to a step, from a copy of the run of another layout."""
     target = folder / layout
     if previous is not None and world.is_first:
         shutil.copytree(folder / previous, target)

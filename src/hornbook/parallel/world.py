@@ -17,7 +17,7 @@ group with a time-out of hours. A lost rank is noticed by `watch`, which tells i
 import math
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -213,6 +213,10 @@ class World:
     def from_first(self, value: int) -> int:
         """Return the first rank's ``value`` on every rank."""
         return self._everyone.sum_integers([value if self.is_first else 0])[0]
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Name the rank that was lost, if that is why communication inside the block fails, a layer's own included."""
+        return explained(self._watch)
 
     def barrier(self) -> None:
         """Wait for all ranks, hours if need be."""
