@@ -158,6 +158,9 @@ class EvaluationConfig:
         if strays := [name for name in named if name not in self.tasks]:
             message = f"task_data applies only to tasks that run; add {', '.join(strays)} to tasks, or remove its data"
             problems.append(Problem(("task_data", "tasks"), message))
+        for name in ("task_data", "tasks_every_steps"):
+            if getattr(self, name) and not self.tasks and not strays:
+                problems.append(Problem((name, "tasks"), f"{name} has no effect without tasks; set them, or remove it"))
         if self.early_stopping_min_delta and self.early_stopping_patience is None:
             message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
             problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
