@@ -7,10 +7,12 @@
 """
 
 import math
+from collections.abc import Mapping
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import shapes_of
 from hornbook.config import Recipe, recipe_from_dict
+from hornbook.config.options import TAGS, choices, show
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
@@ -33,6 +35,29 @@ def stored_recipe(document: object, path: str) -> Recipe:
     if recipe.model.vocab_size is None:
         raise CheckpointError(f"{path}: model.vocab_size is missing; restore the file")
     return recipe
+
+
+def refuse_unknown_parts(document: object, source: str) -> None:
+    """Refuse a stored recipe with a part that is not registered, as a user's script has done.
+
+    Args:
+        document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
+        source: the run or the checkpoint that it is of.
+
+    Raises:
+        RecipeError: it names such a part; a single line.
+    """
+    sections = document if isinstance(document, Mapping) else {}
+    for section, key in TAGS.items():
+        values = sections.get(section)
+        tag = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(tag, str) and tag not in choices(section):
+            what = "of the family" if section == "model" else f"made with the {section}"
+            message = (
+                f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
+                "script that registers it, python SCRIPT.py in place of hornbook"
+            )
+            raise RecipeError([message])
 
 
 def recipe_of(contents: Contents, path: object) -> Recipe:

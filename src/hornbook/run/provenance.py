@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hornbook.config import LabelledConfig, Recipe, refuse_unknown_parts
+from hornbook.config import LabelledConfig, Recipe
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
-from hornbook.exchange.documents import stored_recipe
+from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
 from hornbook.samples.encoder_batches import EncoderBatches

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
+from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, UserError
-from hornbook.exchange.documents import stored_recipe
+from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import Origin
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
