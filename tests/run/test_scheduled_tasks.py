@@ -43,7 +43,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """A task ``scripted`` whose metrics ``score`` and ``cost`` take given values, by step."""
-    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     script: dict[int, float] = {}
 
     @register_task("scripted", lower=["cost"], higher=["score"])
