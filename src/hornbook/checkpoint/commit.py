@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
-from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.listing import committed, require_space
 from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder_of, is_plain_name, verify
 from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
-from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, storage_errors
+from hornbook.storage.system import process_is_alive, storage_errors
 
 if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
     from torch import Tensor
@@ -203,13 +203,3 @@ def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
     with storage_errors("read the folder", folder):
         matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     return [path for path, match in matches if match and not is_alive(int(match[1]))]
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
-    free = free_bytes(folder)
-    if free < needed:
-        raise StorageError(
-            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
-            "free some space or choose another folder"
-        )

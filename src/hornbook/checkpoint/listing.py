@@ -1,4 +1,4 @@
-"""Which checkpoints there are: asked of the disk every time.
+"""Which checkpoints there are, and whether there is room for another: asked of the disk every time.
 
     runs/demo/checkpoints/  step-00000400/  step-00000800/  step-00001200/ (damaged)  step-00001600.tmp-4711/
         newest_sound  -> step-00000800, and a warning about step-00001200
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
-from hornbook.errors import CheckpointError
-from hornbook.storage.system import storage_errors
+from hornbook.errors import CheckpointError, StorageError
+from hornbook.storage.system import format_bytes, free_bytes, storage_errors
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -118,6 +118,16 @@ def is_checkpoint(path: Path) -> bool:
 def checkpoints_of(path: Path) -> Path:
     """Return the folder of checkpoints, given it or the folder of a run."""
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
+            "free some space or choose another folder"
+        )
 
 
 def _size(path: Path) -> int:

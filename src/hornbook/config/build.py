@@ -32,8 +32,8 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
-from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Recipe, flatten, specs
-from hornbook.config.suggest import did_you_mean, nearest, usual
+from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -43,8 +43,6 @@ LARGEST_FILE = 1 << 20
 """A recipe file with more keys or bytes is refused as a whole."""
 _TRAIN = "to train on it: hornbook train demo --data.train"
 _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
-
-Key = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +185,8 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
         if key[0] != section or key in report.failed:
             continue
         if key[1] not in options:
-            report.add(key, leaf, _unknown(key, options, tree), with_value=False)
+            tag = tree.get((section, TAGS.get(section, "")))
+            report.add(key, leaf, why_unknown(key, options, tag.value if tag else None), with_value=False)
             continue
         try:
             values[key[1]] = _convert(leaf, options[key[1]])
@@ -210,33 +209,7 @@ def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:
     elif isinstance(leaf.value, dict):
         report.add(key, leaf, f"unknown section{did_you_mean(key[1], SECTIONS)}", with_value=False)
     else:
-        report.add(key, leaf, f"unknown key{_suggestion(key, {})}", with_value=False)
-
-
-def _unknown(key: Key, options: dict[str, Spec], tree: Tree) -> str:
-    """Say why a section has no such key: only other choices have it, or it is misspelled."""
-    section, name = key
-    tags = [f'"{tag}"' for tag, _ in specs(section).get(name, ()) if tag]
-    if not tags:
-        return f"unknown key{_suggestion(key, options)}"
-    tag = (section, TAGS[section])
-    chosen = tree[tag].value if tag in tree else describe(SECTIONS[section])[TAGS[section]].default
-    listed = f"{', '.join(tags[:-1])} or {tags[-1]}" if len(tags) > 1 else tags[0]
-    return f'applies only to {dotted(tag)} = {listed}, not "{chosen}"; remove it or change {dotted(tag)}'
-
-
-def _suggestion(key: Key, options: dict[str, Spec]) -> str:
-    """Suggest what other trainers call so, else the nearest key of the section, else the same word or the nearest."""
-    everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
-    near = nearest(key[1], options)
-    same = [known for known in everywhere if known.endswith(f".{key[1]}")]
-    meant = usual(dotted(key), everywhere) or (near and dotted((key[0], near))) or (same[0] if same else None)
-    return f'; did you mean "{meant}"?' if meant else did_you_mean(dotted(key), everywhere)
-
-
-def dotted(key: Key) -> str:
-    """Write a key as people do: ``training.steps``, or ``name`` at the top."""
-    return f"{key[0]}.{key[1]}" if key[0] else key[1]
+        report.add(key, leaf, why_unknown(key, {}), with_value=False)
 
 
 def bundled_recipes() -> dict[str, Path]:

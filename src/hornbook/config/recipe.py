@@ -40,6 +40,7 @@ from hornbook.config.optimizers import (
 from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
 
 COMMENT_COLUMN = 40
+Key = tuple[str, str]
 
 EXCLUSIVE = (
     (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
@@ -292,6 +293,11 @@ def specs(section: str) -> dict[str, list[tuple[str, Spec]]]:
         for name, spec in describe(section_class).items():
             found.setdefault(name, []).append((tag, spec))
     return found
+
+
+def dotted(key: Key) -> str:
+    """Write a key as people do: ``training.steps``, or ``name`` at the top."""
+    return f"{key[0]}.{key[1]}" if key[0] else key[1]
 
 
 class Change(NamedTuple):
