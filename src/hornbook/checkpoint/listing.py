@@ -32,11 +32,7 @@ class Info:
 
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not."""
     if not folder.is_dir():
         return []
     with storage_errors("read the folder", folder):
@@ -45,40 +41,24 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not."""
     return [step for step, _ in committed(folder)]
 
 
 def list_checkpoints(folder: Path) -> list[Info]:
-    """Check all checkpoints of a folder, every byte, and return them oldest first.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Check all checkpoints of a folder, every byte, and return them oldest first."""
     return [describe(path) for _, path in committed(folder)]
 
 
 def describe(path: Path) -> Info:
-    """Check one checkpoint, every byte of it, whatever its folder is called.
-
-    Raises:
-        StorageError: the folder cannot be read.
-    """
+    """Check one checkpoint, every byte of it, whatever its folder is called."""
     problems = verify(path)
     step = parse_step(path.name) if problems else read_manifest(path).step
     return Info(step=step, path=path, size=_size(path), problems=problems)
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over."""
     for _, path in reversed(committed(folder)):
         problems = verify(path)
         if not problems:
@@ -90,9 +70,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     """Return the checkpoint that ``path`` stands for: itself, or the newest sound one of a run or of its checkpoints.
 
-    Raises:
-        CheckpointError: there is none.
-        StorageError: the folder cannot be read.
+    Raises CheckpointError if there is none.
     """
     if not path.is_dir():
         raise CheckpointError(

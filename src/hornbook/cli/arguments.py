@@ -67,8 +67,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse; an unknown word is an error here, where the command's options are known.
 
-        Raises:
-            UserError: whatever is wrong with the words, in one line.
+        Raises UserError with what is wrong, in one line.
         """
         if self.module is not None:
             importlib.import_module(self.module).add_arguments(self)
@@ -83,11 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print and exit for.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise UserError with what argparse would print and exit for."""
         raise UserError(f"{' '.join(message.split())} (see `{self.prog} --help`)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

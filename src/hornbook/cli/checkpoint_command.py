@@ -42,9 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def list_command(folder: Path) -> dict[str, Any]:
     """Return the checkpoints of a run, or of a folder of checkpoints, oldest first, and print a table.
 
-    Raises:
-        CheckpointError: there is no such folder.
-        StorageError: it cannot be read.
+    Raises CheckpointError if there is no such folder.
     """
     from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
     from hornbook.errors import CheckpointError
@@ -61,9 +59,7 @@ def list_command(folder: Path) -> dict[str, Any]:
 def verify_command(path: Path) -> dict[str, Any]:
     """Check one checkpoint, or all of a run; print a line for each that is sound.
 
-    Raises:
-        CheckpointError: one is damaged, or there is none; all problems in one line.
-        StorageError: the folder cannot be read.
+    Raises CheckpointError if one is damaged, or there is none; all problems in one line.
     """
     from hornbook.errors import CheckpointError
 

@@ -58,7 +58,6 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the folder holds a run or checkpoints already, or there is no such model.
         CheckpointError: the model is malformed, pickled without leave, or not one of hornbook's.
-        StorageError: a file cannot be read or written.
     """
     from hornbook.checkpoint import save
     from hornbook.config import recipe_from_dict
@@ -95,7 +94,6 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the folder exists already.
         CheckpointError: there is no sound checkpoint, or transformers has no such model.
-        StorageError: a file cannot be read or written.
     """
     from hornbook.exchange.huggingface import write_folder
     from hornbook.exchange.restore import read_source

@@ -90,8 +90,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     """Return the options that ``add_input_arguments`` declared.
 
-    Raises:
-        UserError: one was given that does not apply to the format.
+    Raises UserError if one was given that does not apply to the format.
     """
     from hornbook.storage.system import usable_cores
     from hornbook.text.documents import ReadOptions

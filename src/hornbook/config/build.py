@@ -220,8 +220,7 @@ def bundled_recipes() -> dict[str, Path]:
 def find_recipe(reference: str) -> Path:
     """Find a recipe: a bundled one by name, another by its path, which has a slash or ends in ``.toml``.
 
-    Raises:
-        RecipeError: neither; the message suggests the nearest names.
+    Raises RecipeError if it is neither; the message suggests the nearest names.
     """
     bundled = bundled_recipes()
     if reference in bundled:
@@ -244,8 +243,7 @@ def _size(path: Path) -> tuple[int, int]:
 def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
     """Read a recipe file, which messages call ``label``; return the parsed TOML and its text.
 
-    Raises:
-        RecipeError: the file cannot be read, is too large, or is not UTF-8 or not TOML (with line and column).
+    Raises RecipeError if the file cannot be read, is too large, or is not UTF-8 or not TOML (with line and column).
     """
     content = _read(path, label)
     try:

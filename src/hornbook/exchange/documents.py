@@ -63,8 +63,7 @@ def refuse_unknown_parts(document: object, source: str) -> None:
 def recipe_of(contents: Contents, path: object) -> Recipe:
     """Return the recipe of a checkpoint; ``path`` names the checkpoint in errors.
 
-    Raises:
-        CheckpointError: ``recipe.json`` is missing or malformed.
+    Raises CheckpointError if ``recipe.json`` is missing or malformed.
     """
     if "recipe" not in contents.documents:
         raise CheckpointError(f"{path} has no recipe.json to tell what the weights are of; take another checkpoint")
@@ -74,8 +73,7 @@ def recipe_of(contents: Contents, path: object) -> Recipe:
 def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, None where it has none; ``path`` names the checkpoint in errors.
 
-    Raises:
-        CheckpointError: ``tokenizer.json`` is malformed.
+    Raises CheckpointError if ``tokenizer.json`` is malformed.
     """
     file = contents.files.get("tokenizer.json")
     if file is None:
@@ -90,9 +88,7 @@ def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
     """Refuse a recipe whose model is more than twice as large as the weights beside it, before it is built.
 
     Below that a comparison of all tensors can tell more. A model of one's own that cannot count its parameters passes.
-
-    Raises:
-        CheckpointError: it is too large; the message has the bytes of both.
+    Raises CheckpointError if it is too large; the message has the bytes of both.
     """
     count = getattr(recipe.model, "num_parameters", None)
     stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))

@@ -49,8 +49,7 @@ class LoadedModel:
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
 
-        Raises:
-            CheckpointError: the model was trained on data that came without one, or imported without.
+        Raises CheckpointError if the model was trained on data that came without one, or imported without.
         """
         if self.tokenizer is None:
             raise CheckpointError(

@@ -16,8 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``: auto, cpu, cuda (this rank's own), cuda:N or mps.
 
-    Raises:
-        UserError: the machine does not have it.
+    Raises UserError if the machine does not have it.
     """
     present = _present_devices()
     wanted = present[0].partition(":")[0] if name == "auto" else name

@@ -100,10 +100,8 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
 def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
     """Return what an existing run started from, given that its start is asked for again.
 
-    A source that is gone is fine, since the run goes on from its own checkpoints.
-
-    Raises:
-        UserError: the run started from something else, or the source has changed since.
+    A source that is gone is fine, since the run goes on from its own checkpoints. Raises UserError if the run started
+    from something else, or the source has changed since.
     """
     if recorded is None:
         raise UserError(f"the run did not start from {asked.source}: remove --init-from, or choose another --output")

@@ -218,9 +218,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
     """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
 
     The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
-
-    Raises:
-        CheckpointError: there are checkpoints, none of them sound.
+    Raises CheckpointError if there are checkpoints, none of them sound.
     """
     steps = checkpoint.steps_in(checkpoints) if world.is_first else []
     num_steps = world.from_first(len(steps))

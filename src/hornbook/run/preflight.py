@@ -62,11 +62,7 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
 
 
 def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
-    """Refuse early stopping by a validation loss that the run has no data for.
-
-    Raises:
-        UserError: as said.
-    """
+    """Refuse early stopping by a validation loss that the run has no data for."""
     evaluation = recipe.evaluation
     by_validation = evaluation.early_stopping_patience is not None and recipe.checkpoint.best_by == "validation"
     if by_validation and samples.held_out is None:
@@ -78,12 +74,8 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
 
 def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:
     """Yield warnings about a recipe, now that its data and its length are known."""
-    warnings = (
-        long_warmup(recipe, num_steps),
-        large_batch(recipe, samples.num_samples, samples.noun),
-        differing_ends(recipe, sources),
-    )
-    return filter(None, warnings)
+    batch = large_batch(recipe, samples.num_samples, samples.noun)
+    return filter(None, (long_warmup(recipe, num_steps), batch, differing_ends(recipe, sources)))
 
 
 def long_warmup(recipe: Recipe, num_steps: int) -> str | None:

@@ -115,9 +115,7 @@ class RunFolder:
 def read_identity(path: Path) -> dict[str, Any]:
     """Return what a ``run.json`` holds: ``recipe``, still a document, ``data`` and ``init_from``.
 
-    Raises:
-        DataError: it is malformed, or of another version.
-        StorageError: it cannot be read.
+    Raises DataError if it is malformed, or of another version.
     """
     identity = read_json(path, "run identity")
     if not isinstance(identity, dict) or identity.get("format") != _FORMAT:

@@ -123,8 +123,7 @@ def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
 def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
 
-    Raises:
-        CheckpointError: the config asks for something that hornbook's GPT does not compute; all of it in one line.
+    Raises CheckpointError if the config asks for something that hornbook's GPT does not compute; all of it in one line.
     """
     section = options_of(config, _OPTIONS)
     activation = config.get("activation_function") or "gelu_new"
@@ -147,8 +146,7 @@ def their_name(option: str) -> str:
 def from_section(config: GPTConfig) -> dict[str, Any]:
     """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
 
-    Raises:
-        CheckpointError: transformers' GPT-2 has no such model.
+    Raises CheckpointError if transformers' GPT-2 has no such model.
     """
     refuse_head_size(config, "GPT-2")
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}

@@ -56,9 +56,8 @@ def read_folder(
             tokenizer that hornbook cannot read.
 
     Raises:
-        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights do not fit
-            its config; all that is wrong with the weights in one line.
-        StorageError: a file cannot be read.
+        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights
+            do not fit its config; all that is wrong with the weights in one line.
     """
     index = None if _has_weights(path) else tensorflow.find_index(path)
     folder = path if index is None else index.parent

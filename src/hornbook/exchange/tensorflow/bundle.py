@@ -79,8 +79,7 @@ class Bundle:
     def shards(self, names: Iterable[str]) -> list[Path]:
         """Return the files in which variables lie.
 
-        Raises:
-            CheckpointError: one is missing, or a link that leaves the folder.
+        Raises CheckpointError if one is missing, or a link that leaves the folder.
         """
         return [self.shard(number) for number in sorted({self.variables[name].shard for name in names})]
 
@@ -93,9 +92,7 @@ class Bundle:
 def open_bundle(index: Path) -> Bundle:
     """Read the index of a checkpoint.
 
-    Raises:
-        CheckpointError: it is malformed or damaged, or asks for what is not read.
-        StorageError: it cannot be read.
+    Raises CheckpointError if it is malformed or damaged, or asks for what is not read.
     """
     path = inside(index.parent, index.name)
     try:
@@ -113,9 +110,7 @@ def open_bundle(index: Path) -> Bundle:
 def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
     """Return variables by name, in their dtype and shape.
 
-    Raises:
-        CheckpointError: a shard is missing, too short or damaged.
-        StorageError: one cannot be read.
+    Raises CheckpointError if a shard is missing, too short or damaged.
     """
     by_shard: dict[int, list[str]] = {}
     for name in names:
