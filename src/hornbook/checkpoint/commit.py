@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
@@ -27,9 +27,6 @@ from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
 from hornbook.storage.system import process_is_alive, storage_errors
-
-if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
-    from torch import Tensor
 
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
 Shards = Mapping[str, Mapping[str, Shard]]
@@ -66,7 +63,8 @@ def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path
     _remove_leftovers(folder)
     if os.path.lexists(final) and not verify(final):
         return final
-    shards = ranks or [{group: _whole(tensors) for group, tensors in contents.tensors.items()}]
+    groups = contents.tensors.items()
+    shards = ranks or [{group: {name: Shard.whole(tensors[name]) for name in tensors} for group, tensors in groups}]
     files, layouts = _files(contents, shards), _layouts(shards)
     storage.make_directory(folder)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
@@ -125,10 +123,6 @@ def set_aside(folder: Path, step: int) -> Path | None:
     storage.remove_tree(aside)
     storage.rename(path, aside)
     return aside
-
-
-def _whole(tensors: "Mapping[str, Tensor]") -> dict[str, Shard]:
-    return {name: Shard.whole(tensor) for name, tensor in tensors.items()}
 
 
 def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:

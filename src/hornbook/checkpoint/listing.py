@@ -54,7 +54,9 @@ def describe(path: Path) -> Info:
     """Check one checkpoint, every byte of it, whatever its folder is called."""
     problems = verify(path)
     step = parse_step(path.name) if problems else read_manifest(path).step
-    return Info(step=step, path=path, size=_size(path), problems=problems)
+    with storage_errors("read the folder", path):
+        size = sum(file.lstat().st_size for file in path.iterdir()) if path.is_dir() else 0
+    return Info(step=step, path=path, size=size, problems=problems)
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
@@ -106,10 +108,3 @@ def require_space(folder: Path, needed: int) -> None:
             f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
             "free some space or choose another folder"
         )
-
-
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return 0
-    with storage_errors("read the folder", path):
-        return sum(file.lstat().st_size for file in path.iterdir())

@@ -52,7 +52,10 @@ def list_command(folder: Path) -> dict[str, Any]:
     found = list_checkpoints(checkpoints_of(folder))
     if not found:
         _refuse_foreign(folder)
-    _print(_table(found) if found else [f"no checkpoints in {folder}"])
+    print(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
+    for info in found:
+        state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
+        print(f"{info.step!s:>10}  {_size(info):>10}  {state}")
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
@@ -93,15 +96,6 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: make a checkpoint of "
             "it with `hornbook checkpoint import`, which reads and checks every tensor"
         )
-
-
-def _table(found: "Iterable[Info]") -> list[str]:
-    rows = [(str(info.step), _size(info), _state(info)) for info in found]
-    return [f"{step:>10}  {size:>10}  {state}" for step, size, state in (("step", "size", "state"), *rows)]
-
-
-def _state(info: "Info") -> str:
-    return f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
 
 
 def _size(info: "Info") -> str:

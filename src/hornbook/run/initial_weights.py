@@ -72,12 +72,7 @@ class Origin:
 
 
 def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
-    """Read a source and return what is remembered of it.
-
-    Args:
-        asked: by the user.
-        recipe: of the new run, complete.
-        tokenizer: of its training data, where it is known.
+    """Read a source and return what is remembered of it; ``tokenizer`` is that of the training data, if known.
 
     Raises:
         UserError: a fine-tuning is to keep the moments of a pre-training.

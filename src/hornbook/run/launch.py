@@ -30,6 +30,7 @@ from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage.lock import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
+from hornbook.track.environment import record_session
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.wording import counted
@@ -92,7 +93,10 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
-            _note_session(folder, state.progress.step, steps, console)
+            try:
+                record_session(output / "environment.json", state.progress.step, steps)
+            except HornbookError as error:  # it is damaged or cannot be written; a run does without
+                console.warn(f"cannot record this start: {error}")
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -147,14 +151,6 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     else:
         sources = open_sources(recipe)
     return complete(recipe, sources), sources
-
-
-def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Console) -> None:
-    """Record this start; a run does without the record where the file is damaged or cannot be written."""
-    try:
-        folder.note_session(from_step, to_step)
-    except HornbookError as error:
-        console.warn(f"cannot record this start: {error}")
 
 
 def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:

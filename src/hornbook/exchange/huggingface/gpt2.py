@@ -156,7 +156,7 @@ def from_section(config: GPTConfig) -> dict[str, Any]:
     return {**fixed, **values, **settled, "n_ctx": config.max_positions, **activation}
 
 
-def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> dict[str, Tensor]:
+def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
     """Return the weights of a file under our names and in our shapes, fp32; matrices are views.
 
     Args:
@@ -182,12 +182,7 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, wha
     if head is not None and table is not None and not is_same(head, table):
         untied.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
     refuse_weights((untied, missing, unknown, faulty), what)
-    return {weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()}
-
-
-def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
-    """Return ``to_ours``, of which nothing is untrained (`hornbook.exchange.huggingface.families`)."""
-    return Imported(to_ours(tensors, config, tied=tied, what=what))
+    return Imported({weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()})
 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:

@@ -122,21 +122,16 @@ def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
             available = file.seek(0, 2)
             for name in sorted(there, key=lambda name: bundle.variables[name].offset):
                 variable = bundle.variables[name]
+                assert variable.dtype is not None, "the caller asks for tensors"
                 if variable.offset + variable.size > available:
                     raise _unsound(bundle.index, f"{path.name} ends before the values of {name!r:.120}")
                 file.seek(variable.offset)
                 data = bytearray(variable.size)
                 if file.readinto(data) < variable.size or masked_crc32c(data) != variable.crc:
                     raise _unsound(bundle.index, f"the values of {name!r:.120} are not what their CRC says")
-                tensors[name] = _tensor(variable, data)
+                flat = torch.frombuffer(data, dtype=variable.dtype) if data else torch.empty(0, dtype=variable.dtype)
+                tensors[name] = flat.view(variable.shape)
     return tensors
-
-
-def _tensor(variable: Variable, data: bytearray) -> Tensor:
-    assert variable.dtype is not None, "the caller asks for tensors"
-    if not data:
-        return torch.empty(variable.shape, dtype=variable.dtype)
-    return torch.frombuffer(data, dtype=variable.dtype).view(variable.shape)
 
 
 def _num_shards(message: bytes) -> int:
