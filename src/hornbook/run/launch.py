@@ -30,7 +30,6 @@ from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage.lock import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
-from hornbook.track.environment import record_session
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.wording import counted
@@ -94,8 +93,8 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
             try:
-                record_session(output / "environment.json", state.progress.step, steps)
-            except HornbookError as error:  # it is damaged or cannot be written; a run does without
+                folder.note_session(state.progress.step, steps)
+            except HornbookError as error:  # the file is damaged or cannot be written; a run does without
                 console.warn(f"cannot record this start: {error}")
         run = TrainingRun(
             recipe=recipe,

@@ -19,6 +19,7 @@ from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import Origin
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.environment import record_session
 
 _FORMAT = 1
 _MAY_CHANGE = (
@@ -94,6 +95,10 @@ class RunFolder:
         identity |= {"init_from": asdict(origin) if origin else None}
         replace_file(self.identity, dump_json(identity))
         replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
+
+    def note_session(self, from_step: int, to_step: int) -> None:
+        """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
+        record_session(self.path / "environment.json", from_step, to_step)
 
     def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
         identity = read_identity(self.identity)
