@@ -1,6 +1,6 @@
 """Reading with pyarrow in a child process: whatever a damaged file does there, the parent reports it in one line.
 
-    for record in records("hornbook.text.readers.parquet", "as_records", "a.parquet", arguments, most=128 << 20): ...
+    for record in records("hornbook.text.readers.columns", "as_records", "a.parquet", arguments, most=128 << 20): ...
 
     parent -> child     a line of JSON: which function reads, and with what arguments
     child -> parent     records (kind, number, bytes), a head of 17 bytes before each; the kind ``.`` ends a file

@@ -27,10 +27,9 @@ from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
 from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
-from hornbook.text.readers.arrow import read_arrow
+from hornbook.text.readers.columns import read_columns
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
-from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
@@ -78,7 +77,11 @@ STREAM_READERS: Final[dict[str, StreamReader]] = {
     "tsv": partial(read_table, ".tsv"),
     "wikiextractor": read_wikiextractor,
 }
-READERS: Final[dict[str, Reader]] = {"parquet": read_parquet, "arrow": read_arrow, "wikipedia": read_wikipedia}
+READERS: Final[dict[str, Reader]] = {
+    "parquet": partial(read_columns, "parquet"),
+    "arrow": partial(read_columns, "arrow"),
+    "wikipedia": read_wikipedia,
+}
 """Formats that open their files themselves."""
 
 _BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
