@@ -28,7 +28,7 @@ from hornbook.formats.example import Feature, integers
 
 
 class _Schema(NamedTuple):
-    """Names of the features of a packer, and whether labels stand at the end of their list, the last one first."""
+    """Names of the features of a packer, and whether its pair labels stand at the end of their list, last one first."""
 
     tokens: str
     mask: str
@@ -40,11 +40,6 @@ class _Schema(NamedTuple):
     pair_labels: str
     pair_mask: str
     backwards: bool
-    others: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset((*self[:9], *self.others))
 
 
 _GRAPHCORE: Final = _Schema(
@@ -70,9 +65,11 @@ _HABANA: Final = _Schema(
     pair_labels="next_sentence_labels",
     pair_mask="next_sentence_weights",
     backwards=False,
-    others=("next_sentence_positions",),
 )
-PACKED: Final = {schema.names: schema for schema in (_GRAPHCORE, _HABANA)}
+PACKED: Final = {
+    frozenset(_GRAPHCORE[:9]): _GRAPHCORE,
+    frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA,
+}
 """The schemas by the names of their features."""
 
 
