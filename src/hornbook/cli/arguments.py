@@ -8,8 +8,7 @@ Numbers are read by the recipe's own validator, so that ``1e5``, ``100_000`` and
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hornbook.cli.parser import CommandParser
@@ -19,24 +18,26 @@ from hornbook.config.recipe import SECTIONS, specs
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-def _number(kind: type, **bounds: float) -> Callable[[str], Any]:
-    spec = Spec(type=kind, bounds=Bounds(**bounds))
+@dataclass(frozen=True)
+class Number:
+    """Read a number within bounds, as argparse's ``type``."""
 
-    def read(text: str) -> object:
+    spec: Spec
+
+    def __call__(self, text: str) -> Any:
+        """Return the number in ``text``; raise argparse.ArgumentTypeError if there is none, or one out of bounds."""
         try:
-            return convert(parse_text(text, spec), spec)
+            return convert(parse_text(text, self.spec), self.spec)
         except Mistake as mistake:
             raise argparse.ArgumentTypeError(f"{show(text)}: {mistake}") from None
 
-    return read
 
-
-positive_integer = _number(int, minimum=1)
-natural_number = _number(int, minimum=0)
-positive_number = _number(float, above=0)
-non_negative_number = _number(float, minimum=0)
-fraction = _number(float, minimum=0, maximum=1)
-positive_fraction = _number(float, above=0, maximum=1)
+positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))
+natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
+positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
+non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
+fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
+positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
