@@ -24,8 +24,16 @@ from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.cuts import CUT_CHARACTERS, find_endless, stretches_for, utf8_bound
 from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
-from hornbook.text.tokenizer_files import read_settings
-from hornbook.text.tokenizer_json import BYTE_TOKEN, MAX_VOCAB_SIZE, Settings, by_id, dump, form_of, parse
+from hornbook.text.tokenizer_json import (
+    BYTE_TOKEN,
+    MAX_VOCAB_SIZE,
+    Settings,
+    by_id,
+    dump,
+    form_of,
+    parse,
+    read_settings,
+)
 from hornbook.text.tokenizer_training import Kind, train_settings
 
 _FILE: Final = "tokenizer.json"
@@ -72,7 +80,7 @@ class Tokenizer:
 
         Args:
             path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
-                of `hornbook.text.tokenizer_files`.
+                of `hornbook.text.tokenizer_json`.
 
         Raises:
             DataError: there is none, it is malformed, or the library does not run it.
