@@ -60,9 +60,6 @@ class IndexedWriter:
 
     Memory holds the tokens until there are half a million, whatever was added last included, and all of these twice
     while they are written; and 4 bytes a sequence, 8 a document, some three times as much at the end.
-
-    Raises:
-        StorageError: a file cannot be written.
     """
 
     def __init__(self, prefix: Path, dtype: DTypeLike) -> None:
@@ -151,9 +148,6 @@ def write_index(path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], docu
         dtype: of the tokens, one of ``DTYPES``.
         sizes: [num_sequences], tokens of each.
         document_index: [num_documents + 1], the number of the first sequence of each document, and of all sequences.
-
-    Raises:
-        StorageError: it cannot be written.
     """
     header = _header(dtype, len(sizes), len(document_index))
     pointers = np.zeros(len(sizes), dtype="<i8")
@@ -182,7 +176,6 @@ def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]
 
     Raises:
         DataError: a part is damaged.
-        StorageError: a file cannot be read or written.
     """
     bin_path, idx_path = index_paths(prefix)
     written = write_file(bin_path, (chunk for part in parts for chunk in _chunks(index_paths(part)[0])))
@@ -244,7 +237,6 @@ class IndexedFile:
 
         Raises:
             DataError: one is missing, truncated or malformed; the message names it.
-            StorageError: one cannot be read.
         """
         bin_path, idx_path = index_paths(prefix)
         dtype, sizes, pointers, document_index = _read_index(idx_path)
@@ -304,12 +296,7 @@ class IndexedFile:
 
 
 def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Map a file as an array of whole items.
-
-    Raises:
-        DataError: it is missing or ends within an item.
-        StorageError: it cannot be read.
-    """
+    """Map a file as an array of whole items. Raises DataError if it is missing or ends within an item."""
     if not path.is_file():
         raise DataError(f"{path}: {what}, is missing; an indexed data set has a .bin and an .idx of one name")
     with storage_errors("read", path):
@@ -326,7 +313,6 @@ def _read_index(
 
     Raises:
         DataError: the file is missing, truncated or malformed.
-        StorageError: it cannot be read.
     """
     data = np.asarray(_map(path, np.dtype("u1"), "the index"))
     if len(data) < HEADER.itemsize or data[: len(MAGIC)].tobytes() != MAGIC:

@@ -120,11 +120,7 @@ class TokenStore:
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens; None where it is not known.
-
-        Raises:
-            DataError: its file is damaged.
-        """
+        """The tokenizer that made the tokens; None where it is not known. Raises DataError if its file is damaged."""
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
@@ -167,7 +163,6 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
 
     Raises:
         DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
-        StorageError: a file cannot be read.
     """
     place = locate_store(Path(path), split)
     store = _open_own(place) if (place / MANIFEST).exists() else _open_foreign(place)
@@ -181,7 +176,6 @@ def splits_of(path: str | Path) -> tuple[str, ...]:
 
     Raises:
         DataError: the record of the build is damaged.
-        StorageError: it cannot be read.
     """
     if (Path(path) / MANIFEST).exists():
         return ()
@@ -251,11 +245,7 @@ def _open_own(folder: Path) -> TokenStore:
 
 
 def _read_rows(path: Path, manifest: Manifest) -> NDArray[np.void]:
-    """Map ``documents.npy``.
-
-    Raises:
-        DataError: it is malformed, or does not fit the manifest.
-    """
+    """Map ``documents.npy``. Raises DataError if it is malformed, or does not fit the manifest."""
     rows = read_rows(path, manifest.num_documents)
     sources, lengths = rows["source"], rows["num_bytes"]
     if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):

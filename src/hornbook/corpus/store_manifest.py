@@ -95,12 +95,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read and check a store's manifest.
-
-        Raises:
-            DataError: it is missing, malformed, or of another format.
-            StorageError: it cannot be read.
-        """
+        """Read and check a store's manifest. Raises DataError if it is missing, malformed, or of another format."""
         path = folder / MANIFEST
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
         intact = isinstance(values, dict) and is_intact(values)
@@ -147,12 +142,7 @@ def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
-    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents].
-
-    Raises:
-        DataError: it is anything else.
-        StorageError: it cannot be read.
-    """
+    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it is anything else."""
     expected = f"{path}: expected an array of {num_documents} documents' places; build the store again"
     try:
         rows = map_array(path, DOCUMENT_ROW)
@@ -181,7 +171,6 @@ def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises:
         DataError: it is damaged, or not there.
-        StorageError: it cannot be read.
     """
     path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
     record = read_json(path, "the record of the build")

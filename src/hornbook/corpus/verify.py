@@ -44,7 +44,6 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
 
     Raises:
         DataError: something is damaged; the message names the file.
-        StorageError: a file cannot be read.
     """
     files = verify_hashes(path, split)
     store = open_store(path, split)

@@ -31,11 +31,7 @@ _NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
 
 
 def import_pyarrow(what: str = "Arrow data sets") -> Any:
-    """The module ``pyarrow``.
-
-    Raises:
-        UserError: it is not installed; the message says that ``what`` needs it.
-    """
+    """The module ``pyarrow``. Raises UserError if it is not installed; the message says that ``what`` needs it."""
     return require("pyarrow", extra="arrow", purpose=f"working with {what}")
 
 
@@ -57,7 +53,6 @@ def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> 
 
     Raises:
         DataError: the file is damaged, for which pyarrow raises an ``OSError``, too, but without the system's number.
-        StorageError: the system could not read it.
     """
     arrow = import_pyarrow(f"{what}s")
     try:
@@ -114,7 +109,6 @@ def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow
     Raises:
         UserError: pyarrow is not installed.
         DataError: here or in the block: the file is missing or damaged.
-        StorageError: it cannot be read.
     """
     arrow = import_pyarrow()
     name = name or str(path)

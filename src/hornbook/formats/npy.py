@@ -42,12 +42,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Read how a ``.npy`` begins.
-
-    Raises:
-        DataError: it is another file, or its header is damaged.
-        StorageError: it cannot be read.
-    """
+    """Read how a ``.npy`` begins. Raises DataError if it is another file, or its header is damaged."""
     with storage_errors("read", path), path.open("rb") as file:
         start = file.read(_MAX_HEADER_BYTES)
     width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
@@ -71,7 +66,6 @@ def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
 
     Raises:
         DataError: the file is shorter or longer than that.
-        StorageError: it cannot be read.
     """
     count = math.prod(header.shape)
     with storage_errors("read", path):
@@ -89,7 +83,6 @@ def map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
     Raises:
         DataError: it is damaged, or its items are of another type.
-        StorageError: it cannot be read.
     """
     header = read_header(path)
     if header.descr != np.lib.format.dtype_to_descr(dtype):

@@ -46,11 +46,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """The varint at ``place``, and where it ends.
-
-    Raises:
-        Malformed: it has no end, or more than ten bytes.
-    """
+    """The varint at ``place``, and where it ends. Raises Malformed if it has no end, or more than ten bytes."""
     value = 0
     for group, byte in enumerate(data[place : place + LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * group

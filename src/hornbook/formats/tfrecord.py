@@ -52,7 +52,6 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
 
     Raises:
         DataError: there is no such file, or none in the folder.
-        StorageError: the folder cannot be read.
     """
     if not path.is_dir():
         if not path.is_file():
@@ -66,11 +65,7 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
 
 
 def begins_with_record(path: Path) -> bool:
-    """Tell by the first checksum whether a file, whatever its name, is of records.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Tell by the first checksum whether a file, whatever its name, is of records."""
     with storage_errors("read", path), path.open("rb") as file:
         header = file.read(_HEADER.size)
     return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
@@ -81,7 +76,6 @@ def read_records(files: Iterable[Path]) -> Iterator[Record]:
 
     Raises:
         DataError: a file is truncated or damaged; the message has its name and the place.
-        StorageError: one cannot be read.
     """
     for number, path in enumerate(files):
         for offset, data in _read_file(path):
@@ -119,7 +113,6 @@ class NumberedRecords:
 
     Raises:
         DataError: the lengths in its headers do not lead to its end.
-        StorageError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

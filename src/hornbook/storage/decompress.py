@@ -144,7 +144,6 @@ def open_text_source(
     Raises:
         UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
         DataError: here or while reading: the stream is truncated, corrupt, or exceeds ``limits`` (``Limits()``).
-        StorageError: here or while reading: the disk failed.
     """
     limits = limits or Limits()
     if isinstance(source, str | Path):
@@ -164,12 +163,7 @@ def open_text_source(
 
 
 def open_source(path: Path) -> BinaryIO:
-    """Open a file as it is, packed or not.
-
-    Raises:
-        UserError: there is no such file, or it may not be read.
-        StorageError: the disk failed.
-    """
+    """Open a file as it is, packed or not. Raises UserError if there is no such file, or it may not be read."""
     try:
         return path.open("rb")
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:

@@ -167,11 +167,7 @@ def crashes_in_child(action: Callable[[], object], operation: AnyOperation, n: i
 
 
 def parse_fault(text: str) -> Fault:
-    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``.
-
-    Raises:
-        UserError: the text is no such fault.
-    """
+    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``. Raises UserError if the text is no such fault."""
     operation, _, rest = text.partition(":")
     count, _, kind = rest.partition(":")
     digits = count.removesuffix("+")

@@ -87,11 +87,7 @@ class FileWriter:
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
-        """Append all bytes of ``data``.
-
-        Raises:
-            StorageError: they did not all fit, or the disk failed.
-        """
+        """Append all bytes of ``data``."""
         view = memoryview(data)
         if not view.nbytes:
             return
@@ -147,7 +143,6 @@ class Appender:
 
     Raises:
         PathError: without ``anew``, ``path`` is a link, a device or a pipe, or the file has another name.
-        StorageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
@@ -177,11 +172,7 @@ class Appender:
                 raise
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk; a device or a pipe has none.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Wait until all lines are on the disk; a device or a pipe has none."""
         with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 _sync(self.path, self._descriptor)
@@ -203,9 +194,6 @@ def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
     """Create a file, or replace what is there, wait until its content is on the disk, and return its size and hash.
 
     The folder's entry is made durable by whoever commits the folder. On an error the file is removed.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing.
     """
     with FileWriter(path) as writer:
         for chunk in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
@@ -237,11 +225,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
-    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise.
-
-    Raises:
-        StorageError: it cannot be created.
-    """
+    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise."""
     with storage_errors("create the folder", path):
         if exist_ok and path.is_dir():
             return
@@ -253,11 +237,7 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Wait until the entries of a folder (names that came, went or changed) are on the disk.
-
-    Raises:
-        StorageError: the folder cannot be opened, or the disk failed.
-    """
+    """Wait until the entries of a folder (names that came, went or changed) are on the disk."""
     with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -280,11 +260,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Give a folder of finished files its final name: the rename is the moment at which all of it exists.
-
-    Raises:
-        StorageError: ``final`` exists already, or the disk failed.
-    """
+    """Give a folder of finished files its final name: the rename is the moment at which all of it exists."""
     if os.path.lexists(final):
         raise PathError(f"cannot create {final}: it exists already; remove it or choose another name")
     with storage_errors("read the folder", temporary):
@@ -295,21 +271,13 @@ def commit_directory(temporary: Path, final: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file or a link; none there is fine.
-
-    Raises:
-        StorageError: it cannot be removed.
-    """
+    """Remove a file or a link; none there is fine."""
     with storage_errors("remove", path), suppress(FileNotFoundError):
         faults.perform("unlink", path, path.unlink)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
+    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine."""
     if not path.is_dir() or path.is_symlink():
         remove_file(path)
         return
@@ -322,11 +290,7 @@ def remove_tree(path: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal; memory use is constant.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content in hexadecimal; memory use is constant."""
     with storage_errors("read", path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

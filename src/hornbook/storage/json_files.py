@@ -21,7 +21,6 @@ def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
 
     Raises:
         DataError: there is no such plain file, or it holds more than ``limit`` bytes.
-        StorageError: it cannot be read.
     """
     try:
         with storage_errors("read", path):
@@ -43,7 +42,6 @@ def read_json(path: Path, what: str) -> Any:
 
     Raises:
         DataError: the file is missing, not UTF-8, not JSON, or larger than 64 MiB.
-        StorageError: it cannot be read.
     """
     return parse_json(read_bytes(path, what), f"{path}: {what}")
 

@@ -60,11 +60,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def remove_locked_folder(folder: Path) -> None:
-    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
+    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays."""
     if folder.is_symlink():
         remove_file(folder)  # never what it points to
         return

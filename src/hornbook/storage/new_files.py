@@ -45,7 +45,6 @@ def working_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         UserError: another process has it.
-        StorageError: it cannot be made.
     """
     work = target.with_name(f".{target.name}.converting")
     with lock_folder(work):
@@ -57,11 +56,7 @@ def working_folder(target: Path) -> Iterator[Path]:
 
 
 def make_empty(folder: Path) -> Path:
-    """Make a folder with nothing in it, and return its path.
-
-    Raises:
-        StorageError: what was in it cannot be removed, or the folder not be made.
-    """
+    """Make a folder with nothing in it, and return its path."""
     remove_tree(folder)
     make_directory(folder)
     return folder
@@ -73,7 +68,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         UserError: ``target`` is there already, or another process is about to write it.
-        StorageError: the disk failed.
     """
     refuse_existing(target)
     with working_folder(target) as work:
@@ -102,31 +96,19 @@ class PartialFile:
         return os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> None:
-        """Add to the end.
-
-        Raises:
-            StorageError: it did not fit, or the disk failed; what fitted stays.
-        """
+        """Add to the end. Raises StorageError if it did not fit, or the disk failed; what fitted stays."""
         view = memoryview(data)
         with storage_errors("write", self.path, needed=len(view)):
             while view:
                 view = view[faults.write(self.path, self._descriptor, view) :]
 
     def restart(self) -> None:
-        """Throw away what is there.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Throw away what is there."""
         with storage_errors("write", self.path):
             os.ftruncate(self._descriptor, 0)
 
     def commit(self) -> None:
-        """Give the content its final name, durably; a file that is there is replaced.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Give the content its final name, durably; a file that is there is replaced."""
         with storage_errors("write", self.path):
             faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
         rename(self.path, self.final)
@@ -139,12 +121,7 @@ class PartialFile:
 
 @contextmanager
 def open_partial(final: Path) -> Iterator[PartialFile]:
-    """Yield what former attempts left of ``final``, or a new one.
-
-    Raises:
-        UserError: another process is at it.
-        StorageError: it cannot be created.
-    """
+    """Yield what former attempts left of ``final``, or a new one. Raises UserError if another process is at it."""
     folder = _folder_of(final)
     with lock_folder(folder):
         partial = PartialFile(final, folder)
@@ -159,7 +136,6 @@ def discard_partial(final: Path) -> None:
 
     Raises:
         UserError: another process is at it.
-        StorageError: the disk failed.
     """
     if (folder := _folder_of(final)).exists():
         with lock_folder(folder):

@@ -76,11 +76,7 @@ def open_own(path: Path, flags: int = 0) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``.
-
-    Raises:
-        StorageError: the disk cannot be asked.
-    """
+    """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``."""
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     with storage_errors("read", existing):
         status = os.statvfs(existing)

@@ -106,7 +106,6 @@ def read_documents(
     Raises:
         UserError: an input names nothing, or a file may not be read.
         DataError: a document cannot be read, unless ``options.on_error`` is ``"skip"``.
-        StorageError: the disk failed.
         HornbookError: the Hugging Face hub failed half-way.
     """
     options = options or ReadOptions()

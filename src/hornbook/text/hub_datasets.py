@@ -66,7 +66,6 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         UserError: the name is malformed, there is no such data set, revision, configuration or split, it has no files
             that can be read, the extra is not installed, or the cache does not have it and HF_HUB_OFFLINE is set.
         HornbookError: the hub failed, or is out of reach and the cache does not have it; trying again may help.
-        StorageError: the disk of the cache is full or failing.
     """
     if is_file_name(name) and not has_magic(name):
         return [name]
@@ -109,7 +108,6 @@ def fetch(source: str) -> Path:
     Raises:
         UserError: it is not there, or not for this user, or not in the cache while HF_HUB_OFFLINE is set.
         HornbookError: the hub failed half-way, or is out of reach; trying again goes on from there.
-        StorageError: the disk of the cache is full or failing.
     """
     match = _FILE.fullmatch(source)
     assert match is not None, "callers ask is_file_name"

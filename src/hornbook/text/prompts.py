@@ -41,7 +41,6 @@ def read_prompts(source: str, format: Format = "auto") -> list[Prompt]:  # noqa:
     Raises:
         DataError: there is no prompt, or a line is malformed; the message has its number.
         UserError: the file may not be read.
-        StorageError: the disk failed.
     """
     is_jsonl = format == "jsonl" or (format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
     file = Source(source, None if source == STANDARD_INPUT else Path(source))

@@ -84,7 +84,6 @@ class Tokenizer:
 
         Raises:
             DataError: there is none, it is malformed, or the library does not run it.
-            StorageError: a file cannot be read.
         """
         return cls(read_settings(Path(path)), str(path))
 
@@ -178,11 +177,7 @@ class Tokenizer:
         return found[0] if found else None
 
     def require_end_of_text(self) -> int:
-        """``end_of_text_id``, for what cannot do without.
-
-        Raises:
-            UserError: there is no such token.
-        """
+        """``end_of_text_id``, for what cannot do without. Raises UserError if there is no such token."""
         if self.end_of_text_id is None:
             raise UserError(
                 "the tokenizer has no end-of-text token, so it is none for a model that continues texts; "
@@ -300,11 +295,7 @@ class Tokenizer:
         return dump(self.settings)
 
     def save(self, folder: Path) -> Path:
-        """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path."""
         data = self.to_json().encode()
         if folder.exists():
             replace_file(folder / _FILE, data)

@@ -59,7 +59,6 @@ def read_settings(path: Path) -> Settings:
 
     Raises:
         DataError: there is no tokenizer, or a file is malformed.
-        StorageError: a file cannot be read.
     """
     if not path.is_dir():
         return _read_vocab_txt(path) if path.suffix == ".txt" else parse(read_bytes(path, "the tokenizer"), str(path))
@@ -82,7 +81,6 @@ def read_bert_config(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: it is malformed.
-        StorageError: it cannot be read.
     """
     config = read_json(path, "the settings of the tokenizer")
     if not isinstance(config, dict):

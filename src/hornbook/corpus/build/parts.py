@@ -121,12 +121,7 @@ class Parts:
         return {split: sum((part.splits[split] for part in self.finished), SplitCounts()) for split in self._splits}
 
     def restore_filters(self, filters: Sequence[Filter]) -> None:
-        """Give filters back what they learned while the parts were made.
-
-        Raises:
-            DataError: a part is damaged.
-            StorageError: it cannot be read.
-        """
+        """Give filters back what they learned while the parts were made. Raises DataError if a part is damaged."""
         for number, part in enumerate(self.finished):
             for index, each in enumerate(filters):
                 name = f"{number:06d}-memory-{index}.npy"
@@ -185,11 +180,7 @@ class Parts:
         self.finished.append(part)
 
     def finish(self, reading: Reading) -> None:
-        """Record that the inputs were read to their end.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Record that the inputs were read to their end."""
         record = {"parts": len(self.finished), "reading": reading.to_json()}
         replace_file(self._folder / _END, dump_json(record))
         self.end = reading
@@ -202,7 +193,6 @@ class Parts:
 
         Raises:
             DataError: a part is damaged.
-            StorageError: a file cannot be read or written.
         """
         prefixes = [self._prefix(number, split) for number in range(len(self.finished))]
         tokens, index = join_indexed(prefixes, target / "tokens")
@@ -248,12 +238,7 @@ def _read_record(path: Path) -> Any:
 
 
 def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map an array of a part.
-
-    Raises:
-        DataError: it is damaged.
-        StorageError: it cannot be read.
-    """
+    """Map an array of a part. Raises DataError if it is damaged."""
     try:
         return map_array(path, dtype)
     except DataError as error:

@@ -50,7 +50,6 @@ def read_arrow(path: Path, split: str | None = None) -> Instances:
         UserError: pyarrow is not installed, or one of several splits was not chosen.
         DataError: there is no such data set, it lacks a column, or the first row is malformed; while iterating: a file
             is damaged, or a row malformed or longer or shorter than the first.
-        StorageError: a file cannot be read.
     """
     import_pyarrow()
     files = (path,) if path.is_file() else list_dataset_files(path, split)
@@ -151,7 +150,6 @@ def check_batches(path: str) -> Iterator[Record]:
 
     Raises:
         DataError: the file is missing or damaged, or lacks a column.
-        StorageError: it cannot be read.
     """
     with open_batches(Path(path)) as (schema, batches):
         _check_schema(Path(path), schema)
@@ -165,7 +163,6 @@ def _batches(path: Path) -> Iterator["pyarrow.RecordBatch"]:
 
     Raises:
         DataError: the file is missing or damaged, or lacks a column.
-        StorageError: it cannot be read.
     """
     for _ in records(__name__, check_batches.__name__, str(path), {"path": str(path)}, most=0):
         raise AssertionError("the check has no records")
@@ -201,11 +198,7 @@ def _column(batch: "pyarrow.RecordBatch", name: str, path: Path) -> Iterator[Any
 
 
 def _decode(row: tuple[Any, ...], where: str) -> Instance:
-    """The instance of a row.
-
-    Raises:
-        DataError: its columns do not fit together.
-    """
+    """The instance of a row. Raises DataError if its columns do not fit together."""
     tokens, mask, segments, labels, label = row
     if not len(tokens) == len(mask) == len(segments) == len(labels):
         raise DataError(f"{where}: its columns are of several lengths")

@@ -93,11 +93,7 @@ def check_instance(instance: Instance, where: str) -> Instance:
 
 
 def unpadded(values: Integers, length: int, what: str, where: str) -> Integers:
-    """The first ``length`` values, once all others are known to be 0.
-
-    Raises:
-        DataError: one is not.
-    """
+    """The first ``length`` values, once all others are known to be 0. Raises DataError if one is not."""
     if values[length:].any():
         raise DataError(f"{where}: its {what} go on where its padding begins, at {length}")
     return values[:length]

@@ -79,7 +79,6 @@ def read_packed(path: Path) -> Instances:
     Raises:
         DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
             malformed or of another length than the first.
-        StorageError: a file cannot be read.
     """
     return instances_of_records(path, _unpack)
 

@@ -61,7 +61,6 @@ def read_plain(path: Path) -> Instances:
     Raises:
         DataError: there is none, or the first is malformed; while iterating: a file is damaged, or an instance
             malformed or padded to another length than the first.
-        StorageError: a file cannot be read.
     """
     return instances_of_records(path, partial(_decode_one, "bert-tfrecord"))
 
@@ -76,7 +75,6 @@ def write_plain(path: Path, instances: Instances, records_per_file: int | None =
 
     Raises:
         UserError: the most predictions are not known, or the target folder is there already.
-        StorageError: the disk is full, read-only or failing.
     """
     length, most = instances.sequence_length, _most_predictions(instances)
     records = (encode_example(encode_plain(instance, length, most)) for instance in instances)
@@ -90,7 +88,6 @@ def write_remasked(
 
     Raises:
         UserError: as there, or an instance does not fit with its masked tokens in front.
-        StorageError: the disk is full, read-only or failing.
     """
     length, most = instances.sequence_length, _most_predictions(instances)
     records = (
@@ -277,7 +274,6 @@ def instances_of_records(
     Raises:
         DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
             malformed or padded to another length than the first.
-        StorageError: a file cannot be read.
     """
     files = find_tfrecords(path)
 

@@ -205,7 +205,6 @@ def read_documents(path: Path, format_name: str, split: str | None = None) -> Do
     Raises:
         UserError: a corpus has several splits and none was chosen.
         DataError: there is nothing, or it is damaged.
-        StorageError: a file cannot be read.
     """
     if format_name in ("store", "megatron"):
         return read_store(path, split)
@@ -218,7 +217,6 @@ def read_instances(path: Path, format_name: str, split: str | None = None) -> In
     Raises:
         UserError: one of several splits was not chosen, or an extra is not installed.
         DataError: there is nothing, or it is damaged.
-        StorageError: a file cannot be read.
     """
     if format_name == "bert-arrow":
         return read_arrow(path, split)

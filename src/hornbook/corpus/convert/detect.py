@@ -42,7 +42,6 @@ def detect_source(path: Path) -> str:
     Raises:
         UserError: nothing is there, or it looks like none of the formats.
         DataError: a TFRecord file is damaged, or of a schema that is not known.
-        StorageError: a file cannot be read.
     """
     if path.is_dir():
         found = _detect_folder(path)
@@ -67,11 +66,7 @@ def detect_source(path: Path) -> str:
 
 
 def detect_target(path: Path, source_format: str) -> str:
-    """The format that a target's name asks for, given that of the source.
-
-    Raises:
-        UserError: it asks for none.
-    """
+    """The format that a target's name asks for, given that of the source. Raises UserError if it asks for none."""
     if path.suffix == ".tfrecord":
         return "tfrecord" if source_format in DOCUMENT_SOURCES else "bert-tfrecord"
     if path.suffix in _ENDINGS:

@@ -25,7 +25,6 @@ def read_gpt2_tfrecords(path: Path) -> Documents:
 
     Raises:
         DataError: there is none; while iterating: a file is damaged, or a record is not ``input_ids`` of token ids.
-        StorageError: a file cannot be read.
     """
     files = find_tfrecords(path)
 
@@ -45,7 +44,6 @@ def write_gpt2_tfrecords(path: Path, documents: Documents, records_per_file: int
 
     Raises:
         UserError: a document is too long for a record, or the target folder is there already.
-        StorageError: the disk is full, read-only or failing.
     """
     write_records(path, _records(documents), records_per_file=records_per_file)
 

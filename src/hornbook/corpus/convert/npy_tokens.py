@@ -31,7 +31,6 @@ def read_npy(path: Path) -> Documents:
     Raises:
         DataError: it is missing, damaged, or no array [sequences, length] or [tokens] of integers; while iterating: an
             id is none.
-        StorageError: it cannot be read.
     """
     array, start = _map(path)
 
@@ -48,7 +47,6 @@ def write_npy(path: Path, documents: Documents) -> None:
 
     Raises:
         UserError: they are of several lengths, or have no token.
-        StorageError: the disk is full, read-only or failing.
     """
     num_rows, length = _count(documents)
     dtype = TOKEN.newbyteorder("<")

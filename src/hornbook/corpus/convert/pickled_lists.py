@@ -75,7 +75,6 @@ def read_pickle(path: Path) -> Documents:
 
     Raises:
         DataError: it is missing; while iterating: it is damaged, or more than a list of lists of token ids.
-        StorageError: it cannot be read.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")

@@ -39,7 +39,6 @@ def read_store(path: Path, split: str | None = None) -> Documents:
     Raises:
         UserError: a corpus has several splits and none was chosen.
         DataError: there is none, or a file is damaged.
-        StorageError: a file cannot be read.
     """
     store = open_store(path, split_of(path, split))
     manifest, tokenizer = store.manifest, store.tokenizer()
@@ -97,7 +96,6 @@ def write_megatron(path: Path, documents: Documents) -> None:
 
     Raises:
         UserError: one of the files is there already.
-        StorageError: the disk is full, read-only or failing.
     """
     target = megatron_prefix(path)
     with working_folder(target) as work:

@@ -30,7 +30,6 @@ def read_nanogpt(path: Path) -> Documents:
 
     Raises:
         DataError: the file is missing, has an odd number of bytes, or is llm.c's.
-        StorageError: it cannot be read.
     """
     if is_llmc(path):
         raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
@@ -42,7 +41,6 @@ def read_llmc(path: Path) -> Documents:
 
     Raises:
         DataError: the file is missing, or has another header or size; while iterating: a token is no id.
-        StorageError: it cannot be read.
     """
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
@@ -56,21 +54,13 @@ def read_llmc(path: Path) -> Documents:
 
 
 def is_llmc(path: Path) -> bool:
-    """Tell whether a file begins as a token file of llm.c does.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Tell whether a file begins as a token file of llm.c does."""
     header = _header(path)
     return header is not None and any(int(header[0]) == magic for magic, _ in _LLMC)
 
 
 def how_to_convert(path: Path) -> str | None:
-    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none."""
     command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
     if not path.is_file():
         return None

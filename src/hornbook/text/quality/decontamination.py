@@ -38,7 +38,6 @@ class Decontamination(StatelessFilter):
     Raises:
         UserError: a path names nothing, or a number is out of its range.
         DataError: a file cannot be read, or no passage in it has 8 words.
-        StorageError: the disk failed.
     """
 
     name = "overlapping an evaluation set"
@@ -97,7 +96,6 @@ def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict
     Raises:
         UserError: the file may not be read.
         DataError: it cannot be read, or no passage in it has 8 words.
-        StorageError: the disk failed.
     """
     found: dict[int, list[NDArray[np.uint64]]] = {}
     try:

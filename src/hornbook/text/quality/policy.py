@@ -116,7 +116,6 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
         UserError: an option is out of its range, a pattern is invalid, a language is not known, a path names nothing,
             or an extra is missing.
         DataError: an evaluation set cannot be read, or is empty.
-        StorageError: the disk failed.
     """
     cheap: list[Filter] = []
     thorough: list[Filter] = []

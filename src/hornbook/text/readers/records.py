@@ -67,11 +67,7 @@ def read_objects(
 
 
 def line_text(content: bytes | None, place: str, limit: int, remedies: Remedies = MEND) -> str:
-    """The text of a line, as it is.
-
-    Raises:
-        DataError: it is not UTF-8, or was too long (None).
-    """
+    """The text of a line, as it is. Raises DataError if it is not UTF-8, or was too long (None)."""
     if content is None:
         raise line_too_long(place, limit, remedies.too_long)
     try:
@@ -84,11 +80,7 @@ def line_text(content: bytes | None, place: str, limit: int, remedies: Remedies 
 def parse_object(
     line: str, place: str, load: Callable[[str], Any] = json.loads, remedies: Remedies = MEND
 ) -> dict[str, Any]:
-    """The object that a line is.
-
-    Raises:
-        DataError: it is not JSON, or no object.
-    """
+    """The object that a line is. Raises DataError if it is not JSON, or no object."""
     try:
         record = load(line)
     except (ValueError, RecursionError) as error:

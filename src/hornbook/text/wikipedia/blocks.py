@@ -49,7 +49,6 @@ def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> I
         UserError: there is no such file, or it may not be read.
         DataError: it is truncated, corrupt, or unpacks out of all proportion; the blocks that come before it, and its
             message, do not depend on the number of threads.
-        StorageError: the disk failed.
     """
     if source == STANDARD_INPUT:
         with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:

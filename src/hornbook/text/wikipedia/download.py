@@ -95,7 +95,6 @@ def download_dump(
         DataError: the file is there already and does not agree with the published sum.
         HornbookError: what came does not agree with it; or the server cannot be reached, or broke off too often, and
             trying again goes on where it stopped.
-        StorageError: the disk is full or failing.
     """
     wiki, folder_url = _locate(language, date, mirror)
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
@@ -246,11 +245,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
 
 
 def _disagreement(path: Path, published: _Sum) -> str:
-    """Both sums, if that of a file is not the published one; else nothing.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Both sums, if that of a file is not the published one; else nothing."""
     with storage_errors("read", path), path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
     return f"{published.algorithm} {found}, published {published.digest}" if found != published.digest else ""

@@ -76,7 +76,6 @@ def read_dump(
     Raises:
         UserError: there is no such file, or it may not be read.
         DataError: it is no dump, or a damaged one; what comes before the damage is handed out first.
-        StorageError: the disk failed.
         HornbookError: a process was killed.
     """
     site = Site()
