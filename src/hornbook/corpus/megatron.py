@@ -306,9 +306,7 @@ def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
         return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
 
 
-def _read_index(
-    path: Path,
-) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
+def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
     """The dtype, sizes, pointers and document index of an ``.idx``, each checked by itself.
 
     Raises:

@@ -178,10 +178,7 @@ def _listing(repository: str, revision: str | None) -> tuple[str, list[str]]:
         if not saved.exists():
             raise
         return _read_listing(saved)
-    content = {
-        "commit": info.sha,
-        "files": [sibling.rfilename for sibling in info.siblings or []],
-    }
+    content = {"commit": info.sha, "files": [sibling.rfilename for sibling in info.siblings or []]}
     make_directory(folder)
     replace_file(saved, dump_json(content))
     return _to_listing(content, where)

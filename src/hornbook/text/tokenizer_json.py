@@ -241,9 +241,7 @@ def word_piece(
         unknown: the token of a word that has no others.
     """
     names = dict.fromkeys((*special, unknown, *(token for token in BERT_TOKENS if token in vocab)))
-    switches = dict(
-        zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True),
-    )
+    switches = dict(zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True))
     return _settings(
         vocab,
         tuple(names),

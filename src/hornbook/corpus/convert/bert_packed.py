@@ -66,10 +66,7 @@ _HABANA: Final = _Schema(
     pair_mask="next_sentence_weights",
     backwards=False,
 )
-PACKED: Final = {
-    frozenset(_GRAPHCORE[:9]): _GRAPHCORE,
-    frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA,
-}
+PACKED: Final = {frozenset(_GRAPHCORE[:9]): _GRAPHCORE, frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA}
 """The schemas by the names of their features."""
 
 

@@ -208,12 +208,7 @@ def _used_slots(features: _Features, num_slots: int, where: str) -> Int64s:
     return np.concatenate((np.arange(masked), np.arange(most, end)))
 
 
-def _in_place(
-    slots: Int64s,
-    places: Int64s,
-    segments: Int64s,
-    where: str,
-) -> tuple[Int64s, Int64s]:
+def _in_place(slots: Int64s, places: Int64s, segments: Int64s, where: str) -> tuple[Int64s, Int64s]:
     """Tokens and segments in the order of their places; a place that none has is a token of id 0.
 
     Its segment is that of the next token, since every sentence ends with [SEP], which is none of those.

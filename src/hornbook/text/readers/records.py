@@ -14,13 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from hornbook.errors import DataError
 from hornbook.text.reading import line_too_long, read_lines
 
-_NAMES: Final = {
-    "str": "a string",
-    "dict": "an object",
-    "list": "an array",
-    "NoneType": "null",
-    "bool": "a boolean",
-}
+_NAMES: Final = {"str": "a string", "dict": "an object", "list": "an array", "NoneType": "null", "bool": "a boolean"}
 _MISSING: Final = object()
 """What is found in a field that an object does not have."""
 

@@ -18,10 +18,7 @@ from hornbook.text.wikipedia.templates import drop_tables, resolve_templates
 
 
 def clean(
-    wikitext: str,
-    options: CleanOptions | None = None,
-    names: LinkNames | None = None,
-    items: ItemCount | None = None,
+    wikitext: str, options: CleanOptions | None = None, names: LinkNames | None = None, items: ItemCount | None = None
 ) -> str:
     """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
 

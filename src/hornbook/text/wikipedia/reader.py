@@ -51,13 +51,7 @@ class _Batch:
 
 
 def read_dump(
-    source: str,
-    options: CleanOptions,
-    *,
-    name: str,
-    processes: int,
-    start: int = 0,
-    meter: InputMeter | None = None,
+    source: str, options: CleanOptions, *, name: str, processes: int, start: int = 0, meter: InputMeter | None = None
 ) -> Iterator[Text | DataError | Skipped]:
     """Read the articles of a dump, in its order.
 
