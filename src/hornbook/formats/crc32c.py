@@ -27,11 +27,19 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
     """The CRC-32C of bytes, 0 .. 2**32 - 1."""
     values = np.frombuffer(data, dtype=np.uint8)
     head = len(values) % _BLOCK
-    state = _by_bytes(values[:head]) if head < _FEW else _by_block(values[:head])
+    if head < _FEW:
+        table, state = _byte_table(), _ONES
+        for value in values[:head].tolist():
+            state = table[(state ^ value) & 0xFF] ^ (state >> 8)
+    else:
+        state = _ones_through(head) ^ int(np.bitwise_xor.reduce(_table().take(values[:head] + _rows(head))))
     for start in range(head, len(values), _BLOCK * _BLOCKS_AT_ONCE):
         blocks = values[start : start + _BLOCK * _BLOCKS_AT_ONCE].reshape(-1, _BLOCK)
         for own in np.bitwise_xor.reduce(_table().take(blocks + _rows(_BLOCK)), axis=1).tolist():
-            state = _through_block(state) ^ own
+            # a state is as good as its four bytes at the beginning of the block
+            first, second, third, fourth = _first_rows()
+            passed = first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
+            state = passed ^ own
     return state ^ _ONES
 
 
@@ -39,25 +47,6 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
     """The CRC-32C in TFRecord's disguise, so that the CRC of data that hold a CRC stays a good one."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ONES
-
-
-def _by_bytes(values: NDArray[np.uint8]) -> int:
-    """The state after the first bytes."""
-    table, state = _byte_table(), _ONES
-    for value in values.tolist():
-        state = table[(state ^ value) & 0xFF] ^ (state >> 8)
-    return state
-
-
-def _by_block(values: NDArray[np.uint8]) -> int:
-    """The state after the first ``_FEW`` to ``_BLOCK`` bytes."""
-    return _ones_through(len(values)) ^ int(np.bitwise_xor.reduce(_table().take(values + _rows(len(values)))))
-
-
-def _through_block(state: int) -> int:
-    """The state after a block of zeros: a state is as good as its four bytes at the beginning of the block."""
-    first, second, third, fourth = _first_rows()
-    return first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
 
 
 @cache

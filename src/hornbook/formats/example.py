@@ -5,10 +5,9 @@ r"""TensorFlow's ``tf.train.Example``, a protocol buffer: named lists of integer
        0a 11  0a 09 "input_ids"  12 04 1a 02 ...        an entry of the map: its name and its feature
                                        0a 03 05 ac 02   int64_list, packed: 5 and 300 as varints
 
-A map has no order, and TensorFlow writes it in any; a dict keeps the order that was read, so that what is read and
-written again has the same bytes. Lists may be packed (as everybody writes them) or not. Every length is compared with
-what is left of its message before it is used, nothing recurses, and unknown fields are skipped, as in every protocol
-buffer. The price: numpy costs some 10 us a feature, however short.
+The order of features is kept, so that what is read and written again has the same bytes. Lists may be packed (as
+everybody writes them) or not. Every length is compared with what is left of its message, nothing recurses, and unknown
+fields are skipped. The price: numpy costs some 10 us a feature, however short.
 """
 
 from collections.abc import Iterator, Mapping
@@ -146,7 +145,7 @@ def _decode_entry(data: bytes) -> tuple[str, Feature]:
         elif number == 2:
             parts.append(message)
     try:
-        return name.decode(), _decode_feature(b"".join(parts))  # parts of a message are one message, says the format
+        return name.decode(), _decode_feature(b"".join(parts))  # the format: parts of a message are one message
     except UnicodeDecodeError:
         raise Malformed("the name of a feature is not UTF-8") from None
 

@@ -2,9 +2,8 @@ r"""Files in numpy's own format, ``.npy``, read strictly and mapped into memory,
 
     b"\x93NUMPY" 01 00 76 00  {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...items
 
-Anybody's ``np.load`` reads what is written here. We read with a parser of our own: numpy's takes a damaged header for
-Python source of 1999 and fails in a dozen ways. The header is compared with the size of the file, and no object array
-is ever unpickled. The price: forty lines.
+Reading uses a parser of its own: numpy's fails on damaged headers in a dozen ways. The header is compared with the size
+of the file, and no object array is ever unpickled.
 """
 
 import ast
@@ -52,7 +51,10 @@ def read_header(path: Path) -> Header:
     end = begin + int.from_bytes(start[len(_MAGIC) + 2 : begin], "little")
     if end > len(start):
         raise DataError(f"{path}: its header ends at byte {end}; expected {len(start)} at most: it is damaged")
-    values = _literal(start[begin:end])
+    try:
+        values = ast.literal_eval(start[begin:end].decode("latin-1").strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        values = None
     if not isinstance(values, dict) or set(values) != _KEYS or type(values["fortran_order"]) is not bool:
         raise DataError(f"{path}: its header is not that of an array; the file is damaged")
     shape = values["shape"]
@@ -103,11 +105,3 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=dtype))
     np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
     return file.getvalue()
-
-
-def _literal(text: bytes) -> object:
-    """Return the value that a Python literal stands for; None where it is none."""
-    try:
-        return ast.literal_eval(text.decode("latin-1").strip())
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None

@@ -6,9 +6,8 @@
     write_records(Path("x.tfrecord"), records)                        one file, by one rename
     write_records(Path("folder"), records, records_per_file=100)      data_0.tfrecord, data_0.index, data_1.tfrecord ...
 
-A record's length is believed only when its checksum is right and the file is long enough. The ``.index`` files have
-the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers that share a file out. The
-price: the checksums are computed by numpy, some 100 MB a second.
+The ``.index`` files have the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers
+that share a file out. The price: numpy computes the checksums, at some 100 MB a second.
 """
 
 import struct
@@ -78,16 +77,24 @@ def read_records(files: Iterable[Path]) -> Iterator[Record]:
         DataError: a file is truncated or damaged; the message has its name and the place.
     """
     for number, path in enumerate(files):
-        for offset, data in _read_file(path):
-            yield Record(number, offset, data)
+        with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
+            offset, size = 0, path.stat().st_size
+            while offset < size:
+                header = file.read(_HEADER.size)
+                _check_header(path, offset, header, size)
+                length, _ = _HEADER.unpack(header)
+                data, footer = file.read(length), file.read(_FOOTER.size)
+                if len(data) + len(footer) != length + _FOOTER.size:
+                    raise DataError(
+                        f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile"
+                    )
+                _check_record(path, offset, data, footer)
+                yield Record(number, offset, data)
+                offset += _HEADER.size + length + _FOOTER.size
 
 
 def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Feature]]]:
-    """Records with the Examples that they are; arguments and errors as ``read_records``.
-
-    Raises:
-        DataError: as there, or a record is no Example.
-    """
+    """Yield records with the Examples that they are; raises as ``read_records`` and ``parse_example``."""
     paths = tuple(files)
     for record in read_records(paths):
         yield record, parse_example(record.data, f"{paths[record.file]}: the record at byte {record.offset}")
@@ -211,25 +218,7 @@ def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
     return len(lines)
 
 
-def _read_file(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of each record of a file."""
-    offset = 0
-    with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
-        size = path.stat().st_size
-        while offset < size:
-            header = file.read(_HEADER.size)
-            _check_header(path, offset, header, size)
-            length, _ = _HEADER.unpack(header)
-            data, footer = file.read(length), file.read(_FOOTER.size)
-            if len(data) + len(footer) != length + _FOOTER.size:
-                raise DataError(f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile")
-            _check_record(path, offset, data, footer)
-            yield offset, data
-            offset += _HEADER.size + length + _FOOTER.size
-
-
 def _check_record(path: Path, offset: int, data: bytes, footer: bytes) -> None:
-    """Raise DataError unless a record's bytes fit the checksum behind them."""
     if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
         raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
 

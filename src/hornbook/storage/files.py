@@ -5,13 +5,11 @@
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
 
-An ``OSError`` becomes a ``StorageError`` of one line that names the path and, on a full disk, what was needed and what
-is free. A failed fsync is never tried again: the kernel may have dropped the pages and would then answer yes (Rebello
-et al., "Can Applications Recover from fsync Failures?", 2020). The one cure is to write again from scratch, which is up
-to the caller. The price of it all is an fsync a file; bytes are hashed on their way, which costs no second reading.
-
-A folder may come from a stranger, so no file in it leads a write elsewhere: a new file is created exclusively, and a
-log that continues must be a regular file with one name. Only a file that the user names is written through a link.
+An ``OSError`` becomes a ``StorageError`` of one line that names the path and, on a full disk, the needed and free bytes.
+A failed fsync is never retried: the kernel may have dropped the pages and would then report success (Rebello et al.,
+"Can Applications Recover from fsync Failures?", 2020); the caller has to write again from scratch. A folder may come
+from a stranger, so no file in it redirects a write: a new file is created exclusively, and a log that continues must be
+a regular file with one name. Only a file that the user names is written through a link.
 """
 
 import hashlib
@@ -30,23 +28,6 @@ from typing import Final, Self, TypeAlias
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
 from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, storage_errors
-
-__all__ = [
-    "Appender",
-    "BytesLike",
-    "FileWriter",
-    "Written",
-    "commit_directory",
-    "fsync_directory",
-    "make_directory",
-    "remove_file",
-    "remove_tree",
-    "rename",
-    "replace_file",
-    "sha256_file",
-    "temporary_beside",
-    "write_file",
-]
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -92,7 +73,7 @@ class FileWriter:
         if not view.nbytes:
             return
         with storage_errors("write", self.path, needed=view.nbytes):
-            _write_all(self.path, self._descriptor, view.cast("B"))
+            write_all(self.path, self._descriptor, view.cast("B"))
         self._hash.update(view)
         self._size += view.nbytes
 
@@ -165,7 +146,7 @@ class Appender:
         before = os.fstat(self._descriptor).st_size
         with storage_errors("append to", self.path, needed=len(data)):
             try:
-                _write_all(self.path, self._descriptor, memoryview(data))
+                write_all(self.path, self._descriptor, memoryview(data))
             except OSError:
                 with suppress(OSError):  # what a device or a pipe has taken, it keeps
                     os.ftruncate(self._descriptor, before)
@@ -306,7 +287,8 @@ def _create(path: Path) -> int:
     return os.open(path, _NEW, 0o666)
 
 
-def _write_all(path: Path, descriptor: int, view: memoryview) -> None:
+def write_all(path: Path, descriptor: int, view: memoryview) -> None:
+    """Write all bytes to an open file; raises OSError."""
     while view:
         view = view[faults.write(path, descriptor, view) :]
 

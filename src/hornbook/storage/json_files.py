@@ -66,7 +66,7 @@ def load_strictly(text: str) -> Any:
         ValueError: it is malformed.
         RecursionError: it is nested too deep.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
 def dump_sealed(values: dict[str, Any]) -> bytes:
@@ -101,5 +101,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not a number")

@@ -27,6 +27,7 @@ from hornbook.storage import (
     remove_tree,
     rename,
 )
+from hornbook.storage.files import write_all
 from hornbook.storage.system import flush_to_disk, open_own, storage_errors
 
 
@@ -97,10 +98,8 @@ class PartialFile:
 
     def write(self, data: bytes) -> None:
         """Add to the end. Raises StorageError if it did not fit, or the disk failed; what fitted stays."""
-        view = memoryview(data)
-        with storage_errors("write", self.path, needed=len(view)):
-            while view:
-                view = view[faults.write(self.path, self._descriptor, view) :]
+        with storage_errors("write", self.path, needed=len(data)):
+            write_all(self.path, self._descriptor, memoryview(data))
 
     def restart(self) -> None:
         """Throw away what is there."""

@@ -38,18 +38,15 @@ def storage_errors(verb: str, path: Path, needed: int | None = None) -> Iterator
 
 
 def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None = None) -> StorageError:
-    """What ``translated`` makes of an ``OSError``."""
+    """Return the error that ``storage_errors`` raises for an ``OSError``."""
     kind = PathError if error.errno in _MISTAKEN else StorageError
-    return kind(_explain(verb, path, error, needed))
-
-
-def _explain(verb: str, path: Path, error: OSError, needed: int | None) -> str:
-    reason = error.strerror or type(error).__name__
-    if error.errno not in _FULL:
-        return f"cannot {verb} {path}: {reason}; check the path, its permissions and the disk"
-    with suppress(OSError, StorageError):
-        reason += f" ({format_bytes(needed) + ' more needed, ' if needed else ''}{format_bytes(free_bytes(path))} free)"
-    return f"cannot {verb} {path}: {reason}; free some space or choose another folder"
+    reason, remedy = error.strerror or type(error).__name__, "check the path, its permissions and the disk"
+    if error.errno in _FULL:
+        remedy = "free some space or choose another folder"
+        with suppress(OSError, StorageError):
+            more = f"{format_bytes(needed)} more needed, " if needed else ""
+            reason += f" ({more}{format_bytes(free_bytes(path))} free)"
+    return kind(f"cannot {verb} {path}: {reason}; {remedy}")
 
 
 def open_own(path: Path, flags: int = 0) -> int:
