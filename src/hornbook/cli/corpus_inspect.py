@@ -29,11 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show each store of a corpus, or a file of instances; return the numbers.
-
-    Raises:
-        UserError: documents are asked for, and instances are no documents.
-    """
+    """Show each store of a corpus, or a file of instances; return the numbers."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
     from hornbook.corpus.store import open_store, splits_of
     from hornbook.errors import UserError

@@ -11,13 +11,10 @@
                                    0       0       5120         the manifest's first source, from its first byte
                                    1    9341        977         the line of a JSONL file after 9,341 bytes
 
-A manifest is the last file that a build writes into a store. It makes Megatron's two files a store that can be checked:
-a file that was cut, changed or swapped no longer has the size and hash that stand here, and ``checksum``, the SHA-256
-of the rest of the manifest, guards options and sources. Paths of sources are absolute; they say where the text came
-from, and training never opens them. The price: with a million sources the manifest has some 60 MB.
-
-By the request in ``build.json`` a build recognizes the corpus that it would make, and a reader misses a split whose
-folder is gone.
+A manifest is the last file that a build writes into a store. A file that was cut, changed or swapped no longer has the
+size and hash that stand here, and ``checksum``, the SHA-256 of the rest, guards the manifest itself. Paths of sources
+are absolute; training never opens them. By the request in ``build.json`` a build recognizes the corpus that it would
+make, and a reader misses a split whose folder is gone.
 """
 
 from collections.abc import Mapping
@@ -167,11 +164,7 @@ def recorded_splits(corpus: Path) -> tuple[str, ...]:
 
 
 def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the request and the counts of reading that ``build.json`` records.
-
-    Raises:
-        DataError: it is damaged, or not there.
-    """
+    """Return the request and the counts of reading in ``build.json``. Raises DataError if it is damaged or missing."""
     path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
     record = read_json(path, "the record of the build")
     if not isinstance(record, dict) or {name: record.get(name) for name in RECORD_FORMAT} != RECORD_FORMAT:

@@ -34,11 +34,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
 
 def decode_example(data: bytes) -> dict[str, Feature]:
-    """The features of an Example, in the order of their bytes.
-
-    Raises:
-        Malformed: the bytes are no Example; the message says why.
-    """
+    """Return the features of an Example, in the order of their bytes. Raises Malformed if it is none."""
     features: dict[str, Feature] = {}
     for number, message in _messages(data):
         if number == 1:
@@ -50,11 +46,7 @@ def decode_example(data: bytes) -> dict[str, Feature]:
 
 
 def integers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
-    """The integers that a feature has.
-
-    Raises:
-        DataError: there is no such feature, or it has none; the message begins with ``where``.
-    """
+    """Return the integers of a feature. Raises DataError, which begins with ``where``, if it has none."""
     value = features.get(name)
     if isinstance(value, np.ndarray) and value.dtype == np.int64:
         return value.view(np.int64)
@@ -68,11 +60,7 @@ def encode_varints(values: Int64s) -> bytes:
 
 
 def decode_varints(data: bytes) -> Int64s:
-    """The integers that varints stand for, of 64 bits.
-
-    Raises:
-        Malformed: the last one has no end, or one has more than ten bytes.
-    """
+    """Return the 64-bit integers that varints stand for. Raises Malformed if one does not end within ten bytes."""
     values = np.frombuffer(data, dtype=np.uint8)
     is_last = values < 0x80
     if is_last.all():

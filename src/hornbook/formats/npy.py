@@ -64,11 +64,7 @@ def read_header(path: Path) -> Header:
 
 
 def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the items of a ``.npy`` as the array that its header says, taking them for ``dtype``; read-only.
-
-    Raises:
-        DataError: the file is shorter or longer than that.
-    """
+    """Map the items of a ``.npy`` as ``dtype``, read-only. Raises DataError if the file has another size."""
     count = math.prod(header.shape)
     with storage_errors("read", path):
         size, expected = path.stat().st_size, header.offset + count * dtype.itemsize
@@ -81,11 +77,7 @@ def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a ``.npy`` of exactly this type, of any shape.
-
-    Raises:
-        DataError: it is damaged, or its items are of another type.
-    """
+    """Map a ``.npy`` of exactly this type, of any shape. Raises DataError if it is damaged, or of another type."""
     header = read_header(path)
     if header.descr != np.lib.format.dtype_to_descr(dtype):
         raise DataError(f"{path}: its items are of type {str(header.descr)[:60]!r}; expected {dtype}")

@@ -19,11 +19,7 @@ class Malformed(Exception):  # noqa: N818 - the reader of the file makes an erro
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, wire type and content of each field of a message; the content of a varint is its bytes.
-
-    Raises:
-        Malformed: a field reaches beyond the message, or has no number or no known wire type.
-    """
+    """Yield number, wire type and content of each field; of a varint, its bytes. Raises Malformed."""
     place = 0
     while place < len(data):
         key, place = read_varint(data, place)

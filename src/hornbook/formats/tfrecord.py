@@ -47,11 +47,7 @@ class Record(NamedTuple):
 
 
 def find_tfrecords(path: Path) -> tuple[Path, ...]:
-    """The files that a path stands for: the file itself, or those of a folder, ``data_2`` before ``data_10``.
-
-    Raises:
-        DataError: there is no such file, or none in the folder.
-    """
+    """Return the file, or a folder's files, ``data_2`` before ``data_10``. Raises DataError if there is none."""
     if not path.is_dir():
         if not path.is_file():
             raise DataError(f"{path}: there is no such file; expected a TFRecord file, or a folder of .tfrecord files")
@@ -71,11 +67,7 @@ def begins_with_record(path: Path) -> bool:
 
 
 def read_records(files: Iterable[Path]) -> Iterator[Record]:
-    """The records of files, one after the other; memory holds one.
-
-    Raises:
-        DataError: a file is truncated or damaged; the message has its name and the place.
-    """
+    """Read the records of files, one at a time. Raises DataError if a file is truncated or damaged."""
     for number, path in enumerate(files):
         with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
             offset, size = 0, path.stat().st_size
@@ -101,11 +93,7 @@ def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Fea
 
 
 def parse_example(record: bytes, where: str) -> dict[str, Feature]:
-    """The features of a record that is an Example.
-
-    Raises:
-        DataError: it is none; the message begins with ``where``.
-    """
+    """Return the features of a record. Raises DataError, which begins with ``where``, if it is no Example."""
     try:
         return decode_example(record)
     except Malformed as error:
@@ -143,11 +131,7 @@ class NumberedRecords:
         return len(self.offsets)
 
     def record(self, number: int) -> bytes:
-        """The bytes of record ``number`` (0 .. len - 1).
-
-        Raises:
-            DataError: its length or its bytes do not fit their checksums.
-        """
+        """Return the bytes of record ``number`` (0 .. len - 1). Raises DataError if a checksum is wrong."""
         offset = int(self.offsets[number])
         start = offset + _HEADER.size
         _check_header(self._path, offset, bytes(self._data[offset:start]), len(self._data))

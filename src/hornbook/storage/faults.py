@@ -110,11 +110,7 @@ def write(path: str | os.PathLike[str], descriptor: int, data: memoryview) -> in
 
 @contextmanager
 def inject(operation: AnyOperation, n: int, kind: str, *, lasting: bool = False) -> Iterator[Callable[[], bool]]:
-    """Let the ``n``-th such operation inside the block fail; yields a function that tells whether it came to that.
-
-    Raises:
-        UserError: there is no such fault.
-    """
+    """Let the ``n``-th such operation inside the block fail; yields a function that returns whether it came to that."""
     armed = _Armed(fault=Fault(operation=operation, n=n, kind=kind, lasting=lasting))
     _armed.append(armed)
     try:
@@ -135,10 +131,7 @@ def count_operations() -> Iterator[list[Operation]]:
 
 
 def crashes_in_child(action: Callable[[], object], operation: AnyOperation, n: int, kind: str) -> bool:
-    """Run ``action`` with a fault in a forked child; return whether the child died of it, and not just finished.
-
-    Raises AssertionError if the child ended otherwise; its traceback is on standard error.
-    """
+    """Run ``action`` with a fault in a forked child; return whether it died of that. Raises AssertionError."""
     with warnings.catch_warnings():  # Python 3.12 warns of other threads; the child's one thread needs none of them
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()

@@ -5,7 +5,7 @@
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
 
-An ``OSError`` becomes a ``StorageError`` of one line that names the path and, on a full disk, the needed and free bytes.
+An ``OSError`` becomes a ``StorageError`` of one line with the path and, on a full disk, the bytes needed and free.
 A failed fsync is never retried: the kernel may have dropped the pages and would then report success (Rebello et al.,
 "Can Applications Recover from fsync Failures?", 2020); the caller has to write again from scratch. A folder may come
 from a stranger, so no file in it redirects a write: a new file is created exclusively, and a log that continues must be
@@ -78,11 +78,7 @@ class FileWriter:
         self._size += view.nbytes
 
     def finish(self) -> Written:
-        """Wait until the content is on the disk, close, and return size and hash.
-
-        Raises:
-            StorageError: the disk failed; whether the file has its content is not known.
-        """
+        """Wait until the content is on the disk, close, and return size and hash."""
         with storage_errors("write", self.path):
             _sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
@@ -183,11 +179,7 @@ def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
 
 
 def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
-    """Give ``path`` new content, durably and at once: a reader, or a crash, meets the old content or the new.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing; the old content is then untouched.
-    """
+    """Give ``path`` new content, durably and at once: readers, and crashes, meet the old content or the new."""
     temporary = temporary_beside(path)
     written = write_file(temporary, data)
     try:
@@ -228,11 +220,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename, atomically, and wait until that is on the disk; a file at ``target`` is replaced.
-
-    Raises:
-        StorageError: it cannot be renamed, or the disk failed; a folder with content is never replaced.
-    """
+    """Rename, atomically, and wait until that is on the disk; replaces a file at ``target``, never a filled folder."""
     with storage_errors(f"rename {source.name} to", target):
         faults.perform("rename", target, lambda: source.rename(target))
     fsync_directory(target.parent)

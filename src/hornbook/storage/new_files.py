@@ -65,11 +65,7 @@ def make_empty(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is committed as ``target`` when the block ends without an error.
-
-    Raises:
-        UserError: ``target`` is there already, or another process is about to write it.
-    """
+    """Yield a folder to fill, committed as ``target`` after the block. Raises UserError if ``target`` is taken."""
     refuse_existing(target)
     with working_folder(target) as work:
         folder = make_empty(work)
@@ -131,11 +127,7 @@ def open_partial(final: Path) -> Iterator[PartialFile]:
 
 
 def discard_partial(final: Path) -> None:
-    """Throw away what attempts at ``final`` have left, as one does that dies after its rename; none there is fine.
-
-    Raises:
-        UserError: another process is at it.
-    """
+    """Remove what attempts at ``final`` have left, if anything. Raises UserError if another process is at it."""
     if (folder := _folder_of(final)).exists():
         with lock_folder(folder):
             remove_locked_folder(folder)

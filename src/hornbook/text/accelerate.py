@@ -79,12 +79,7 @@ class _Accelerated:
         self._jobs_at_once, self._num_jobs = _JOBS_A_THREAD * threads, 0
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of each text, as `Tokenizer.encode_batch`.
-
-        Raises:
-            UserError: a text has lone surrogates, so it is no Unicode text.
-            HornbookError: the two libraries disagree.
-        """
+        """Return each text's ids. Raises as `Tokenizer.encode_batch`, and HornbookError if the libraries disagree."""
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._tokenizer.stretches(text))
         while some := list(islice(jobs, self._jobs_at_once)):

@@ -202,11 +202,7 @@ def each_once(sources: Iterable[str]) -> list[str]:
 
 
 def check_patterns(exclude: Sequence[str]) -> None:
-    """Refuse patterns that are of a path, since no single name would ever fit one.
-
-    Raises:
-        UserError: one has a slash.
-    """
+    """Raise UserError if a pattern has a slash, since no single name would fit it."""
     for pattern in exclude:
         if "/" in pattern:
             name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")

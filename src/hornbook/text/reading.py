@@ -281,11 +281,7 @@ def plain_document(data: bytes, source: Source, place: str, offset: int) -> Docu
 
 
 def plain_text(data: bytes, place: str, offset: int) -> str:
-    """Decode plain bytes at an offset of a source.
-
-    Raises:
-        DataError: they are not UTF-8, or hold a zero byte; the message begins with ``place``.
-    """
+    """Decode bytes at an offset. Raises DataError, which begins with ``place``, for a zero byte or other than UTF-8."""
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
             f"{place}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "

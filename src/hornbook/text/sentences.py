@@ -72,10 +72,7 @@ def sentence_splitter(language: str = "en", on_notice: Callable[[str], None] = l
 
 
 def split_lines(text: str) -> list[str]:
-    r"""The lines of a text that has one sentence a line; ``"".join`` makes the text of them, blank lines are no lines.
-
-    A line ends with ``\n``, ``\r\n`` or ``\r``.
-    """
+    r"""Split a text behind its line ends (``\n``, ``\r\n``, ``\r``); blank lines belong to their neighbors."""
     return _joined(re.split(r"(?<=[\r\n])", text))
 
 

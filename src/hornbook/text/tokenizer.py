@@ -89,22 +89,14 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the tokenizer of a ``tokenizer.json``'s text, as ``to_json`` gives it.
-
-        Raises:
-            DataError: it is malformed, or the library does not run it.
-        """
+        """Return the tokenizer of a ``tokenizer.json``'s text. Raises DataError if it is malformed or cannot run."""
         return cls(parse(text.encode(errors="surrogatepass"), _FILE))
 
     @classmethod
     def train(
         cls, documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
     ) -> Self:
-        """Learn a tokenizer from texts, the same one from the same texts; see ``train_settings``.
-
-        Raises:
-            UserError: ``vocab_size`` is out of range for the kind, or there is no text.
-        """
+        """Learn a tokenizer from texts, the same one from the same texts. Raises UserError; see ``train_settings``."""
         return cls(train_settings(documents, vocab_size, kind=kind, lowercase=lowercase))
 
     @cached_property
@@ -186,11 +178,7 @@ class Tokenizer:
         return self.end_of_text_id
 
     def require_masking(self) -> MaskingTokens:
-        """The special tokens of a model that guesses hidden tokens.
-
-        Raises:
-            UserError: one of them is missing from the vocabulary.
-        """
+        """Return the special tokens that masking needs. Raises UserError if one is missing."""
         roles: tuple[Role, ...] = ("cls", "sep", "mask", "pad")
         ids = {role: number for role in roles if (number := self._id_of(role)) is not None}
         if missing := [" or ".join(ROLE_NAMES[role]) for role in roles if role not in ids]:
@@ -206,11 +194,7 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any special token around it.
-
-        Raises:
-            UserError: it has lone surrogates, so it is no Unicode text.
-        """
+        """Return the ids of a text, without special tokens. Raises UserError if it has lone surrogates."""
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
@@ -233,11 +217,7 @@ class Tokenizer:
         return cast("list[int]", ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of each text, int32[number of tokens], by all cores (``RAYON_NUM_THREADS`` sets how many).
-
-        Raises:
-            UserError: a text has lone surrogates, so it is no Unicode text.
-        """
+        """Return each text's ids, int32[number of tokens], on ``RAYON_NUM_THREADS`` threads. Raises as ``encode``."""
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
@@ -255,11 +235,7 @@ class Tokenizer:
         return [text] if self._stretches is None else self._stretches(text, size)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the ids of each text, int64[T], and the first and last place of each token in it, int64[T, 2].
-
-        Raises:
-            UserError: a text has lone surrogates, so it is no Unicode text.
-        """
+        """Return each text's ids, int64[T], and each token's start and end, int64[T, 2]. Raises as ``encode``."""
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
             for each in self._run(lambda: self._library.encode_batch(list(texts), add_special_tokens=False))

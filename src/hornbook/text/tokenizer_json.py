@@ -55,11 +55,7 @@ _BERT_NAMES: Final = {
 
 
 def read_settings(path: Path) -> Settings:
-    """Return the JSON of the tokenizer in a file or folder.
-
-    Raises:
-        DataError: there is no tokenizer, or a file is malformed.
-    """
+    """Return the JSON of the tokenizer in a file or folder. Raises DataError if there is none, or it is malformed."""
     if not path.is_dir():
         return _read_vocab_txt(path) if path.suffix == ".txt" else parse(read_bytes(path, "the tokenizer"), str(path))
     if (path / "tokenizer.json").exists():
@@ -77,11 +73,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_bert_config(path: Path) -> dict[str, Any]:
-    """Return what a ``tokenizer_config.json`` of transformers says about BERT's normalizer, by that one's names.
-
-    Raises:
-        DataError: it is malformed.
-    """
+    """Return BERT's normalizer switches in a ``tokenizer_config.json``. Raises DataError if it is malformed."""
     config = read_json(path, "the settings of the tokenizer")
     if not isinstance(config, dict):
         raise DataError(f"{path}: expected an object with the settings of the tokenizer; restore the file")
@@ -152,11 +144,7 @@ def _read_lines(path: Path, what: str) -> list[str]:
 
 
 def parse(data: bytes, name: str) -> Settings:
-    """Return the JSON of a ``tokenizer.json``; ``name`` is the file's in errors.
-
-    Raises:
-        DataError: the file is not JSON, or has no model, or a model that drops merges at random.
-    """
+    """Return the JSON of a ``tokenizer.json``. Raises DataError if it has no model, or one with dropout."""
     settings = parse_json(data, f"{name}: the tokenizer")
     model = settings.get("model") if isinstance(settings, dict) else None
     if not isinstance(model, dict):

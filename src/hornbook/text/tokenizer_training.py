@@ -120,10 +120,7 @@ def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], at_most: int) -> set[str]:
-    """The most frequent characters: 1000 of them, or more until 99.95 % of the text are made of them.
-
-    A word with others is unknown. The limits are those of BERT's and SentencePiece's trainers.
-    """
+    """Return the most frequent characters, by BERT's and SentencePiece's limits: 1000, or 99.95 % of the text."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:

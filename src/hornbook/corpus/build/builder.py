@@ -333,12 +333,7 @@ class _Build:
 
 
 def _recognize(job: BuildJob) -> BuildReport:
-    """Report on the corpus that is there already, if it is what this build would make.
-
-    Raises:
-        UserError: it is not.
-        DataError: it is damaged.
-    """
+    """Report on the corpus that is there already, if it is what this build would make."""
     remedy = "choose another --output, or remove it"
     if not (job.output / BUILD).is_file():
         raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")

@@ -77,11 +77,7 @@ class Parts:
     """
 
     def __init__(self, folder: Path, splits: tuple[str, ...], dtype: DTypeLike) -> None:
-        """Load the finished parts whose files are all there; other records are removed.
-
-        Raises:
-            StorageError: the folder cannot be read or changed.
-        """
+        """Load the finished parts whose files are all there; other records are removed."""
         self._folder, self._splits, self._dtype = folder, splits, dtype
         self.finished: list[Part] = []
         for number in count():
@@ -131,11 +127,7 @@ class Parts:
     def write(
         self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
     ) -> None:
-        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch.
-
-        Raises:
-            StorageError: a part cannot be written; the finished ones stay.
-        """
+        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch."""
         while (first := next(batches, None)) is not None:
             self._write_part(chain((first,), islice(batches, BATCHES_PER_PART - 1)), after_batch)
 

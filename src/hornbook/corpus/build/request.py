@@ -81,11 +81,7 @@ class BuildJob:
 
 
 def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: BuildOptions) -> BuildJob:
-    """Check that the options fit each other, the tokenizer and the output, and describe the build.
-
-    Raises:
-        UserError: they do not fit, or an input or evaluation set cannot be read.
-    """
+    """Describe the build. Raises UserError if options, tokenizer and output do not fit, or an input cannot be read."""
     if not 0 <= options.validation < 1:
         raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
     if not output.name:
@@ -125,11 +121,7 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
 
 
 def describe_sources(sources: Sequence[str]) -> str:
-    """Return a hash of the names, sizes and modification times of sources; a name on the hub has its commit.
-
-    Raises:
-        UserError: one cannot be read.
-    """
+    """Hash the names, sizes and modification times of sources; on the hub, the commit. Raises UserError."""
     digest = hashlib.sha256()
     for source in sources:
         facts = ""

@@ -79,11 +79,7 @@ class Reading:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Restore what ``to_json`` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: the values are something else.
-        """
+        """Restore what ``to_json`` returned. Raises KeyError, TypeError or ValueError if it is something else."""
         tally = dict(values["tally"])
         tally |= {
             "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version

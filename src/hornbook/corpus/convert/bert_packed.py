@@ -10,8 +10,8 @@
                          next_sentence_labels   label of 1, label of 2 .. 0
 
 Mask and positions say where each token belongs, so one reader takes both: they differ in their names, and in the end at
-which labels begin. Instances of a record come in the order of their numbers. The price: an instance is padded to the
-length of the record unless told otherwise, as its own padding is not known any more.
+which labels begin. Instances of a record come in the order of their numbers, each padded to the length of the record
+unless told otherwise, as its own padding is not known any more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,12 +71,7 @@ PACKED: Final = {frozenset(_GRAPHCORE[:9]): _GRAPHCORE, frozenset((*_HABANA[:9],
 
 
 def read_packed(path: Path) -> Instances:
-    """The instances of a packed TFRecord file, or of a folder of them.
-
-    Raises:
-        DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
-            malformed or of another length than the first.
-    """
+    """Return the instances of a packed TFRecord file, or of a folder of them; raises as ``instances_of_records``."""
     return instances_of_records(path, _unpack)
 
 

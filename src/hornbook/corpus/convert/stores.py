@@ -5,8 +5,8 @@
 
 A store that is made from others' tokens needs the tokenizer, which tells each document's bytes of text from its
 tokens: a byte-level token stands for a fixed number of bytes; a word piece for its own, so that white space and what
-the vocabulary lacks do not count. Bytes that a store knows are taken over, and so are its sentences. The price: whoever
-names a wrong tokenizer is believed, unless a token is outside its vocabulary.
+the vocabulary lacks do not count. Bytes and sentences that a store knows are kept. A wrong tokenizer is noticed only if
+a token is outside its vocabulary.
 """
 
 from collections.abc import Iterator
@@ -58,11 +58,7 @@ def read_store(path: Path, split: str | None = None) -> Documents:
 
 
 def split_of(path: Path, split: str | None) -> str:
-    """The split of a corpus that was chosen, or the one that there is.
-
-    Raises:
-        UserError: there are several and none was chosen.
-    """
+    """Return the chosen split of a corpus, or its only one. Raises UserError if there are several."""
     splits = splits_of(path)
     if split is None and len(splits) > 1:
         raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
@@ -132,7 +128,10 @@ def write_store(path: Path, documents: Documents, split: str) -> None:
         raise UserError("a token store has the tokenizer that made its tokens; name it with --tokenizer")
     assert documents.end_of_text is not None, "the caller knows where end-of-text is"
     with new_folder(path) as folder:
-        rows = _write_tokens(folder, documents, _bytes_of_tokens(tokenizer))
+        bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # none for special ones, which no text becomes
+        for token, number in tokenizer.vocab.items():
+            bytes_of_tokens[number] = tokenizer.num_bytes(token)
+        rows = _write_tokens(folder, documents, bytes_of_tokens)
         write_file(folder / "documents.npy", npy_bytes(rows))
         write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
         manifest = _manifest(folder, documents, tokenizer, split, num_bytes=int(rows["num_bytes"].sum()))
@@ -178,13 +177,12 @@ def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: s
         split=split,
         options={"converted": True} | ({"reading": dict(documents.reading)} if documents.reading else {}),
         sources=tuple(map(printable, documents.files)),
-        files={name: _written(folder / name) for name in STORE_FILES},
+        files={
+            name: Written(size=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+            for name in STORE_FILES
+        },
         sequences=documents.sequences,
     )
-
-
-def _written(path: Path) -> Written:
-    return Written(size=path.stat().st_size, sha256=sha256_file(path))
 
 
 def _dtype(documents: Documents) -> np.dtype[Any]:
@@ -193,11 +191,3 @@ def _dtype(documents: Documents) -> np.dtype[Any]:
     largest = documents.end_of_text_id or 0
     is_good = documents.dtype in DTYPES.values() and largest <= np.iinfo(documents.dtype).max
     return documents.dtype if documents.dtype is not None and is_good else DTYPES[4]
-
-
-def _bytes_of_tokens(tokenizer: Tokenizer) -> Int64s:
-    """int64[vocab_size]: bytes of text that each id stands for; none for special tokens, which no text becomes."""
-    lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    for token, number in tokenizer.vocab.items():
-        lengths[number] = tokenizer.num_bytes(token)
-    return lengths

@@ -26,22 +26,14 @@ _RAW: Final = np.dtype("<u2")
 
 
 def read_nanogpt(path: Path) -> Documents:
-    """The raw uint16 tokens of a file, as one document.
-
-    Raises:
-        DataError: the file is missing, has an odd number of bytes, or is llm.c's.
-    """
+    """Read raw uint16 tokens as one document. Raises DataError if the bytes are odd in number, or llm.c's."""
     if is_llmc(path):
         raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
     return _stream(path, _RAW, 0, _size(path))
 
 
 def read_llmc(path: Path) -> Documents:
-    """The tokens of a file of llm.c, as one document.
-
-    Raises:
-        DataError: the file is missing, or has another header or size; while iterating: a token is no id.
-    """
+    """Read a file of llm.c as one document. Raises DataError if its header, size or a token is wrong."""
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
         known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)

@@ -40,11 +40,7 @@ class Filter(Protocol):
         ...
 
     def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Take back what ``new_memory`` gave, in the same order, before the first document.
-
-        Raises:
-            DataError: the filter cannot go on from there.
-        """
+        """Take back what ``new_memory`` gave, in order, before the first document. Raises DataError if that fails."""
         ...
 
 

@@ -110,13 +110,7 @@ class SourceCounts:
 
 
 def build_filters(options: QualityOptions) -> list["Filter"]:
-    """Return the filters that the options ask for; none for the defaults.
-
-    Raises:
-        UserError: an option is out of its range, a pattern is invalid, a language is not known, a path names nothing,
-            or an extra is missing.
-        DataError: an evaluation set cannot be read, or is empty.
-    """
+    """Return the filters of the options. Raises UserError for a wrong option, DataError for an evaluation set."""
     cheap: list[Filter] = []
     thorough: list[Filter] = []
     if options.min_characters or options.min_words:

@@ -64,11 +64,7 @@ def next_of_any_size(rows: Iterator[list[str]], limit: int) -> list[str] | None:
 
 
 def _next_row(rows: Iterator[list[str]], lines: "_Lines", num_fields: int | None = None) -> list[str] | None:
-    """The next row; None behind the last. After an error, the row behind it begins with the next line.
-
-    Raises:
-        DataError: it is malformed, too long, not UTF-8, or has another number of fields than ``num_fields``.
-    """
+    """Return the next row, None behind the last; after an error, the one on the next line. Raises DataError."""
     lines.begin_row()
     try:
         row = next_of_any_size(rows, lines.limit)

@@ -35,11 +35,7 @@ def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
 
 
 def _document(line: Line, source: Source, options: ReadOptions) -> Document:
-    """The document that a line is.
-
-    Raises:
-        DataError: it is too long, not UTF-8 or JSON, or its text is missing, no string, or not Unicode.
-    """
+    """Return the document of a line. Raises DataError if there is no text in it."""
     number, offset, content = line
     place = f"{source}, line {number}"
     record = parse_object(line_text(content, place, options.max_line_bytes, _REMEDIES), place, json.loads, _REMEDIES)

@@ -79,12 +79,7 @@ class Passage:
 
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read a file as one document.
-
-    Raises:
-        DataError: it is not UTF-8, too long, or begins as JSONL or articles of Wikipedia do and nobody said that it is
-            text.
-    """
+    """Read a file as one document. Raises DataError unless it is UTF-8 and looks like text."""
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":

@@ -87,11 +87,7 @@ def parse_object(
 
 
 def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str:
-    """The text that an object has in a field, as ``text_or_null`` finds it.
-
-    Raises:
-        DataError: it has none, or no string there, or null.
-    """
+    """Return the text of an object's field, found as by ``text_or_null``. Raises DataError if there is none."""
     text = text_or_null(record, field, place, remedy)
     if text is None:
         raise _no_string(None, field, place)
@@ -122,11 +118,7 @@ def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "
 
 
 def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
-    """The bytes of a text; JSON can write half of a surrogate pair, which has none.
-
-    Raises:
-        DataError: it has such a character.
-    """
+    """Encode a text. Raises DataError for half of a surrogate pair, which JSON can write."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

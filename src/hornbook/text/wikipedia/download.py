@@ -218,12 +218,7 @@ def _begin(response: http.client.HTTPResponse, content: PartialFile) -> int | No
 
 
 def _open(url: str, start: int) -> http.client.HTTPResponse | None:
-    """Ask for a file from byte ``start`` on; None where there is none.
-
-    Raises:
-        _InterruptedError: the server cannot be reached, or is busy.
-        UserError: it refuses.
-    """
+    """Request a file from byte ``start`` on; None where there is none. Raises _InterruptedError and UserError."""
     request = urllib.request.Request(url, headers={"User-Agent": f"hornbook/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
