@@ -5,8 +5,7 @@
 
 A CRC without its two complements is linear over XOR: that of a block is the XOR of what each byte gives by itself,
 followed by zeros. So one table says what byte value v gives with n bytes behind it, a block is one look-up and one
-reduction in numpy, and the state so far enters through the first four bytes of the next block. The price: a table of
-1 MiB, made in some milliseconds when it is first needed.
+reduction in numpy, and the state so far enters through the first four bytes of the next block.
 """
 
 from functools import cache

@@ -3,8 +3,7 @@ r"""Protocol buffers, as far as files go that others wrote: bytes to numbered fi
     b"\x08\x96\x01\x12\x02hi"       field 1: the varint 150, field 2: the bytes "hi"
 
 Every length is compared with what is left of its message before it is used, nothing recurses, and every kind of field
-can be skipped. The price: a microsecond or two a field. The format:
-https://protobuf.dev/programming-guides/encoding/
+can be skipped. The format: https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Iterator

@@ -11,8 +11,7 @@
         save(folder, contents)
 
 Every durable operation of hornbook goes through ``perform`` or ``write``, so a test that counts the operations of an
-action and then runs it with a fault at 1, 2, 3, ... has seen every crash point of it (SQLite's method). The price is
-one look at a list per operation, some 0.1 µs beside a system call.
+action and then runs it with a fault at 1, 2, 3, ... has tried every crash point of it (SQLite's method).
 """
 
 import errno

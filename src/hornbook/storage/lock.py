@@ -8,9 +8,8 @@
         remove_locked_folder(work)
 
 It is ``flock`` on ``folder/lock``; the file holds the holder's number for people to read. A lock belongs to a file, not
-to its name: whoever opened it just before the holder removed it would lock a file that nobody else can meet. So a lock
-counts only if the name still leads to the locked file, and else is taken anew. The price: a forked child shares the
-lock until it ends, too.
+to its name, and the holder may remove the file: so a lock counts only if the name still leads to the locked file, and
+else is taken anew. A forked child shares the lock until it ends, too.
 """
 
 import errno

@@ -14,7 +14,6 @@ A corpus must not depend on what is installed, so tiktoken has to give the same 
 
 Many texts go into one call, with a special token between them, so that threads do not queue for Python's lock. Long
 stretches without a place to cut stay with the tokenizers library, one at a time, since it takes much memory for them.
-The price: a second before the first text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +31,7 @@ from tokenizers import models, pre_tokenizers
 from hornbook.errors import HornbookError
 from hornbook.text.cuts import CUT_CHARACTERS
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import byte_symbols
+from hornbook.text.tokenizer_json import byte_symbols, symbol_bytes
 
 if TYPE_CHECKING:
     import tiktoken
@@ -148,13 +147,8 @@ def _is_installed() -> bool:
     return hasattr(tiktoken.Encoding, "encode_to_numpy")
 
 
-@cache
-def _bytes_of_symbols() -> dict[str, int]:
-    return {symbol: byte for byte, symbol in enumerate(byte_symbols())}
-
-
 def _as_bytes(token: str) -> bytes:
-    return bytes(map(_bytes_of_symbols().__getitem__, token))
+    return bytes(map(symbol_bytes().__getitem__, token))
 
 
 def _encoding(ranks: dict[bytes, int], boundary: int) -> "tiktoken.Encoding":
@@ -190,17 +184,14 @@ def _same_classes() -> bool:
     library = tokenizers.Tokenizer(models.BPE({token: rank for rank, token in enumerate(tokens)}, merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, len(tokens))
-    probes = _probes()
+    probes = (
+        "".join(f"x{character}1{character}!{character}" for character in map(chr, characters[start:][:_PROBED_AT_ONCE]))
+        for characters in _PROBED
+        for start in range(0, len(characters), _PROBED_AT_ONCE)
+    )
     while some := list(islice(probes, _PROBES_A_CALL)):
         expected = library.encode_batch_fast(some, add_special_tokens=False)
         found = (encoding.encode_to_numpy(probe, disallowed_special=()) for probe in some)
         if not all(map(np.array_equal, found, (each.ids for each in expected))):
             return False
     return True
-
-
-def _probes() -> Iterator[str]:
-    for characters in _PROBED:
-        for start in range(0, len(characters), _PROBED_AT_ONCE):
-            some = map(chr, characters[start : start + _PROBED_AT_ONCE])
-            yield "".join(f"x{character}1{character}!{character}" for character in some)

@@ -101,7 +101,8 @@ def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise HornbookError(f"{lead}the Hugging Face hub failed ({type(error).__name__}); try again") from error
     except (OSError, errors.HTTPError) as error:
-        if isinstance(error, OSError) and _is_of_the_disk(error):
+        # an error of the disk names a file, or says so by its number, which no error of a network does
+        if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
             raise as_storage_error("use the cache", Path(client.constants.HF_HUB_CACHE), error) from error
         raise _not_cached(lead, error, is_offline=False) from error
 
@@ -113,8 +114,3 @@ def _not_cached(lead: str, error: Exception, *, is_offline: bool) -> HornbookErr
             "bring the files into a folder here"
         )
     return OutOfReachError(lead, reason=type(error.__cause__ or error).__name__)
-
-
-def _is_of_the_disk(error: OSError) -> bool:
-    """Whether an error is one of a file: it names one, or says so by its number, which no error of a network does."""
-    return error.filename is not None or error.errno in _OF_THE_DISK

@@ -7,10 +7,9 @@ A prompt with line ends in it needs JSONL. Blank lines of a text file are passed
 can be said outright, they are an error.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Final, Literal
 
 from hornbook.errors import DataError
 from hornbook.text.documents import JSONL_SUFFIXES
@@ -45,22 +44,18 @@ def read_prompts(source: str, format: Format = "auto") -> list[Prompt]:  # noqa:
     is_jsonl = format == "jsonl" or (format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
     file = Source(source, None if source == STANDARD_INPUT else Path(source))
     with open_stream(file) as stream:
-        prompts = list(_of_objects(stream, str(file)) if is_jsonl else _of_lines(stream, str(file)))
+        prompts = []
+        if is_jsonl:
+            for place, record in read_objects(stream, str(file), _MAX_LINE_BYTES, skip_blank=False, remedies=_REMEDIES):
+                text = text_in(record, "prompt", place, 'expected {"prompt": "..."}')
+                utf8_of(text, place, "the prompt")
+                prompts.append(Prompt(text, place))
+        else:
+            for number, _, content in read_lines(stream, _MAX_LINE_BYTES):
+                place = f"{file}, line {number}"
+                line = line_text(content, place, _MAX_LINE_BYTES, _REMEDIES).removesuffix("\n").removesuffix("\r")
+                if line.strip():
+                    prompts.append(Prompt(line, place))
     if not prompts:
         raise DataError(f"{file} holds no prompt; expected one a line{' as JSON' if is_jsonl else ''}")
     return prompts
-
-
-def _of_lines(stream: BinaryIO, name: str) -> Iterator[Prompt]:
-    for number, _, content in read_lines(stream, _MAX_LINE_BYTES):
-        place = f"{name}, line {number}"
-        line = line_text(content, place, _MAX_LINE_BYTES, _REMEDIES).removesuffix("\n").removesuffix("\r")
-        if line.strip():
-            yield Prompt(line, place)
-
-
-def _of_objects(stream: BinaryIO, name: str) -> Iterator[Prompt]:
-    for place, record in read_objects(stream, name, _MAX_LINE_BYTES, skip_blank=False, remedies=_REMEDIES):
-        text = text_in(record, "prompt", place, 'expected {"prompt": "..."}')
-        utf8_of(text, place, "the prompt")
-        yield Prompt(text, place)

@@ -18,6 +18,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -179,6 +180,12 @@ def byte_symbols() -> tuple[str, ...]:
     others = (byte for byte in range(256) if byte not in printable)
     moved = {byte: chr(0x100 + number) for number, byte in enumerate(others)}
     return tuple(moved.get(byte, chr(byte)) for byte in range(256))
+
+
+@cache
+def symbol_bytes() -> dict[str, int]:
+    """Return the byte that each of ``byte_symbols`` stands for."""
+    return {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 
 
 def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:

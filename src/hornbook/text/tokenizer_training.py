@@ -5,8 +5,7 @@
 
 The same texts give the same tokenizer, in any order, on any machine. The library's own trainer breaks ties by the
 numbers of the symbols, and those of WordPiece's ``##x`` come in the order of a hash table that differs from process to
-process; so the words are counted here first and their symbols handed over in order. The price: WordPiece goes over the
-text twice, the second time as words. Memory holds the distinct words, not the texts.
+process; so the words are counted here first and their symbols handed over in order. Memory holds the distinct words.
 """
 
 import json

@@ -5,9 +5,8 @@
     parts/end.json                                                                        there are no more
 
 A part is by itself a Megatron data set. Its record, written last, says how far the inputs were read, so that a build
-that was killed goes on behind the last record, and how large the files are, so that a torn one is seen. Joining copies
-bytes and adds up indices, so memory holds some batches, whatever the size of the corpus. The price: the tokens are
-written twice.
+that was killed continues behind the last record, and how large the files are, so that a torn one is noticed. Joining
+copies bytes and adds up indices, so memory holds some batches; the tokens are written twice.
 """
 
 from collections import Counter
@@ -230,7 +229,6 @@ def _read_record(path: Path) -> Any:
 
 
 def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map an array of a part. Raises DataError if it is damaged."""
     try:
         return map_array(path, dtype)
     except DataError as error:

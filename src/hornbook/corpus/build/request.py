@@ -3,8 +3,8 @@
     plan_build(sources, tokenizer, output, options).request
         {"inputs": "<hash of names, sizes, times>", "tokenizer": "<digest>", "options": {"validation": 0.02, ...}}
 
-By it a build recognizes the corpus that is there already, and the parts that an interrupted build has left. The price:
-inputs are compared by their modification times, as make and rsync do, and not by their bytes.
+By it a build recognizes the corpus that is there already, and the parts that an interrupted build has left. Inputs are
+compared by their modification times, as make and rsync do, and not by their bytes.
 """
 
 import hashlib

@@ -5,7 +5,7 @@
            -> the writer of parts
 
 `ahead` makes the next item in a thread while the last is used. So the order, and with it every byte, is that of a plain
-loop, and memory holds two batches a stage. The price: an interrupt waits for the batch that is under way.
+loop, and memory holds two batches a stage.
 """
 
 from collections import Counter

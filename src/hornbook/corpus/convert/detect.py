@@ -7,8 +7,7 @@
     a folder with state.json, x.arrow     bert-arrow
     a file that begins as llm.c's         llm.c
 
-The price: raw tokens, as nanoGPT's, need ``--from``, as does another file of a strange name; a folder as target needs
-``--to``.
+Raw tokens, as nanoGPT's, need ``--from``, as does a file of a strange name; a folder as target needs ``--to``.
 """
 
 from pathlib import Path

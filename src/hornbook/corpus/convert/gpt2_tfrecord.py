@@ -2,8 +2,7 @@
 
     {"input_ids": [464, 3797, 3332, ...]}      one record a sequence, of one length or of many
 
-Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``. The price of the
-format: 8 bytes of checksums and some 30 of names a record, and no word about the tokenizer.
+Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,7 @@
     {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...tokens
 
 An array of one dimension is a stream of tokens, which is read as one document. Any integer type is read, mapped into
-memory; int32 is written, which numpy and TensorFlow take as they are. The price: all sequences have one length, so
-writing goes over the documents twice, to count them first.
+memory; int32 is written, which numpy and TensorFlow take as they are. Writing reads the documents twice, to count them.
 """
 
 import re

@@ -4,10 +4,8 @@
 
 The rule of GPT-3 (Brown et al. 2020, appendix C): sequences of 13 words in lower case without punctuation. A passage
 of fewer words counts as a whole, down to 8; what is shorter is found everywhere and left out. GPT-3 cut the
-surroundings of an overlap out of a document; here the document goes, which leaves no broken texts. The price: a book
-goes for one quotation, unless ``min_overlap`` asks for more; and a passage that was paraphrased is not found.
-
-Memory: 8 bytes for each sequence of the evaluation sets, and as much as 64 MiB for a table that answers "no" at once.
+surroundings of an overlap out of a document; here the whole document goes, even for one quotation, unless
+``min_overlap`` asks for more. Memory: 8 bytes for each sequence of the evaluation sets, and up to 64 MiB for a table.
 """
 
 from collections.abc import Sequence

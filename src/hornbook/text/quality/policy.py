@@ -16,8 +16,7 @@ kind was allowed:
     1.3 tokens a byte of text            "tokens-per-byte"
     half of a wiki's list items empty    "empty-list-items"
 
-The price: a folder of source code with an empty ``__init__.py`` asks for ``--allow empty-file`` once. Only the standard
-library is imported, since a command's help shows the defaults.
+Only the standard library is imported, since a command's help shows the defaults.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.text.readers.records import Remedies, line_text, parse_object, text_or_null, utf8_of
-from hornbook.text.reading import Document, Line, Outcome, ReadOptions, Source, read_lines
+from hornbook.text.reading import Document, Outcome, ReadOptions, Source, read_lines
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _REMEDIES: Final = Remedies(
@@ -28,16 +28,12 @@ def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
     """Read the text of each line that is not blank."""
     for line in read_lines(stream, options.max_line_bytes):
         if line.content is None or not line.content.isspace():
+            place = f"{source}, line {line.number}"
             try:
-                yield _document(line, source, options)
+                content = line_text(line.content, place, options.max_line_bytes, _REMEDIES)
+                record = parse_object(content, place, json.loads, _REMEDIES)
+                text = text_or_null(record, options.field, place, "name the one with the text by --field") or ""
+                outcome: Outcome = Document(text, source.name, line.offset, len(utf8_of(text, place)))
             except DataError as error:
-                yield error
-
-
-def _document(line: Line, source: Source, options: ReadOptions) -> Document:
-    """Return the document of a line. Raises DataError if there is no text in it."""
-    number, offset, content = line
-    place = f"{source}, line {number}"
-    record = parse_object(line_text(content, place, options.max_line_bytes, _REMEDIES), place, json.loads, _REMEDIES)
-    text = text_or_null(record, options.field, place, "name the one with the text by --field") or ""
-    return Document(text, source.name, offset, len(utf8_of(text, place)))
+                outcome = error
+            yield outcome

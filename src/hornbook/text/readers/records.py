@@ -108,7 +108,14 @@ def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "
     Raises:
         DataError: it has none, or no string there; whether the string is Unicode is for ``utf8_of`` to tell.
     """
-    text = _find(record, field)
+    text: Any = record
+    if field in record:
+        text = record[field]
+    else:
+        for name in field.split("."):
+            if text is None:
+                break
+            text = text.get(name, _MISSING) if isinstance(text, dict) else _MISSING
     if text is None or isinstance(text, str):
         return text
     if text is not _MISSING:
@@ -125,18 +132,6 @@ def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
         raise DataError(
             f"{place}: character {error.start} of {what} is half a surrogate pair, so it is no Unicode; mend it"
         ) from error
-
-
-def _find(record: dict[str, Any], field: str) -> Any:
-    """What an object has in a field, or in a field of a field; null on the way is null, and else it is missing."""
-    if field in record:
-        return record[field]
-    value: Any = record
-    for name in field.split("."):
-        if value is None:
-            break
-        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
-    return value
 
 
 def _no_string(value: object, field: str, place: str) -> DataError:

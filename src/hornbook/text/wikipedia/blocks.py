@@ -4,10 +4,9 @@
                                  thread 1       thread 2      thread 3   ->   blocks of XML, in their order
 
 A stream is found by the ten bytes that begin one, so no index is needed, and any file of several streams gains. Each
-thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded, however much a
-stream unpacks to. Python's bz2 lets go of the interpreter's lock, so threads do. One thread goes by the same streams,
-so that a damaged file ends at the same byte with any number of threads. The price: the one stream of an ordinary
-.xml.bz2 takes one thread, some 30 MB a second; take the multistream file where there is one.
+thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded. One thread goes
+by the same streams, so that a damaged file ends at the same byte with any number of threads. The one stream of an
+ordinary .xml.bz2 takes one thread, some 30 MB a second.
 """
 
 import io

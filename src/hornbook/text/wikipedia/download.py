@@ -8,7 +8,7 @@
 
 The multistream file is taken, since it can be unpacked in parallel. Its sum is SHA-1, or MD5 where there is no other:
 against accidents and not against an enemy, from whom ``https`` guards. A date has to be named, so that a corpus can be
-built again; old ones go after some months. The price: the file is read once more for its sum.
+built again.
 """
 
 import hashlib
@@ -107,7 +107,9 @@ def download_dump(
         discard_partial(path)
         return _downloaded(path, published, 0)
     with open_partial(path) as content:
-        fetched = _fetch(f"{folder_url}/{name}", content, on_progress, pause)
+        before = content.size
+        _retried(partial(_fetch_once, f"{folder_url}/{name}", content, on_progress), pause, lambda: content.size)
+        fetched = content.size - before
         if wrong := _disagreement(content.path, published):
             content.restart()
             raise HornbookError(f"{name}: what came is not what was published; fetch it again ({wrong})")
@@ -153,17 +155,8 @@ def _read_text(url: str) -> str:
         return text.decode("ascii", "replace")
 
 
-def _fetch(
-    url: str, content: PartialFile, on_progress: Callable[[int, int | None], None], pause: Callable[[float], None]
-) -> int:
-    """Bring the content to its full length, in as many attempts as get it further; return the bytes that came."""
-    before = content.size
-    _retried(partial(_fetch_once, url, content, on_progress), pause, lambda: content.size)
-    return content.size - before
-
-
 def _retried(action: Callable[[], T], pause: Callable[[float], None], progress: Callable[[], int] = lambda: 0) -> T:
-    """Try until it works, or until six times in a row got no further."""
+    """Try until it works, or until six attempts in a row got no further."""
     failures, reached = 0, progress()
     while True:
         try:

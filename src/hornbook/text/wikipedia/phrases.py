@@ -3,9 +3,8 @@
     {{convert|5|to|7|km|mi}}   ["5", "to", "7", "km", "mi"], {}      ->  "5 to 7 km"
     {{lang|fr|Seine}}          ["fr", "Seine"], {}                   ->  "Seine"
 
-Names are in lower case. They are English Wikipedia's, many of which other languages share. A template that is not here
-shows nothing; so does one that gets too few arguments. The price of the table: it is a choice, made by how often a name
-stands inside a sentence.
+Names are in lower case. They are English Wikipedia's, many of which other languages share, chosen by how often one
+stands inside a sentence. A template that is not here shows nothing; so does one that gets too few arguments.
 """
 
 from collections.abc import Callable
