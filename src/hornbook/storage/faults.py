@@ -16,9 +16,6 @@ action and then runs it with a fault at 1, 2, 3, ... has tried every crash point
 
 import errno
 import os
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,27 +124,6 @@ def count_operations() -> Iterator[list[Operation]]:
         yield log
     finally:
         _logs[:] = [other for other in _logs if other is not log]
-
-
-def crashes_in_child(action: Callable[[], object], operation: AnyOperation, n: int, kind: str) -> bool:
-    """Run ``action`` with a fault in a forked child; return whether it died of that. Raises AssertionError."""
-    with warnings.catch_warnings():  # Python 3.12 warns of other threads; the child's one thread needs none of them
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:  # leave without the parent's clean-up (buffers, exit handlers, pytest)
-        status = 1
-        try:
-            with inject(operation, n, kind):
-                action()
-            status = 0
-        except BaseException:
-            traceback.print_exc(file=sys.stderr)
-            sys.stderr.flush()
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, CRASH_STATUS), f"the child at {operation}:{n}:{kind} ended with {status}"
-    return status == CRASH_STATUS
 
 
 def parse_fault(text: str) -> Fault:

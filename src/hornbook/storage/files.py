@@ -132,11 +132,7 @@ class Appender:
                 os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
-        """Add one line, given without its newline, and hand it to the operating system (not yet to the disk).
-
-        Raises:
-            StorageError: it did not fit, or the disk failed; the file then ends as before.
-        """
+        """Hand one line, without its newline, to the operating system; after an error the file ends as before."""
         assert "\n" not in line, "a line holds no newline"
         data = line.encode() + b"\n"
         before = os.fstat(self._descriptor).st_size

@@ -35,11 +35,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
 
     Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
-    this process then writes to ``folder`` would go elsewhere, or to a folder that another process may hold.
-
-    Raises:
-        UserError: another process holds it.
-        StorageError: the lock file cannot be created, or its file system knows no locks.
+    this process then writes to ``folder`` would go elsewhere. Raises UserError if another process holds the folder.
     """
     descriptor = _lock(folder)
 

@@ -42,10 +42,7 @@ def refuse_existing(*paths: Path) -> None:
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield the path of a folder beside ``target``, on its file system; one process at a time has it.
 
-    It may hold what a process left that was killed. After the block it is gone.
-
-    Raises:
-        UserError: another process has it.
+    It may hold what a killed process left. After the block it is gone. Raises UserError if another process has it.
     """
     work = target.with_name(f".{target.name}.converting")
     with lock_folder(work):

@@ -52,11 +52,8 @@ def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None =
 def open_own(path: Path, flags: int = 0) -> int:
     """Open a file of a run for reading and writing, created where missing, and return its descriptor.
 
-    Whoever made the folder may have put something else there, so that this process would write where the other may not.
-
-    Raises:
-        PathError: it is a link, a device or a pipe, or the file has another name.
-        OSError: it cannot be opened.
+    Raises PathError if there is a link, a device, a pipe, or a file with another name: whoever made the folder may have
+    put that there so that this process writes elsewhere. Raises OSError, too.
     """
     wrong = PathError(f"cannot open {path}: expected a regular file with one name, not a link or a device; remove it")
     try:
@@ -94,10 +91,7 @@ def flush_to_disk(descriptor: int) -> None:
     """Wait until what was written to a file, or the entries of a folder, would survive a power cut.
 
     On macOS ``fsync`` stops at the drive, whose cache a power cut empties; ``F_FULLFSYNC`` does not (its man page:
-    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``.
-
-    Raises:
-        OSError: the disk failed; what it has of the file is not known.
+    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``. Raises OSError.
     """
     full_fsync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_fsync is not None:

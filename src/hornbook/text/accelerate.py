@@ -83,7 +83,9 @@ class _Accelerated:
         jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._tokenizer.stretches(text))
         while some := list(islice(jobs, self._jobs_at_once)):
             for job, found in zip(some, self._executor.map(self._encode, some), strict=True):
-                self._check_some(job, found)
+                self._num_jobs += 1
+                if self._num_jobs % _JOBS_PER_CHECK == 1:
+                    self._check(job, found)
                 for (number, _), ids in zip(job, found, strict=True):
                     parts[number].append(ids)
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
@@ -94,7 +96,11 @@ class _Accelerated:
             with self._one_long:
                 return self._tokenizer.encode_batch(job)
         joined = _BOUNDARY.join(job)
-        if joined.count(_BOUNDARY) != len(job) - 1 or _has_surrogates(joined):
+        try:
+            joined.encode()
+        except UnicodeEncodeError:  # which the tokenizer reports
+            return self._tokenizer.encode_batch(job)
+        if joined.count(_BOUNDARY) != len(job) - 1:
             return self._tokenizer.encode_batch(job)
         ranks = self._encoding.encode_to_numpy(joined, allowed_special={_BOUNDARY}, disallowed_special=())
         ends = np.flatnonzero(ranks == self._boundary)
@@ -102,10 +108,7 @@ class _Accelerated:
         starts = [0, *(ends + 1).tolist()]
         return [ids[start:end] for start, end in zip(starts, [*ends.tolist(), len(ids)], strict=True)]
 
-    def _check_some(self, job: _Job, found: list[NDArray[np.int32]]) -> None:
-        self._num_jobs += 1
-        if self._num_jobs % _JOBS_PER_CHECK != 1:
-            return
+    def _check(self, job: _Job, found: list[NDArray[np.int32]]) -> None:
         with self._one_long:
             wanted = self._tokenizer.encode_batch([cut for _, cut in job])
         for expected, ids in zip(wanted, found, strict=True):
@@ -129,13 +132,6 @@ def _jobs(stretches: Iterable[tuple[int, str]]) -> Iterator[_Job]:
         size += len(stretch) + _JOB_CHARACTERS * is_long
     if job:
         yield job
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        return not text.isascii() and not text.encode()
-    except UnicodeEncodeError:
-        return True
 
 
 @cache

@@ -124,8 +124,7 @@ def list_sources(
         on_notice: gets a line about files that several inputs name.
 
     Raises:
-        UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
-            pattern of names to leave out has a slash, or leaves nothing; a field is named, and no source has fields.
+        UserError: an input names nothing, or an option does not apply.
         DataError: a data set is damaged.
         HornbookError: the Hugging Face hub failed.
     """

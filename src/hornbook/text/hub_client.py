@@ -46,13 +46,10 @@ class OfflineError(UserError):
 
 
 def import_client(lead: str) -> Any:
-    """The module ``huggingface_hub``.
+    """The module ``huggingface_hub``. Raises UserError if it is not installed.
 
     Args:
         lead: what the message begins with, as in ``"hf:owner/name: "``.
-
-    Raises:
-        UserError: it is not installed.
     """
     purpose = f"{lead}the Hugging Face hub"
     for module in ("huggingface_hub.constants", "huggingface_hub.errors"):

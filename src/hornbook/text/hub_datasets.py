@@ -63,9 +63,8 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         options: of the Parquet branch, the split and the configuration; the format, suffixes and names of files.
 
     Raises:
-        UserError: the name is malformed, there is no such data set, revision, configuration or split, it has no files
-            that can be read, the extra is not installed, or the cache does not have it and HF_HUB_OFFLINE is set.
-        HornbookError: the hub failed, or is out of reach and the cache does not have it; trying again may help.
+        UserError: the name is malformed or names nothing, it has no files that can be read, or as ``hub_errors``.
+        HornbookError: as ``hub_errors``.
     """
     if is_file_name(name) and not has_magic(name):
         return [name]

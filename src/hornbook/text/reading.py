@@ -259,7 +259,9 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
         size = len(content)
         mark = len(BYTE_ORDER_MARK) if number == 1 and content.startswith(BYTE_ORDER_MARK) else 0
         if size > limit:
-            size += _skip_line(stream, content)
+            block = content
+            while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
+                size += len(block)
             yield Line(number, offset, None)
         elif content := content[mark:]:
             yield Line(number, offset + mark, content)
@@ -307,11 +309,3 @@ def _buffered_blank_lines(stream: BinaryIO) -> bytes:
     data = stream.peek() if isinstance(stream, BufferedReader) else b""
     num_blank = len(data) - len(data.lstrip())
     return stream.read(data.rfind(b"\n", 0, num_blank) + 1)
-
-
-def _skip_line(stream: BinaryIO, begun: bytes) -> int:
-    """Read to the end of a line that has begun, a block at a time; return how many bytes that took."""
-    skipped, block = 0, begun
-    while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
-        skipped += len(block)
-    return skipped

@@ -80,10 +80,7 @@ class Tokenizer:
 
         Args:
             path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
-                of `hornbook.text.tokenizer_json`.
-
-        Raises:
-            DataError: there is none, it is malformed, or the library does not run it.
+                of `hornbook.text.tokenizer_json`. Raises DataError if there is none that runs.
         """
         return cls(read_settings(Path(path)), str(path))
 
@@ -198,12 +195,9 @@ class Tokenizer:
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
-        """The ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
+        """Return the ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
 
-        White space before it is dropped, as transformers does for RoBERTa; for WordPiece it is nothing anyway.
-
-        Raises:
-            UserError: the tokenizer has no mask token, or the text has lone surrogates.
+        White space before it is dropped, as transformers does for RoBERTa. Raises UserError without a mask token.
         """
         name = self.name_of("mask")
         if name is None:
@@ -253,12 +247,9 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """The text of the ids, special tokens as their names; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of the ids, special tokens as their names. Raises UserError if an id is unknown.
 
-        WordPiece's is put together again, in lower case perhaps, and where blanks were is a guess.
-
-        Raises:
-            UserError: an id is outside the vocabulary.
+        Bytes that are no UTF-8 become U+FFFD. Of WordPiece's text, case and blanks may be lost.
         """
         numbers = np.asarray(ids, dtype=np.int64)
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:

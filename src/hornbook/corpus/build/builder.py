@@ -137,8 +137,7 @@ def build_corpus(
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
-        DataError: a document cannot be read, there is none, an input changed meanwhile, a split would be empty, or the
-            outcome is suspicious.
+        DataError: a document cannot be read, an input changed meanwhile, or the outcome is suspicious.
         StorageError: the disk is full, read-only or failing; finished parts stay.
     """
     options = options or BuildOptions()

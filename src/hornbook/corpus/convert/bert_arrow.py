@@ -48,8 +48,7 @@ def read_arrow(path: Path, split: str | None = None) -> Instances:
 
     Raises:
         UserError: pyarrow is not installed, or one of several splits was not chosen.
-        DataError: there is no such data set, it lacks a column, or the first row is malformed; while iterating: a file
-            is damaged, or a row malformed or longer or shorter than the first.
+        DataError: here or while iterating: a file is missing or damaged, or a row is not as the first.
     """
     import_pyarrow()
     files = (path,) if path.is_file() else list_dataset_files(path, split)
@@ -96,11 +95,7 @@ def write_arrow(path: Path, instances: Instances) -> None:
 class NumberedRows:
     """The rows of a data set by their number; its files are mapped into memory, and each is read through once.
 
-    Args:
-        path, split: as of ``read_arrow``.
-
-    Raises:
-        UserError, DataError, StorageError: as there.
+    Takes and raises what ``read_arrow`` does.
     """
 
     def __init__(self, path: Path, split: str | None = None) -> None:

@@ -225,8 +225,7 @@ def instances_of_records(
         decode: gives the instances of a record, each with what it is padded to, of its features and its place.
 
     Raises:
-        DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
-            malformed or padded to another length than the first.
+        DataError: here or while iterating: a file is missing or damaged, or a record is not padded as the first.
     """
     files = find_tfrecords(path)
 

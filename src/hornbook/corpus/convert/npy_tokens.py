@@ -24,12 +24,7 @@ _INTEGER: Final = re.compile(r"[<>|]([iu])([1248])")
 
 
 def read_npy(path: Path) -> Documents:
-    """The rows of a ``.npy`` as documents, or all of it as one where it has no rows.
-
-    Raises:
-        DataError: it is missing, damaged, or no array [sequences, length] or [tokens] of integers; while iterating: an
-            id is none.
-    """
+    """Read the rows of a ``.npy`` as documents, or all of it as one. Raises DataError if it holds no token ids."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected a .npy")
     header = read_header(path)

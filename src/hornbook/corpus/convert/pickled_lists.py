@@ -69,11 +69,7 @@ class _Refused(Exception):  # noqa: N818 - becomes a DataError, which knows the 
 
 
 def read_pickle(path: Path) -> Documents:
-    """The articles of a pickle as documents; nothing in the file is run.
-
-    Raises:
-        DataError: it is missing; while iterating: it is damaged, or more than a list of lists of token ids.
-    """
+    """Read the articles of a pickle as documents, running nothing. Raises DataError if it holds anything else."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")
 

@@ -89,12 +89,7 @@ class NgramTable:
 
 
 def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict[int, NDArray[np.uint64]]:
-    """Read an evaluation set and return the hashes of its sequences by their length, in 8..num_words.
-
-    Raises:
-        UserError: the file may not be read.
-        DataError: it cannot be read, or no passage in it has 8 words.
-    """
+    """Return the hashes of an evaluation set's sequences by their length, in 8..num_words; raises as the class."""
     found: dict[int, list[NDArray[np.uint64]]] = {}
     try:
         for passage in read_sources([source], reading, Tally()):

@@ -56,14 +56,11 @@ class StatelessFilter:
 
 
 class Length(StatelessFilter):
-    """Drops short documents.
+    """Drops short documents. Raises UserError if a bound is negative.
 
     Args:
         min_characters: Unicode's characters, without white space at both ends.
         min_words: pieces between white space.
-
-    Raises:
-        UserError: a bound is negative.
     """
 
     name = "too short"

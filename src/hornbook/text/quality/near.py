@@ -42,13 +42,10 @@ _SMALLEST_TABLE: Final = 1024
 
 
 class NearDuplicates:
-    """Drops what resembles a document that stayed.
+    """Drops what resembles a document that stayed. Raises UserError if the threshold is out of its range.
 
     Args:
         threshold: the least estimated Jaccard similarity of 5-word sequences that is too much, in 0.3..1.
-
-    Raises:
-        UserError: the threshold is out of its range.
     """
 
     name = "near duplicates"

@@ -39,7 +39,7 @@ def read_objects(
     load: Callable[[str], Any] = json.loads,
     remedies: Remedies = MEND,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, each with its place.
+    """The objects of a file, each with its place. Raises DataError if a line is malformed, with its place.
 
     Args:
         stream: the file, unpacked.
@@ -48,9 +48,6 @@ def read_objects(
         skip_blank: pass over blank lines, which are an error otherwise.
         load: parses a line; raises a ValueError.
         remedies: what errors advise.
-
-    Raises:
-        DataError: a line is malformed, with its place.
     """
     for number, _, content in read_lines(stream, limit):
         place = f"{name}, line {number}"

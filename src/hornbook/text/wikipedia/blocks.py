@@ -45,9 +45,8 @@ def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> I
         meter: counts the bytes that are read.
 
     Raises:
-        UserError: there is no such file, or it may not be read.
-        DataError: it is truncated, corrupt, or unpacks out of all proportion; the blocks that come before it, and its
-            message, do not depend on the number of threads.
+        UserError: the file cannot be read.
+        DataError: it is damaged, or unpacks out of all proportion, at the same place for any number of threads.
     """
     if source == STANDARD_INPUT:
         with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:

@@ -93,8 +93,7 @@ def download_dump(
     Raises:
         UserError: an argument is malformed, there is no such dump, or another process fetches it.
         DataError: the file is there already and does not agree with the published sum.
-        HornbookError: what came does not agree with it; or the server cannot be reached, or broke off too often, and
-            trying again goes on where it stopped.
+        HornbookError: what came does not agree with it, or the connection failed; trying again resumes.
     """
     wiki, folder_url = _locate(language, date, mirror)
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"

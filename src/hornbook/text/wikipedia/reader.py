@@ -57,14 +57,27 @@ def read_dump(
         meter: counts the bytes that are read.
 
     Raises:
-        UserError: there is no such file, or it may not be read.
+        UserError: the file cannot be read.
         DataError: it is no dump, or a damaged one; what comes before the damage is handed out first.
         HornbookError: a process was killed.
     """
     site = Site()
     failures: list[DataError] = []
     pages = read_pages(read_blocks(source, processes, meter), name, site)
-    items = after(map(_classify, _until_failure(pages, failures)), start)
+
+    def classified() -> Iterator[Item]:
+        try:
+            for page in pages:
+                if isinstance(page, DataError) or page.is_article:
+                    yield page
+                elif page.redirect:
+                    yield Skipped("redirects")
+                else:
+                    yield Skipped("pages of other namespaces" if page.namespace else "pages that are not wikitext")
+        except DataError as error:
+            failures.append(error)
+
+    items = after(classified(), start)
     batches = _batches(items)
     for batch in islice(batches, _BATCHES_HERE) if processes > 1 else batches:
         yield from _merged(batch, _clean(_articles(batch), options, LinkNames.of_site(site.namespaces)))
@@ -73,21 +86,6 @@ def read_dump(
         yield from _clean_elsewhere(chain((more,), batches), options, names, processes)
     if failures:
         raise failures[0]
-
-
-def _until_failure(pages: Iterator[Page | DataError], failures: list[DataError]) -> Iterator[Page | DataError]:
-    try:
-        yield from pages
-    except DataError as error:
-        failures.append(error)
-
-
-def _classify(page: Page | DataError) -> Item:
-    if isinstance(page, DataError) or page.is_article:
-        return page
-    if page.redirect:
-        return Skipped("redirects")
-    return Skipped("pages of other namespaces" if page.namespace else "pages that are not wikitext")
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
