@@ -54,19 +54,6 @@ from hornbook.text.reading import (
 )
 from hornbook.wording import counted
 
-__all__ = [
-    "JSONL_SUFFIXES",
-    "Document",
-    "Position",
-    "ReadOptions",
-    "Tally",
-    "format_of",
-    "list_sources",
-    "offset_unit",
-    "read_documents",
-    "read_sources",
-]
-
 STREAM_READERS: Final[dict[str, StreamReader]] = {
     "text": read_whole,
     "lines": read_each_line,

@@ -54,8 +54,9 @@ from hornbook.storage import (
 from hornbook.storage.decompress import InputMeter
 from hornbook.storage.json_files import dump_sealed, parse_json, read_json
 from hornbook.text.accelerate import accelerated
-from hornbook.text.documents import Document, Position, ReadOptions, format_of, list_sources, read_sources
+from hornbook.text.documents import format_of, list_sources, read_sources
 from hornbook.text.quality.policy import build_filters, find_suspicions
+from hornbook.text.reading import Document, Position, ReadOptions
 from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted, counted_kind
@@ -265,8 +266,10 @@ class _Build:
         whole = sum(parts.counts().values(), SplitCounts())
         tolerance, faults = self._job.options.tolerance, reading.tally.faults
         self._is_suspicious = True
+        empty_files, unused_files = parts.barren_sources(self._job.sources)
         found = find_suspicions(
-            parts.source_counts(self._job.sources),
+            empty_files=empty_files,
+            unused_files=unused_files,
             documents=reading.tally.documents + faults,
             dropped=reading.dropped | {"unreadable": faults},
             tokens=whole.tokens,

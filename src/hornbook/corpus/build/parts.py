@@ -29,7 +29,6 @@ from hornbook.formats.npy import map_array, npy_bytes, npy_header
 from hornbook.storage import BytesLike, Written, remove_file, replace_file, write_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.text.quality.filters import Filter
-from hornbook.text.quality.policy import SourceCounts
 
 BATCHES_PER_PART: Final = 16
 _END: Final = "end.json"
@@ -109,7 +108,7 @@ class Parts:
         """How far the inputs were read when the last part ended; a copy in which no document is lost yet."""
         if not self.finished:
             return Reading()
-        return replace(self.finished[-1].reading.copy(), lost=Counter(), lost_bytes=Counter())
+        return replace(self.finished[-1].reading.copy(), lost=Counter())
 
     def counts(self) -> dict[str, SplitCounts]:
         """Return what all parts have of each split."""
@@ -136,7 +135,7 @@ class Parts:
         splits = dict.fromkeys(self._splits, SplitCounts())
         rows: dict[str, list[NDArray[np.void]]] = {split: [] for split in self._splits}
         memory: list[list[Hashes]] = []
-        lost, lost_bytes = Counter[int](), Counter[int]()
+        lost = Counter[int]()
         with ExitStack() as stack:
             writers = {
                 split: stack.enter_context(IndexedWriter(prefix, self._dtype)) for split, prefix in prefixes.items()
@@ -152,7 +151,6 @@ class Parts:
                     )
                 memory.append(batch.memory)
                 lost += batch.reading.lost
-                lost_bytes += batch.reading.lost_bytes
                 after_batch({split: before[split] + splits[split] for split in splits})
         arrays = {f"{prefixes[split].name}.npy": np.concatenate(some) for split, some in rows.items()}
         for index, learned in enumerate(zip(*memory, strict=True)):  # what each filter learned, batch by batch
@@ -162,7 +160,7 @@ class Parts:
             write_file(self._folder / name, npy_bytes(array))
         names = [f"{prefix.name}{suffix}" for prefix in prefixes.values() for suffix in (".bin", ".idx")]
         part = Part(
-            reading=replace(batch.reading, lost=lost, lost_bytes=lost_bytes),
+            reading=replace(batch.reading, lost=lost),
             splits=splits,
             files={name: (self._folder / name).stat().st_size for name in (*names, *arrays)},
         )
@@ -196,25 +194,22 @@ class Parts:
         documents = write_file(target / "documents.npy", rows())
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
-    def source_counts(self, sources: Sequence[str]) -> list[SourceCounts]:
-        """Return what became of each source; raises as ``join``."""
-        kept, num_bytes, lost, lost_bytes = (np.zeros(len(sources), dtype=np.int64) for _ in range(4))
+    def barren_sources(self, sources: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the sources that gave no document and no fault, and those of whose documents none stayed."""
+        kept, lost = np.zeros(len(sources), dtype=np.int64), Counter[int]()
         for number in range(len(self.finished)):
             for split in self._splits:
                 rows = _map_npy(self._prefix(number, split).with_suffix(".npy"), DOCUMENT_ROW)
                 np.add.at(kept, rows["source"], 1)
-                np.add.at(num_bytes, rows["source"], rows["num_bytes"])
         readings = [part.reading for part in self.finished] + ([self.end] if self.end else [])
         for reading in readings:
-            for total, some in ((lost, reading.lost), (lost_bytes, reading.lost_bytes)):
-                for number, amount in some.items():
-                    total[number] += amount
-        columns = (kept + lost).tolist(), kept.tolist(), (num_bytes + lost_bytes).tolist()
+            lost += reading.lost
         faulty = readings[-1].tally.faulty if readings else set()
-        return [
-            SourceCounts(source=name, documents=read, kept=stayed, num_bytes=size, has_faults=number in faulty)
-            for number, (name, read, stayed, size) in enumerate(zip(sources, *columns, strict=True))
-        ]
+        barren = [number for number in range(len(sources)) if not kept[number]]
+        return (
+            [sources[number] for number in barren if not lost[number] and number not in faulty],
+            [sources[number] for number in barren if lost[number]],
+        )
 
     def _prefix(self, number: int, split: str) -> Path:
         return self._folder / f"{number:06d}-{split}"

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from hornbook.corpus.store_manifest import splits_of_share
 from hornbook.errors import UserError
 from hornbook.storage.json_files import dump_json, parse_json
-from hornbook.text.documents import ReadOptions, list_sources
+from hornbook.text.documents import list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
-from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT
+from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 
 

@@ -43,13 +43,12 @@ class Reading:
     Attributes:
         tally: what was read.
         dropped: documents that a filter dropped, by its name.
-        lost, lost_bytes: documents and bytes of text that filters dropped since the last batch, by number of source.
+        lost: documents that filters dropped since the last batch, by number of source.
     """
 
     tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)
     lost: Counter[int] = field(default_factory=Counter)
-    lost_bytes: Counter[int] = field(default_factory=Counter)
 
     def copy(self) -> Self:
         """Return a snapshot; the reader goes on changing its own."""
@@ -60,7 +59,7 @@ class Reading:
             skipped=Counter(self.tally.skipped),
             totals=Counter(self.tally.totals),
         )
-        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost")}
         return replace(self, tally=tally, **counters)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class Reading:
             "totals": dict(self.tally.totals),
             "position": asdict(self.tally.position),
         }
-        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost")}
         return {"tally": tally | special} | counters
 
     @classmethod
@@ -87,7 +86,7 @@ class Reading:
             "totals": Counter(tally.get("totals")),
             "position": Position(**tally["position"]),
         }
-        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost")}
         return cls(tally=Tally(**tally), **counters)
 
 
@@ -194,10 +193,8 @@ def read_batches(
             num_bytes_read += document.num_bytes
             dropper = next((each for each in filters if not each.keeps(document)), None)
             if dropper is not None:
-                source = source_numbers[document.source]
                 reading.dropped[dropper.name] += 1
-                reading.lost[source] += 1
-                reading.lost_bytes[source] += document.num_bytes
+                reading.lost[source_numbers[document.source]] += 1
                 continue
             batch.append(document)
             num_bytes += document.num_bytes
@@ -207,7 +204,6 @@ def read_batches(
             return
         done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
         reading.lost.clear()
-        reading.lost_bytes.clear()
         yield done
 
 

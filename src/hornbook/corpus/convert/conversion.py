@@ -10,7 +10,7 @@ Documents become documents, and instances become instances. The target appears b
 disk, and nothing is overwritten.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -126,19 +126,6 @@ class _Count:
 
 OnProgress = Callable[[int, int], None]
 
-_DOCUMENT_READERS: Final[Mapping[str, Callable[[Path], Documents]]] = {
-    "tfrecord": read_gpt2_tfrecords,
-    "pickle": read_pickle,
-    "npy": read_npy,
-    "nanogpt": read_nanogpt,
-    "llm.c": read_llmc,
-}
-_INSTANCE_READERS: Final[Mapping[str, Callable[[Path], Instances]]] = {
-    "bert-tfrecord": read_plain,
-    "bert-tfrecord-remasked": read_remasked,
-    "bert-tfrecord-packed": read_packed,
-}
-
 
 def convert(
     source: Path, target: Path, options: ConvertOptions, on_progress: OnProgress = lambda items, tokens: None
@@ -181,12 +168,11 @@ def convert(
         content = _prepare(documents, target_format, options, left_out)
         has_sentences = target_format in HAVE_SENTENCES and content.sequences == "sentences"
         joins_sentences = documents.sequences == "sentences" and not has_sentences
-        _write_documents(target, target_format, _counted(content, source, count, on_progress), options)
     else:
         kind, read = "instances", read_instances
         instances = read_instances(source, source_format, options.split)
         content = resized(instances, options.sequence_length, options.max_predictions)
-        _write_instances(target, target_format, _counted(content, source, count, on_progress), options)
+    _write(target, target_format, _counted(content, source, count, on_progress), options)
     if options.verify:
         _compare(content, read(target, target_format, None), target)
     return ConvertReport(
@@ -209,9 +195,16 @@ def read_documents(path: Path, format_name: str, split: str | None = None) -> Do
 
     Raises UserError if a corpus has several splits and none was chosen, DataError if the source is missing or damaged.
     """
-    if format_name in ("store", "megatron"):
-        return read_store(path, split)
-    return _DOCUMENT_READERS[format_name](path)
+    readers: dict[str, Callable[[Path], Documents]] = {
+        "store": partial(read_store, split=split),
+        "megatron": partial(read_store, split=split),
+        "tfrecord": read_gpt2_tfrecords,
+        "pickle": read_pickle,
+        "npy": read_npy,
+        "nanogpt": read_nanogpt,
+        "llm.c": read_llmc,
+    }
+    return readers[format_name](path)
 
 
 def read_instances(path: Path, format_name: str, split: str | None = None) -> Instances:
@@ -219,9 +212,13 @@ def read_instances(path: Path, format_name: str, split: str | None = None) -> In
 
     Raises UserError if one of several splits has to be chosen or an extra is not installed, DataError as above.
     """
-    if format_name == "bert-arrow":
-        return read_arrow(path, split)
-    return _INSTANCE_READERS[format_name](path)
+    readers: dict[str, Callable[[Path], Instances]] = {
+        "bert-tfrecord": read_plain,
+        "bert-tfrecord-remasked": read_remasked,
+        "bert-tfrecord-packed": read_packed,
+        "bert-arrow": partial(read_arrow, split=split),
+    }
+    return readers[format_name](path)
 
 
 def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
@@ -308,27 +305,22 @@ def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: Conve
         )
 
 
-def _write_documents(target: Path, target_format: str, documents: Documents, options: ConvertOptions) -> None:
-    writers: dict[str, Callable[[Path, Documents], None]] = {
-        "store": partial(write_store, split=options.split or documents.split or "train"),
+def _write(target: Path, target_format: str, content: Any, options: ConvertOptions) -> None:
+    pad_position = PAD_POSITION if options.pad_position is None else options.pad_position
+    split = options.split or getattr(content, "split", None) or "train"
+    writers: dict[str, Callable[[Path, Any], None]] = {
+        "store": partial(write_store, split=split),
         "megatron": write_megatron,
         "tfrecord": partial(write_gpt2_tfrecords, records_per_file=options.records_per_file),
         "pickle": write_pickle,
         "npy": write_npy,
-    }
-    writers[target_format](target, documents)
-
-
-def _write_instances(target: Path, target_format: str, instances: Instances, options: ConvertOptions) -> None:
-    pad_position = PAD_POSITION if options.pad_position is None else options.pad_position
-    writers: dict[str, Callable[[Path, Instances], None]] = {
         "bert-tfrecord": partial(write_plain, records_per_file=options.records_per_file),
         "bert-tfrecord-remasked": partial(
             write_remasked, records_per_file=options.records_per_file, pad_position=pad_position
         ),
         "bert-arrow": write_arrow,
     }
-    writers[target_format](target, instances)
+    writers[target_format](target, content)
 
 
 def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import DataError, UserError
-from hornbook.text.documents import Document, ReadOptions, Tally, list_sources, read_sources
+from hornbook.text.documents import list_sources, read_sources
 from hornbook.text.quality.filters import StatelessFilter
 from hornbook.text.quality.words import ngrams, word_blocks
+from hornbook.text.reading import Document, ReadOptions, Tally
 
 SHORTEST: Final = 8
 _SLOTS_PER_HASH: Final = 16
