@@ -164,7 +164,15 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
         DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
     """
     place = locate_store(Path(path), split)
-    store = _open_own(place) if (place / MANIFEST).exists() else _open_foreign(place)
+    if (place / MANIFEST).exists():
+        store = _open_own(place)
+    else:
+        indexed = IndexedFile.open(place)
+        end = _guess_end_of_text(indexed)
+        end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
+        store = TokenStore(
+            path=place, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
+        )
     if not store.num_documents or not store.num_tokens:
         raise DataError(f"{place}: the store is empty; build it from text")
     return store
@@ -243,19 +251,6 @@ def _open_own(folder: Path) -> TokenStore:
         rows=rows,
         end_of_text=manifest.end_of_text,
         end_of_text_id=manifest.end_of_text_id,
-    )
-
-
-def _open_foreign(prefix: Path) -> TokenStore:
-    indexed = IndexedFile.open(prefix)
-    end_of_text_id = _guess_end_of_text(indexed)
-    return TokenStore(
-        path=prefix,
-        indexed=indexed,
-        manifest=None,
-        rows=None,
-        end_of_text="absent" if end_of_text_id is None else "stored",
-        end_of_text_id=end_of_text_id,
     )
 
 

@@ -101,7 +101,17 @@ class Manifest:
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
-        optional = _read_optional(values, path)
+        end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
+        if end_of_text not in ("stored", "inserted", "absent"):
+            raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
+        if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
+            raise DataError(
+                f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file"
+            )
+        sequences = values.get("sequences", "documents")
+        if sequences not in ("documents", "sentences"):
+            raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
+        optional = {"end_of_text_id": number, "sequences": sequences}  # not every store has them
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
@@ -109,19 +119,6 @@ class Manifest:
         if not intact:
             raise DataError(f"{path}: the manifest is damaged, its checksum is another; restore the file")
         return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
-
-
-def _read_optional(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The fields of which not every store has something to say."""
-    end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
-    if end_of_text not in ("stored", "inserted", "absent"):
-        raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
-    if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
-        raise DataError(f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file")
-    sequences = values.get("sequences", "documents")
-    if sequences not in ("documents", "sentences"):
-        raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
-    return {"end_of_text_id": number, "sequences": sequences}
 
 
 def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:

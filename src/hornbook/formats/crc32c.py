@@ -9,7 +9,7 @@ reduction in numpy, and the state so far enters through the first four bytes of 
 """
 
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ _MASK_DELTA: Final = 0xA282EAD8
 _ONES: Final = 0xFFFFFFFF
 _BLOCK: Final = 1024
 _BLOCKS_AT_ONCE: Final = 64
+_ROWS: Final = np.arange(_BLOCK, dtype=np.intp) * 256
+"""Where the rows of ``_table`` begin."""
 _FEW: Final = 24  # below, Python's loop is quicker than a call of numpy
 
 
@@ -31,10 +33,10 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
         for value in values[:head].tolist():
             state = table[(state ^ value) & 0xFF] ^ (state >> 8)
     else:
-        state = _ones_through(head) ^ int(np.bitwise_xor.reduce(_table().take(values[:head] + _rows(head))))
+        state = _ones_through(head) ^ int(np.bitwise_xor.reduce(_table().take(values[:head] + _ROWS[-head:])))
     for start in range(head, len(values), _BLOCK * _BLOCKS_AT_ONCE):
         blocks = values[start : start + _BLOCK * _BLOCKS_AT_ONCE].reshape(-1, _BLOCK)
-        for own in np.bitwise_xor.reduce(_table().take(blocks + _rows(_BLOCK)), axis=1).tolist():
+        for own in np.bitwise_xor.reduce(_table().take(blocks + _ROWS), axis=1).tolist():
             # a state is as good as its four bytes at the beginning of the block
             first, second, third, fourth = _first_rows()
             passed = first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
@@ -51,7 +53,7 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
 @cache
 def _ones_through(length: int) -> int:
     """The first state after ``length`` bytes of zero, 4 or more."""
-    return int(np.bitwise_xor.reduce(_table()[_rows(length)[:4] + 0xFF]))
+    return int(np.bitwise_xor.reduce(_table()[_ROWS[-length:][:4] + 0xFF]))
 
 
 @cache
@@ -73,16 +75,6 @@ def _table() -> NDArray[np.uint32]:
     for row in range(_BLOCK - 2, -1, -1):
         table[row] = table[row + 1] >> 8 ^ last[table[row + 1] & 0xFF]
     return table.ravel()
-
-
-@cache
-def _all_rows() -> NDArray[np.intp]:
-    return np.arange(_BLOCK, dtype=np.intp) * 256
-
-
-def _rows(length: int) -> NDArray[Any]:
-    """Where the table's rows begin that serve the last ``length`` bytes of a block."""
-    return _all_rows()[_BLOCK - length :]
 
 
 @cache

@@ -7,8 +7,8 @@
     dump.bz2                                               after ``commit``, by one rename
 
 An error inside ``new_folder`` removes what was written; what a killed process left is cleared by the next conversion to
-the same place. What an attempt has written to a partial file stays for the next one, also when the power fails: some of
-its end may be lost or wrong then, so check the whole before ``commit``. Locks keep a second process out.
+the same path. A partial file stays for the next attempt; after a power cut its end may be wrong, so check the whole
+before ``commit``. Locks keep a second process out.
 """
 
 import os

@@ -5,9 +5,8 @@
 
 A corpus must not depend on what is installed, so tiktoken has to give the same ids for every text:
 
-- Its merging is told ranks, not pairs. Both come to the same if each merge makes a token of its own and every token,
-  cut into bytes, merges into itself; that is checked for all tokens. (Say it merged a pair that is not in the list. The
-  two sides had seen nothing but themselves till then, so that token's own bytes would have led to the same pair.)
+- It merges by ranks, not by pairs. Both give the same if each merge makes a token of its own and every token, cut into
+  bytes, merges into itself; that is checked for all tokens.
 - Its pieces depend on what is a letter, a number or a space, which libraries take from different versions of Unicode;
   that is compared for all characters of the four planes that have any, and some of each other one.
 - One job in 128 is done by both, and a difference stops the build: neither argument knows of a library's slips.

@@ -5,14 +5,12 @@
                     {"text": "two", "id": 7}             Document("two", "b.jsonl.gz", offset 16, 3 bytes)
     dump.xml.bz2    <page> ... <text>'''a''' [[b]]       Document("a b", "dump.xml.bz2", offset 1189, 3 bytes)
 
-Inputs become a list of sources. Folders are searched to their depths, in the order of their entries' names, so that the
-same files give the same order on every machine; hidden files and folders are passed over, links are followed. A file is
-read once, under the first of its names, so nobody repeats a file by naming it twice.
+Inputs become a list of sources, each file once. Folders are searched recursively, in the order of names; hidden files
+and folders are skipped, links are followed.
 
-The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is: line
-ends, blanks and unusual characters stay, and only a byte-order mark at the very beginning goes. What cannot be read
-stops everything, with one line that names it, or is counted and passed over, as the user says; nothing is repaired in
-silence. Memory holds one document at a time, or as many rows as come to some megabytes.
+The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is; only a
+byte-order mark at the very beginning goes. A document that cannot be read is an error, or is counted and skipped, as
+the user says. Memory holds one document at a time, or some megabytes of rows.
 """
 
 import glob

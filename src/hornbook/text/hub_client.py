@@ -8,8 +8,7 @@
     the cache's disk is full, or read-only, or fails                     StorageError, exit code 1
     the cache's place is wrong, or not this user's                       PathError, exit code 2
 
-The client's errors are of whichever HTTP library it was built on (requests, then httpx), so only the names that all its
-releases share are asked for.
+Only error names that all releases share are used, whichever HTTP library they were built on.
 """
 
 import errno

@@ -4,12 +4,8 @@ r"""What a reader hands out, its options, how far the reading came, and what rea
     read_lines(stream, limit)                   ->  Line(1, 0, b"one\r\n"), Line(2, 5, b"two")
 
 A reader hands out, in the order of its source: documents, errors for documents that cannot be read, and notes on what
-is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted; so the
-count of what came before a document does not depend on how far a reader reads ahead. An error that a reader raises ends
-its source.
-
-A line that is too long becomes one without content, and memory never holds it; it is still unpacked to its end, since
-the next line is wanted.
+is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted. An error
+that a reader raises ends its source. A line that is too long becomes one without content, and memory never holds it.
 """
 
 import sys

@@ -4,13 +4,12 @@ r"""A text as its sentences, which together are the text again.
     "one line\nanother line\n"             ->   "one line"         "\nanother line\n"         split_lines
 
 White space opens the sentence that it stands before, so byte-level BPE, whose words begin with their space, gives the
-tokens of the whole text, and a decoder that reads a sentence store misses nothing; WordPiece drops it.
+tokens of the whole text; WordPiece drops it.
 
 Sentences are found by sentencex, of the Wikimedia Foundation (rules and abbreviations for some 30 languages, MIT), the
-extra ``sentences``. It was chosen of five: the only one that is kept up, knows more than English and splits Wikipedia's
-sentences well, and the fastest. It is given one paragraph at a time, since it may look far ahead for the end of a
-quotation, with plain spaces for other white space, since some of that ends the process (1.0.32, U+2028). It leaves
-direct speech whole; a quotation alone is split here, one with "said he" in it is not.
+extra ``sentences``. It is given one paragraph at a time, since it may look far ahead for the end of a quotation, with
+plain spaces for other white space, since some of that ends the process (1.0.32, U+2028). It leaves direct speech whole;
+a quotation alone is split here, one with "said he" in it is not.
 """
 
 import re

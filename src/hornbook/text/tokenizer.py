@@ -215,7 +215,7 @@ class Tokenizer:
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
-            encodings = self._encode_cuts([cut for _, cut in batch])
+            encodings = self._run(self._library.encode_batch_fast, [cut for _, cut in batch])
             for (number, _), encoding in zip(batch, encodings, strict=True):
                 parts[number].append(np.asarray(encoding.ids, dtype=np.int32))
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
@@ -232,15 +232,12 @@ class Tokenizer:
         """Return each text's ids, int64[T], and each token's start and end, int64[T, 2]. Raises as ``encode``."""
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
-            for each in self._run(lambda: self._library.encode_batch(list(texts), add_special_tokens=False))
+            for each in self._run(self._library.encode_batch, list(texts))
         ]
 
-    def _encode_cuts(self, batch: list[str]) -> list[tokenizers.Encoding]:
-        return self._run(lambda: self._library.encode_batch_fast(batch, add_special_tokens=False))
-
-    def _run(self, encode: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:
+    def _run(self, encode: Callable[..., list[tokenizers.Encoding]], texts: list[str]) -> list[tokenizers.Encoding]:
         try:
-            return encode()
+            return encode(texts, add_special_tokens=False)
         except TypeError as error:  # what the library says of a string that has no UTF-8
             raise UserError(
                 "a text has lone surrogates, so it is not Unicode; decode it anew from its bytes"

@@ -345,15 +345,14 @@ def _compare(content: Documents | Instances, written: Documents | Instances, tar
     what = "document" if isinstance(content, Documents) else "instance"
     pairs: Iterator[tuple[Any, Any]] = zip_longest(content, written)
     for number, (old, new) in enumerate(pairs):
-        if old is None or new is None or not _same(old, new):
+        if isinstance(old, Instance) and isinstance(new, Instance):
+            same = old.equals(new)
+        else:
+            same = isinstance(old, TokenDocument) and isinstance(new, TokenDocument)
+            same = same and np.array_equal(old.tokens, new.tokens)
+            same = same and (old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes))
+        if not same:
             raise StorageError(
                 f"{target} is not what was written: {what} {number} differs from the source; check the disk, remove "
                 "it and convert again"
             )
-
-
-def _same(old: TokenDocument | Instance, new: TokenDocument | Instance) -> bool:
-    if isinstance(old, Instance) or isinstance(new, Instance):
-        return isinstance(old, Instance) and isinstance(new, Instance) and old.equals(new)
-    same_sizes = old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes)
-    return same_sizes and np.array_equal(old.tokens, new.tokens)

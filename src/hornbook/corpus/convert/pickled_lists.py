@@ -174,7 +174,11 @@ class _Machine:
 
     def _append(self, opcode: bytes) -> Iterator[_Article]:
         """APPEND, APPENDS, or LIST, which makes a list of the items behind the mark."""
-        items = [self._pop()] if opcode == b"a" else self._pop_to_mark()
+        items = [self._pop()]
+        if opcode != b"a":
+            while not isinstance(items[-1], _Mark):
+                items.append(self._pop())
+            items = items[-2::-1]
         if opcode == b"l":
             self._push(_List(self._place - 1))
         target = self._stack[-1] if self._stack else None
@@ -198,12 +202,6 @@ class _Machine:
         if not self._stack:
             raise _Refused(f"at byte {self._place} an item is missing")
         return self._stack.pop()
-
-    def _pop_to_mark(self) -> list[_Entry]:
-        items: list[_Entry] = []
-        while not isinstance(item := self._pop(), _Mark):
-            items.append(item)
-        return items[::-1]
 
     def _skip(self, opcode: bytes) -> None:
         """What has no effect here: the protocol, frames, and the memo, which nothing may refer to."""

@@ -6,9 +6,8 @@
 
 MinHash (Broder 1997): the least hash of a set is that of its union with another with probability |A∩B| / |A∪B|, their
 Jaccard similarity. Of each least hash one byte is kept (b-bit minwise hashing, Li and König 2010), so unlike ones agree
-once in 256, which the estimate accounts for. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8, plus 1 part
-in 256 of that for an eighth of the memory. The functions are x -> a x + b modulo 2**32 on well-mixed x, with a and b
-from a fixed sequence.
+once in 256, which the estimate accounts for. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8. The
+functions are x -> a x + b modulo 2**32 on well-mixed x, with a and b from a fixed sequence.
 
 Locality-sensitive hashing: documents of similarity s agree on a given band of r bytes with probability s**r, and on one
 of b bands with 1 - (1 - s**r)**b. r is the largest for which that is 0.99 at the threshold; the candidates (of a chain

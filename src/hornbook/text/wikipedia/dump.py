@@ -6,9 +6,8 @@
         -> Page(title="Anarchism", namespace=0, text="'''Anarchism''' is ...", offset=7193, ...)
 
 Whether a page is an article is told by the dump's own fields, ``<ns>``, ``<redirect>`` and ``<model>``. Old dumps lack
-them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Expat is fed a block at a time, so
-memory holds a page. A dump declares no document type: one that does is refused, and with it every bomb of entities;
-nesting, tags and pages have a greatest size.
+them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Memory holds a page. A document
+type, and with it every bomb of entities, is refused; nesting, tags and pages have a greatest size.
 """
 
 import re

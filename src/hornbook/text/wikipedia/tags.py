@@ -63,7 +63,7 @@ def resolve_opaque(text: str) -> str:
             if following is None:
                 unclosed.add(name)
             elif following[1]:
-                pieces.append(_replacement(name, match[2], text[position : following.start()]))
+                pieces.append(_replacement(name, text[position : following.start()]))
                 position = following.end()
     pieces.append(text[position:])
     return "".join(pieces)
@@ -86,7 +86,7 @@ def _end_of_comment(text: str, start: int) -> int:
     return end + 1 if alone else end
 
 
-def _replacement(name: str, attributes: str, content: str) -> str:
+def _replacement(name: str, content: str) -> str:
     if name in _PROTECTED:
         return content.translate(_PROTECT)
     if name in _FORMULAS:
