@@ -160,18 +160,10 @@ def _header(dtype: np.dtype[Any], num_sequences: int, num_entries: int) -> bytes
 
 
 def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]:
-    """Write one indexed data set of the documents of several, in their order; memory holds the index of one of them.
+    """Write one indexed data set of the documents of several, in order; return size and hash of ``.bin`` and ``.idx``.
 
-    Args:
-        parts: their prefixes; all of one dtype, their sequences in the order of their bytes, as ``IndexedWriter``
-            leaves them.
-        prefix: of the new one.
-
-    Returns:
-        Size and hash of the ``.bin`` and of the ``.idx``.
-
-    Raises:
-        DataError: a part is damaged.
+    The parts have one dtype and are as ``IndexedWriter`` leaves them; memory holds the index of one of them. Raises
+    DataError if a part is damaged.
     """
     bin_path, idx_path = index_paths(prefix)
 

@@ -103,11 +103,7 @@ def parse_example(record: bytes, where: str) -> dict[str, Feature]:
 class NumberedRecords:
     """The records of a file by their number; it is mapped into memory, and 8 bytes a record say where they are.
 
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: the lengths in its headers do not lead to its end.
+    Raises DataError if the lengths in its headers do not lead to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,16 +138,9 @@ class NumberedRecords:
 
 
 def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int | None = None) -> None:
-    """Write records to a new file, or to a new folder of files with ``records_per_file`` each.
+    """Write records to a new file, or to a new folder of files with ``records_per_file`` each, by one rename.
 
-    Args:
-        path: the file or folder; it appears when all of it is on the disk.
-        records: each record's bytes.
-        records_per_file: how many go to each file of a folder; None for one file.
-
-    Raises:
-        UserError: the folder is there already, or being written by another process.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
+    Raises UserError if the folder is there already, or is being written; after an error nothing is left behind.
     """
     if records_per_file is None:
         replace_file(path, buffered(map(frame, records)))

@@ -111,15 +111,9 @@ class FileWriter:
 class Appender:
     """A log that grows line by line; each line is one system call, so ``kill -9`` never tears one.
 
-    A last line that a power cut tore is cut off when the file is opened, and a line that did not fit on the disk is
-    taken back, so that a reader meets whole lines.
-
-    Args:
-        path: the log. It is created where missing.
-        anew: empty the file first. ``path`` may then be a link, a device or a pipe as well: it is written to and stays.
-
-    Raises:
-        PathError: without ``anew``, ``path`` is a link, a device or a pipe, or the file has another name.
+    A line that a power cut tore, or that did not fit on the disk, is removed, so that a reader meets whole lines.
+    ``anew`` empties the file first, which may then be a link, a device or a pipe; otherwise each of these raises
+    PathError.
     """
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:

@@ -52,12 +52,7 @@ _PROBES_A_CALL: Final = 256
 
 
 def accelerated(tokenizer: Tokenizer, threads: int) -> Encode | None:
-    """Return what does the work of ``tokenizer.encode_batch`` faster, or None.
-
-    Args:
-        tokenizer: whose ids to make.
-        threads: to do it with.
-    """
+    """Return a faster form of ``tokenizer.encode_batch`` on so many threads, None where there is none."""
     if tokenizer.form != "byte-bpe" or not _is_installed() or not _merges_by_rank(tokenizer) or not _same_classes():
         return None
     return _Accelerated(tokenizer, threads)

@@ -45,11 +45,7 @@ class OfflineError(UserError):
 
 
 def import_client(lead: str) -> Any:
-    """The module ``huggingface_hub``. Raises UserError if it is not installed.
-
-    Args:
-        lead: what the message begins with, as in ``"hf:owner/name: "``.
-    """
+    """Return the module ``huggingface_hub``. Raises UserError, beginning with ``lead``, if it is not installed."""
     purpose = f"{lead}the Hugging Face hub"
     for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
         require(module, extra="hub", purpose=purpose)
@@ -64,17 +60,12 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
 
 @contextmanager
 def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
-    """Tell in one line what the client reports inside the block.
-
-    Args:
-        lead: what messages begin with, as in ``"hf:owner/name: "``.
-        kind: what is fetched.
-        repository: its name on the hub.
+    """Turn the client's errors inside the block into errors of one line that begin with ``lead``.
 
     Raises:
         UserError: there is no such thing, or not for this user; ``OfflineError``, it may not be asked for.
         HornbookError: the hub failed; ``OutOfReachError``, it cannot be reached.
-        StorageError: the disk of the cache is full or failing; ``PathError``, its place is wrong or not this user's.
+        StorageError: the disk of the cache is full or failing; ``PathError``, its path is wrong or not this user's.
     """
     client = import_client(lead)
     errors = client.errors

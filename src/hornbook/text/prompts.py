@@ -31,15 +31,10 @@ class Prompt:
 
 
 def read_prompts(source: str, format: Format = "auto") -> list[Prompt]:  # noqa: A002 - the option's name
-    """Read the prompts of a file, plain or compressed, or of standard input.
+    """Read the prompts of a file, plain or compressed, or of standard input (``"-"``).
 
-    Args:
-        source: the file, ``"-"`` for standard input.
-        format: ``"text"``, one a line; ``"jsonl"``; ``"auto"`` goes by the file's ending.
-
-    Raises:
-        DataError: there is no prompt, or a line is malformed; the message has its number.
-        UserError: the file may not be read.
+    ``format`` is ``"text"``, one a line; ``"jsonl"``; or ``"auto"``, by the file's suffix. Raises DataError for a
+    malformed line, or if there is no prompt, and UserError if the file cannot be read.
     """
     is_jsonl = format == "jsonl" or (format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
     file = Source(source, None if source == STANDARD_INPUT else Path(source))

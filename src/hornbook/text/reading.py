@@ -24,19 +24,9 @@ from hornbook.storage.system import format_bytes
 from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
-    "auto",
-    "text",
-    "lines",
-    "blank-lines",
-    "wikitext",
-    "jsonl",
-    "csv",
-    "tsv",
-    "parquet",
-    "arrow",
-    "wikipedia",
-    "wikiextractor",
-]
+    "auto", "text", "lines", "blank-lines", "wikitext", "jsonl",
+    "csv", "tsv", "parquet", "arrow", "wikipedia", "wikiextractor",
+]  # fmt: skip
 T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
 STANDARD_INPUT: Final = "-"

@@ -35,14 +35,13 @@ _QUOTATION: Final = re.compile(rf"\s*[{_MARKS}](?P<inner>[^{_MARKS}]+)[{_MARKS}]
 
 
 def sentence_splitter(language: str = "en", on_notice: Callable[[str], None] = lambda line: None) -> Splitter:
-    """What splits a text of one language into its sentences; ``"".join`` makes the text of them, a blank one has none.
+    """Return what splits a text of one language into its sentences, which together are the text; a blank one has none.
 
     An empty line ends a sentence, a line's end does not; nor is a sentence longer than 20,000 characters.
 
     Args:
-        language: a code of Wikipedia, as ``en`` or ``pt``; one that sentencex does not know is split by the rules of a
-            related language or, for want of one, of English.
-        on_notice: told, in a line, that it is by those of English.
+        language: a code of Wikipedia, as ``en``; an unknown one has the rules of a related language, or of English.
+        on_notice: gets a line where English's rules are used.
 
     Raises:
         UserError: sentencex is not installed, or the language is no code; by the splitter, a text has lone surrogates.

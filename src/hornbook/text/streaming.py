@@ -16,15 +16,10 @@ from hornbook.text.tokenizer_json import BYTE_TOKEN, symbol_bytes
 
 
 class TextStream:
-    """One text that grows; bytes that are no UTF-8 become U+FFFD.
+    """The text of ids that come one at a time; bytes that are no UTF-8 become U+FFFD.
 
-    Args:
-        tokenizer: whose ids come.
-        stop_strings: the text ends before the first of them that is complete. None is empty.
-        context: the ids that the text continues; their text is not given out.
-
-    Attributes:
-        has_stopped: True once there was a stop string.
+    The text ends before the first of ``stop_strings`` that is complete, and then ``has_stopped``. It continues that of
+    the ids ``context``, which is not given out.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), context: Sequence[int] = ()) -> None:

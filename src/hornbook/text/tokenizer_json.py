@@ -189,12 +189,9 @@ def symbol_bytes() -> dict[str, int]:
 
 
 def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:
-    """Return the JSON of a byte-level BPE with GPT-2's pattern.
+    """Return the JSON of a byte-level BPE with GPT-2's pattern; ``merges`` are pairs of tokens, best first.
 
-    Args:
-        vocab: the id of each token, special ones included.
-        merges: pairs of tokens, best first.
-        special: the special tokens beside the end of text, or those of RoBERTa.
+    ``special`` are the special tokens beside the end of text, or those of RoBERTa; ``vocab`` has all ids.
     """
     is_robertas = vocab.keys() >= set(ROBERTA_TOKENS)
     own = ROBERTA_TOKENS if is_robertas else [name for name in END_OF_TEXT_NAMES if name in vocab][:1]

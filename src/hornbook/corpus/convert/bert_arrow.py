@@ -40,15 +40,10 @@ _ROWS_PER_BATCH: Final = 1000
 
 
 def read_arrow(path: Path, split: str | None = None) -> Instances:
-    """The instances of a data set folder, or of an ``.arrow`` file.
+    """Return the instances of an ``.arrow`` file, or of a split of a folder that ``save_to_disk`` made.
 
-    Args:
-        path: a folder that ``save_to_disk`` made, of one split or of several; or one file of it.
-        split: which split, where there are several.
-
-    Raises:
-        UserError: pyarrow is not installed, or one of several splits was not chosen.
-        DataError: here or while iterating: a file is missing or damaged, or a row is not as the first.
+    Raises UserError without pyarrow, or if one of several splits has to be chosen; and DataError, here or while
+    iterating, if a file is missing or damaged, or a row is not as the first.
     """
     import_pyarrow()
     files = (path,) if path.is_file() else list_dataset_files(path, split)

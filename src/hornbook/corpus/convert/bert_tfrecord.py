@@ -27,26 +27,11 @@ from hornbook.formats.tfrecord import find_tfrecords, read_examples, write_recor
 PAD_POSITION: Final = 384
 """What system E gives the slots without a token as their position."""
 
-PLAIN: Final = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
+_MASKED: Final = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
+PLAIN: Final = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", *_MASKED)
 REMASKED: Final = (
-    "input_ids",
-    "input_position",
-    "segment_ids",
-    "mask_padding_index",
-    "seq_padding_index",
-    "masked_lm_positions",
-    "masked_labels",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
+    *("input_ids", "input_position", "segment_ids", "mask_padding_index", "seq_padding_index"),
+    *("masked_lm_positions", "masked_labels", *_MASKED),
 )
 
 _Features = Mapping[str, Feature]
@@ -218,14 +203,10 @@ def _decode_one(format_name: str, features: _Features, where: str) -> Iterator[t
 def instances_of_records(
     path: Path, decode: Callable[[Mapping[str, Feature], str], Iterator[tuple[Sizes, Instance]]]
 ) -> Instances:
-    """The instances of a TFRecord file, or of a folder of them.
+    """Return the instances of a TFRecord file, or of a folder of them.
 
-    Args:
-        path: the file or folder.
-        decode: gives the instances of a record, each with what it is padded to, of its features and its place.
-
-    Raises:
-        DataError: here or while iterating: a file is missing or damaged, or a record is not padded as the first.
+    ``decode`` yields the instances of a record, each with what it is padded to. Raises DataError, here or while
+    iterating, if a file is missing or damaged, or a record is not padded as the first.
     """
     files = find_tfrecords(path)
 

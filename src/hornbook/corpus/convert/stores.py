@@ -30,15 +30,9 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
-    """The documents of a token store, or of a ``.bin`` and ``.idx``.
+    """Return the documents of a token store, or of a ``.bin`` and ``.idx``, named as for ``open_store``.
 
-    Args:
-        path: as `hornbook.corpus.store.open_store`.
-        split: which store of a corpus.
-
-    Raises:
-        UserError: a corpus has several splits and none was chosen.
-        DataError: there is none, or a file is damaged.
+    Raises UserError if one of several splits has to be chosen, DataError if there is none, or a file is damaged.
     """
     store = open_store(path, split_of(path, split))
     manifest, tokenizer = store.manifest, store.tokenizer()
@@ -80,18 +74,10 @@ def _documents(store: TokenStore) -> Iterator[TokenDocument]:
 
 
 def write_megatron(path: Path, documents: Documents) -> None:
-    """Write a ``.bin`` and an ``.idx``; the ``.idx`` comes last, and with it the data set.
+    """Write a ``.bin`` and an ``.idx`` at a prefix; the ``.idx`` comes last, and with it the data set.
 
-    A document is one sequence, or as many as it has sentences.
-
-    The dtype is the smallest for the vocabulary where that is known, else that of the source, else int32.
-
-    Args:
-        path: the prefix of both, or one of them.
-        documents: what to write.
-
-    Raises:
-        UserError: one of the files is there already.
+    A document is one sequence, or as many as it has sentences. The dtype is the smallest for the vocabulary where that
+    is known, else that of the source, else int32. Raises UserError if one of the files is there already.
     """
     target = megatron_prefix(path)
     with working_folder(target) as work:
@@ -112,16 +98,10 @@ def megatron_prefix(path: Path) -> Path:
 
 
 def write_store(path: Path, documents: Documents, split: str) -> None:
-    """Write a token store.
+    """Write a token store of documents whose tokenizer and end-of-text are known; an error leaves nothing behind.
 
-    Args:
-        path: a new folder.
-        documents: what to write; their tokenizer and where end-of-text is are known.
-        split: what the manifest says that the store is, ``"train"`` or ``"validation"``.
-
-    Raises:
-        UserError: the folder is there already, or the tokenizer is not known.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
+    ``split`` is what the manifest says, ``"train"`` or ``"validation"``. Raises UserError if the folder is there
+    already.
     """
     tokenizer = documents.tokenizer
     if tokenizer is None:

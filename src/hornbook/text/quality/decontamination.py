@@ -65,14 +65,7 @@ class Decontamination(StatelessFilter):
 
 
 class NgramTable:
-    """A set of 64-bit hashes, asked for many at once: a table by their first bits, then a search in their order.
-
-    Args:
-        hashes: uint64 [n], in any order.
-
-    Attributes:
-        hashes: each once, sorted.
-    """
+    """A set of 64-bit hashes, uint64 [n]: a table by their first bits, then a search in ``hashes``, sorted."""
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:
         self.hashes = np.unique(hashes)

@@ -83,10 +83,7 @@ class NearDuplicates:
 class SimilarityIndex:
     """Signatures, and for each band of them a table of chains, newest first: ``heads`` -> ``older`` -> ``older`` -> 0.
 
-    Links are numbers of rows, counted from 1. All is a function of the signatures and their order, however they came.
-
-    Args:
-        threshold: the least estimated similarity that counts.
+    Links are numbers of rows, counted from 1. ``threshold`` is the least estimated similarity that counts.
     """
 
     def __init__(self, threshold: float) -> None:

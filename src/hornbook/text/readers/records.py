@@ -92,18 +92,10 @@ def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend 
 
 
 def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str | None:
-    """The text that an object has in a field; ``a.b`` is the field b of the field a, unless one is called ``a.b``.
+    """Return the text of a field; ``a.b`` is the field b of the field a, unless one is called ``a.b``.
 
-    It is None where that, or a field on the way to it, is null.
-
-    Args:
-        record: the object.
-        field: name of the field.
-        place: of the object, for errors.
-        remedy: what the error advises where there is no such field.
-
-    Raises:
-        DataError: it has none, or no string there; whether the string is Unicode is for ``utf8_of`` to tell.
+    None where that, or a field on the way to it, is null. Raises DataError, beginning with ``place``, if there is none,
+    or no string; whether the string is Unicode is for ``utf8_of`` to tell.
     """
     text: Any = record
     if field in record:

@@ -37,16 +37,10 @@ _MAX_THREADS: Final = 4
 
 
 def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> Iterator[bytes]:
-    """Read a plain or compressed file, or standard input for ``"-"``, in blocks of at most 256 KiB.
+    """Read a file, or standard input for ``"-"``, in blocks of at most 256 KiB, unpacked.
 
-    Args:
-        source: path of the file.
-        threads: to unpack bzip2 with; more than four gain nothing, since XML is read in one.
-        meter: counts the bytes that are read.
-
-    Raises:
-        UserError: the file cannot be read.
-        DataError: it is damaged, or unpacks out of all proportion, at the same place for any number of threads.
+    Up to four threads unpack bzip2: more gain nothing, since XML is read in one. Raises UserError if the file cannot be
+    read, and DataError if it is damaged or unpacks out of all proportion, at the same place for any number of threads.
     """
     if source == STANDARD_INPUT:
         with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:

@@ -21,11 +21,7 @@ def clean(
 ) -> str:
     """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
 
-    Args:
-        wikitext: any text.
-        options: what to keep.
-        names: how the wiki calls files and categories.
-        items: counts the list items.
+    ``names`` are the wiki's for files and categories; ``items`` counts the list items.
     """
     text = wikitext
     for control in (GAP, BREAK):

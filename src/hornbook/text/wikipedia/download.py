@@ -61,10 +61,8 @@ class Downloaded:
     fetched: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sum:
-    algorithm: str
-    digest: str
+_Sum = tuple[str, str]
+"""An algorithm and the digest by it, in hexadecimal."""
 
 
 class _InterruptedError(HornbookError):
@@ -133,7 +131,7 @@ def _published_sum(folder_url: str, prefix: str, name: str, pause: Callable[[flo
         text = _retried(partial(_read_text, f"{folder_url}/{prefix}-{algorithm}sums.txt"), pause)
         for match in _SUM_LINE.finditer(text):
             if match[2] == name and len(match[1]) == length:
-                return _Sum(algorithm=algorithm, digest=match[1])
+                return algorithm, match[1]
     raise UserError(
         f"{folder_url} publishes no sum of {name}: there is no such dump, it is not finished, or it is gone; see "
         f"{folder_url.rpartition('/')[0]} for the dates there are"
@@ -232,12 +230,13 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
 
 
 def _disagreement(path: Path, published: _Sum) -> str:
-    """Both sums, if that of a file is not the published one; else nothing."""
+    """Return both sums, if that of a file is not the published one; else nothing."""
+    algorithm, digest = published
     with storage_errors("read", path), path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
-    return f"{published.algorithm} {found}, published {published.digest}" if found != published.digest else ""
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    return f"{algorithm} {found}, published {digest}" if found != digest else ""
 
 
 def _downloaded(path: Path, published: _Sum, fetched: int) -> Downloaded:
-    size = path.stat().st_size
-    return Downloaded(path=path, size=size, algorithm=published.algorithm, digest=published.digest, fetched=fetched)
+    algorithm, digest = published
+    return Downloaded(path=path, size=path.stat().st_size, algorithm=algorithm, digest=digest, fetched=fetched)

@@ -81,18 +81,10 @@ class Site:
 def read_pages(
     blocks: Iterable[bytes], name: str, site: Site, max_page_bytes: int = MAX_PAGE_BYTES
 ) -> Iterator[Page | DataError]:
-    """Read every page of a dump, whatever its kind; before an error come the pages that were whole.
+    """Read every page of a dump, whatever its kind, and fill ``site``; before an error come the pages that were whole.
 
-    In place of a page that is too long, an error is handed out.
-
-    Args:
-        blocks: the XML, in pieces.
-        name: of the dump, for errors.
-        site: is filled.
-        max_page_bytes: of a page's wikitext in UTF-8.
-
-    Raises:
-        DataError: this is no export of MediaWiki, not well-formed, cut off, or built to do harm.
+    In place of a page of more than ``max_page_bytes`` in UTF-8, an error is yielded. Raises DataError if this is no
+    export of MediaWiki, not well-formed, cut off, or built to do harm.
     """
     parser = _Parser(name, site, max_page_bytes)
     for block in chain(blocks, (b"",)):

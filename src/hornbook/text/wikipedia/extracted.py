@@ -36,17 +36,10 @@ class _Open:
 
 
 def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tuple[str, int] | DataError]:
-    """Read the texts of one file, each with the offset of its ``<doc>`` line.
+    """Read the texts of one file, each with the offset of its ``<doc>`` line; ``titles``: with its title as first line.
 
-    In place of a document that is too long or not UTF-8, an error is handed out.
-
-    Args:
-        stream: the file, unpacked.
-        name: of it, for errors.
-        titles: keep the title, which is the first line of each text.
-
-    Raises:
-        DataError: this is not what WikiExtractor writes, or it is cut off.
+    In place of a document that is too long or not UTF-8, an error is yielded. Raises DataError if this is not what
+    WikiExtractor writes, or it is cut off.
     """
     document: _Open | None = None
     offset = number = 0

@@ -99,10 +99,7 @@ def _replacement(name: str, content: str) -> str:
 def drop_nested(text: str, marks: re.Pattern[str], unclosed: str = "") -> str:
     """Drop what stands between two marks, however nested.
 
-    Args:
-        text: the text.
-        marks: matches both; one that ends something has a group 1.
-        unclosed: stands for the mark of a beginning that has no end.
+    ``marks`` matches both; one that ends something has a group 1. ``unclosed`` replaces a beginning that has no end.
     """
     pieces: list[str] = []
     opened: list[int] = []
