@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hornbook.errors import DataError
-from hornbook.text.readers.jsonl import JSONL_SUFFIXES
-from hornbook.text.readers.records import Remedies, line_text, read_objects, text_in, utf8_of
+from hornbook.text.readers.jsonl import JSONL_SUFFIXES, Remedies, line_text, read_objects, text_in, utf8_of
 from hornbook.text.reading import STANDARD_INPUT, Source, content_suffix, open_stream, read_lines
 
 _MAX_LINE_BYTES: Final = 16 << 20
