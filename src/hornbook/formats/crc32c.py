@@ -36,9 +36,9 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
         state = _ones_through(head) ^ int(np.bitwise_xor.reduce(_table().take(values[:head] + _ROWS[-head:])))
     for start in range(head, len(values), _BLOCK * _BLOCKS_AT_ONCE):
         blocks = values[start : start + _BLOCK * _BLOCKS_AT_ONCE].reshape(-1, _BLOCK)
+        first, second, third, fourth = _first_rows()
         for own in np.bitwise_xor.reduce(_table().take(blocks + _ROWS), axis=1).tolist():
             # a state is as good as its four bytes at the beginning of the block
-            first, second, third, fourth = _first_rows()
             passed = first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
             state = passed ^ own
     return state ^ _ONES

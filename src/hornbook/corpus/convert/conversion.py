@@ -130,13 +130,9 @@ OnProgress = Callable[[int, int], None]
 def convert(
     source: Path, target: Path, options: ConvertOptions, on_progress: OnProgress = lambda items, tokens: None
 ) -> ConvertReport:
-    """Convert a tokenized file, folder or store.
+    """Convert a tokenized file, folder or store to a new one.
 
-    Args:
-        source: what to read.
-        target: what to write; it must not be there yet.
-        options: how.
-        on_progress: called now and then with the items and tokens so far.
+    ``on_progress`` is called now and then with the items and tokens so far.
 
     Raises:
         UserError: an option does not apply, something is missing that only the user knows, or the target is there.
