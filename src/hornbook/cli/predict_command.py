@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hornbook.cli.arguments import positive_integer
-from hornbook.cli.texts import Record
 from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, write_records
 
 if TYPE_CHECKING:
+    from hornbook.cli.texts import Record
     from hornbook.config import ClassificationConfig, SpanConfig
     from hornbook.evaluate import TaskInput
     from hornbook.exchange.restore import LoadedModel
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"checkpoint": given.loaded.path, **write_records(records, arguments)}
 
 
-def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> Iterator[Record]:
+def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> "Iterator[Record]":
     """Read and encode the texts, so that what is wrong is told first; return an iterator over their classes."""
     from hornbook.generate.classes import class_logits, most_likely
     from hornbook.samples.labelled_texts import encode_examples, read_examples
@@ -118,7 +118,7 @@ class _Answered:
         return {"id": self.id, **answers[0], **({"n_best": answers} if self.lists else {})}
 
 
-def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfig") -> Iterator[Record]:
+def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfig") -> "Iterator[Record]":
     """Read and encode the questions, so that what is wrong is told first; return an iterator over their answers."""
     from hornbook.generate.answers import by_question, find_answers
     from hornbook.samples.squad import make_windows, read_unanswered

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hornbook.cli.arguments import add_device_arguments, positive_integer
-from hornbook.cli.texts import Output, Record
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
+    from hornbook.cli.texts import Record
     from hornbook.evaluate import TaskInput
 
 Item = TypeVar("Item")
@@ -78,12 +78,14 @@ def in_groups(items: Sequence[Item], batch_size: int) -> Iterator[Sequence[Item]
         yield items[start : start + size]
 
 
-def write_records(records: Iterable[Record], arguments: argparse.Namespace) -> dict[str, Any]:
+def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) -> dict[str, Any]:
     """Write results as JSON lines; return them where ``--json`` asks for them and no file is named.
 
     Raises:
         StorageError: they do not fit on the disk.
     """
+    from hornbook.cli.texts import Output
+
     file, is_wanted = arguments.output, arguments.json and arguments.output is None
     started, count = time.perf_counter(), 0
     with Output(as_json=file is None and not arguments.json, file=file, keeps=is_wanted) as output:
