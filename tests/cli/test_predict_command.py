@@ -11,6 +11,7 @@ from written_runs import save_run
 
 from hornbook.__main__ import main
 from hornbook.checkpoint import save
+from hornbook.cli.evaluate_command import _print_table
 from hornbook.config import ClassificationConfig, SpanConfig
 
 CLASSES = ("emma", "moby", "pride")
@@ -140,6 +141,15 @@ def test_the_table_of_evaluate(capsys):
     out = capsys.readouterr().out
     assert "confusion matrix: label by row, predicted class by column" in out
     assert all(word in out for word in ("precision", "recall", "support", *CLASSES))
+
+
+def test_a_matrix_that_nobody_reads_is_not_printed(capsys):
+    for count in (24, 25):
+        names = [f"class-{number}" for number in range(count)]
+        rows = [(name, *range(count)) for name in names]
+        _print_table({"title": "confusion matrix", "columns": ["", *names], "rows": rows})
+        out = capsys.readouterr().out
+        assert ("class-23" in out) == (count == 24) and ("26 columns, see --json" in out) == (count == 25)
 
 
 @pytest.mark.parametrize(
