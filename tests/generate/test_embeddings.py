@@ -26,7 +26,7 @@ def states_of(model, ids):
     batch = {"tokens": tokens, "positions": torch.arange(len(ids))[None], "keys": torch.zeros_like(tokens)}
     batch |= {"firsts": torch.tensor([0]), "lengths": torch.tensor([len(ids)])}
     with torch.no_grad():
-        return model.head.normed(hidden_states(model, batch))[0].numpy()
+        return model.head.norm(hidden_states(model, batch))[0].numpy()
 
 
 POOLED = {

@@ -15,10 +15,10 @@ from torch.nn import functional
 from hornbook.arrays import Int64s
 from hornbook.config import ClassificationConfig
 from hornbook.evaluate.labelled_scores import data_of, objective_of
-from hornbook.evaluate.tasks import Row, Table, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, Table, TaskInput
 from hornbook.generate.classes import class_logits
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
-from hornbook.samples.loader import spread_evenly
 from hornbook.samples.sequences import TokenSequence
 from hornbook.wording import counted
 
@@ -48,9 +48,6 @@ def read(given: TaskInput) -> Answered:
     return Answered(sequences=sequences, labels=labels, classes=objective.labels, path=path)
 
 
-@register_task(
-    "classification", models="encoder", check=read, lower=("cross_entropy",), higher=("accuracy", "macro_f1")
-)
 def classification(given: TaskInput) -> list[Row]:
     """Score a labelled file.
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from hornbook.config import SpanConfig
 from hornbook.evaluate.labelled_scores import data_of, objective_of
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.generate.answers import by_question, find_answers
-from hornbook.samples.loader import spread_evenly
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.squad import Question, Window, make_windows, read_questions
 from hornbook.wording import counted
 
@@ -63,7 +63,6 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
     return questions, windows, replace(objective, unanswerable=may_refuse)
 
 
-@register_task("span", models="encoder", check=read, higher=("exact_match", "f1"))
 def span(given: TaskInput) -> list[Row]:
     """Answer the questions of a file in SQuAD's format and compare.
 

@@ -123,13 +123,14 @@ def _first(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
 
 
 def _last(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.normed(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1)).float()
+    last_SD: Tensor = head.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1)).float()
+    return last_SD
 
 
 def _by_sequence(head: OutputHead, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the hidden states of each sequence, fp32 ``[S, T, D]``, and which of them are beyond its end."""
     flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
-    return head.normed(x_BTD).flatten(0, 1)[flat_ST].float(), outside_ST
+    return head.norm(x_BTD).flatten(0, 1)[flat_ST].float(), outside_ST
 
 
 _POOLED: dict[Pooling, Callable[[OutputHead, Tensor, Batch], Tensor]] = {

@@ -80,7 +80,7 @@ class SpanHead(OutputHead):
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, T, 2]`` fp32, T being the longest sequence's; -inf beyond a sequence's end."""
         flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
-        logits_ST2: Tensor = self.spans(self.normed(x_BTD)).flatten(0, 1)[flat_ST].float()
+        logits_ST2: Tensor = self.spans(self.norm(x_BTD)).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 
     def locate(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special, read_whole
 from hornbook.samples.sequences import TokenSequence
 from hornbook.storage.json_files import load_strictly, parse_json
-from hornbook.text.readers.records import read_objects, text_in, utf8_of
+from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 NO_ANSWER = 0
