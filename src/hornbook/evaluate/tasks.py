@@ -28,6 +28,15 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a number is made of, such as the figures of each class."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One number of an evaluation."""
 
@@ -40,6 +49,19 @@ class Row:
     compute: str | None = None
     """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
     it in where a task leaves it out."""
+    table: Table | None = None
+    """Printed and saved by ``hornbook evaluate``; the log of a training has the number alone."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the number by itself: all fields but the table."""
+        fields = asdict(replace(self, table=None))
+        del fields["table"]
+        return fields
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, with a table if there is one; a number that is not finite is null."""
+        table = {"table": asdict(self.table)} if self.table else {}
+        return {**self.fields(), "value": self.value if math.isfinite(self.value) else None, **table}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +290,7 @@ def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -
     return {
         "step": given.loaded.step,
         "checkpoint": str(given.loaded.path),
-        "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
+        "tasks": [{"name": name, "rows": [row.as_json() for row in rows]} for name, rows in measured],
     }
 
 
@@ -280,8 +302,3 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
         raise UserError(
             f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
         )
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON has it: a number that is not finite becomes null."""
-    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}
