@@ -51,14 +51,6 @@ def test_processes_that_import_a_script_do_not_start_it_again() -> None:
         assert 'if __name__ == "__main__":' in script
 
 
-def assert_is_unknown_without_its_script(run: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(run), "--prompt", "a"]) == 2
-    assert main(["train", "demo", "--data.synthetic", "--model.vocab-size", "512", "--output", str(run)]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
-    told = f"{run} holds a model {what}, which hornbook does not have"
-    assert [told in line for line in lines] == [True, True]
-
-
 def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = commands("conv_model.py")
     shell.run(command)
@@ -70,7 +62,12 @@ def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -
     recipe = json.loads((saved.path / "recipe.json").read_text(encoding="utf-8"))
     assert saved.problems == []
     assert recipe["model"]["kernel_size"] == 8
-    assert_is_unknown_without_its_script(run, 'of the family "conv"', capsys)
+    assert main(["generate", str(run), "--prompt", "a"]) == 2
+    assert main(["train", "demo", "--data.synthetic", "--model.vocab-size", "512", "--output", str(run)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    told = f'{run} holds a model of the family "conv", which hornbook does not have: run this command by the script'
+    script = f"python {shell.folder / 'conv_model.py'} in place of hornbook"
+    assert [told in line and script in line for line in lines if "warning" not in line] == [True, True]
 
 
 def test_an_objective_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,8 +77,20 @@ def test_an_objective_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[st
     assert last["step"] == 2
     assert last["activation"] > 0
     assert last["loss"] == pytest.approx(last["causal_lm"] + 0.1 * last["activation"], rel=1e-5)
-    run = shell.folder / "runs" / "regularized"
-    assert_is_unknown_without_its_script(run, 'made with the objective "regularized"', capsys)
+    assert_serves_without_its_script(shell.folder / "runs" / "regularized", 'objective "regularized"', capsys)
+
+
+def assert_serves_without_its_script(run: Path, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plain hornbook uses a run whose optimizer or objective it does not have, and does not train it."""
+    for words in (
+        ["checkpoint", "verify", str(run)],
+        ["checkpoint", "export", str(run), "--output", str(run / "hf")],
+        ["runs", "list", str(run.parent)],
+        ["runs", "report", str(run)],
+    ):
+        assert main(words) == 0, words
+    assert main(["train", "demo", "--data.synthetic", "--model.vocab-size", "512", "--output", str(run)]) == 2
+    assert f"made with the {part}, which hornbook does not have" in capsys.readouterr().err
 
 
 def test_a_task_of_ones_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

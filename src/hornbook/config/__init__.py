@@ -46,7 +46,7 @@ from hornbook.config.optimizers import (
     PolynomialConfig,
     SGDConfig,
 )
-from hornbook.config.options import Problem, choices, option, register
+from hornbook.config.options import Problem, UnknownPart, choices, option, register
 from hornbook.config.recipe import (
     DataConfig,
     EvaluationConfig,
@@ -88,6 +88,7 @@ __all__ = [
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "UnknownPart",
     "bundled_recipes",
     "changed_keys",
     "choices",

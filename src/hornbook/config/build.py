@@ -12,7 +12,8 @@ is skipped until that field is corrected.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +35,14 @@ from hornbook.config.options import (
     Mistake,
     Problem,
     Spec,
+    UnknownPart,
     absolute,
     choices,
     convert,
     describe,
     kind_of,
     parse_text,
+    script_of,
     show,
 )
 from hornbook.config.recipe import SECTIONS, Recipe, specs
@@ -49,6 +52,8 @@ from hornbook.errors import RecipeError
 MOST_KEYS = 500
 """A file with more keys is refused as a whole."""
 COMMENT_COLUMN = 40
+_SCRIPTS = "scripts"
+"""Key of a stored recipe: the script of each section whose part is not hornbook's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +75,12 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """The mistakes found so far, and their keys."""
+    """The mistakes found so far, and their keys.
 
+    ``keeps_unknown``: in a stored recipe, a part that is not registered, other than the model, is an ``UnknownPart``.
+    """
+
+    keeps_unknown: bool = False
     problems: list[str] = field(default_factory=list)
     failed: set[Key] = field(default_factory=set)
 
@@ -116,47 +125,58 @@ def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
     """Make a recipe of what ``recipe_to_dict`` gave, checked like any other; missing keys take their defaults.
 
+    An objective, optimizer or schedule that is not registered becomes an ``UnknownPart``, since only training needs it:
+    ``refuse_unknown_parts`` is for what trains.
+
     Raises:
         RecipeError: every mistake at once, each with ``label``.
     """
     if not isinstance(document, Mapping):
         raise RecipeError([f"{label}: expected a table of sections, got {kind_of(document)}"])
-    recipe, _, problems = _build(document_leaves(document, label))
+    leaves = {key: leaf for key, leaf in document_leaves(document, label).items() if key != ("", _SCRIPTS)}
+    recipe, _, problems = _build(leaves, keeps_unknown=True)
     if problems:
         raise RecipeError(problems)
     return recipe
 
 
-def refuse_unknown_parts(document: object, source: str) -> None:
+def refuse_unknown_parts(document: object, source: str, sections: Iterable[str] = TAGS) -> None:
     """Refuse a stored recipe with a part that is not registered, as a user's script has done.
 
     Args:
         document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
         source: the run or the checkpoint that it is of.
+        sections: the sections whose parts are needed, all of them for training.
 
     Raises:
         RecipeError: it names such a part; a single line.
     """
-    sections = document if isinstance(document, Mapping) else {}
-    for section, key in TAGS.items():
-        values = sections.get(section)
-        tag = values.get(key) if isinstance(values, Mapping) else None
+    stored = document if isinstance(document, Mapping) else {}
+    for section in sections:
+        values = stored.get(section)
+        tag = values.get(TAGS[section]) if isinstance(values, Mapping) else None
         if isinstance(tag, str) and tag not in choices(section):
             what = "of the family" if section == "model" else f"made with the {section}"
+            scripts = stored.get(_SCRIPTS)
+            script = scripts.get(section) if isinstance(scripts, Mapping) else None
             message = (
                 f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
-                "script that registers it, python SCRIPT.py in place of hornbook"
+                f"script that registers it, python {shlex.quote(str(script or 'SCRIPT.py'))} in place of hornbook"
             )
             raise RecipeError([message])
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Turn a recipe into nested dictionaries of JSON's types."""
-    return _options(recipe) | {section: _options(getattr(recipe, section)) for section in SECTIONS}
+    """Turn a recipe into nested dictionaries of JSON's types; ``scripts`` names those that registered its own parts."""
+    parts = {section: getattr(recipe, section) for section in SECTIONS}
+    scripts = {section: script for section in TAGS if (script := script_of(type(parts[section])))}
+    nested = {section: _options(values) for section, values in parts.items()}
+    return _options(recipe) | nested | ({_SCRIPTS: scripts} if scripts else {})
 
 
 def _options(values: object) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in describe(type(values))}
+    unknown = values.options if isinstance(values, UnknownPart) else {}
+    return {name: getattr(values, name) for name in describe(type(values))} | unknown
 
 
 def recipe_to_toml(recipe: Recipe, sources: Mapping[str, str] | None = None) -> str:
@@ -206,12 +226,12 @@ def _flatten(recipe: Recipe) -> dict[str, object]:
     return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}
 
 
-def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
+def _build(tree: Tree, *, keeps_unknown: bool = False) -> tuple[Recipe, dict[str, str], list[str]]:
     """Make a recipe of the merged tree; return it, the source of each value, and every mistake, one line each."""
     if len(tree) > MOST_KEYS:
         source = next(iter(tree.values())).source
         raise RecipeError([f"{source}: more than {MOST_KEYS} keys, so it is probably no recipe"])
-    report = _Report()
+    report = _Report(keeps_unknown=keeps_unknown)
     for (section, key), leaf in tree.items():
         if section not in SECTIONS and (section or key not in describe(Recipe)):
             _report_stray((section, key), leaf, report)
@@ -246,6 +266,10 @@ def _build_section(section: str, tree: Tree, report: _Report) -> object:
     if leaf is None or (isinstance(leaf.value, str) and leaf.value in known):
         chosen = SECTIONS[section] if leaf is None else known[str(leaf.value)]
         return chosen(**_convert_all(section, describe(chosen), tree, report))
+    if report.keeps_unknown and section != "model" and isinstance(leaf.value, str):
+        given = {key[1]: own.value for key, own in tree.items() if key[0] == section}
+        report.failed.update({tag, *((section, name) for name in given)})  # what concerns it cannot be checked
+        return UnknownPart(name=leaf.value, options={key: value for key, value in given.items() if key != tag[1]})
     suggestion = did_you_mean(leaf.value, known) if isinstance(leaf.value, str) else ""
     listed = ", ".join(f'"{name}"' for name in known)
     report.add(tag, leaf, f"no such choice, expected one of {listed}{suggestion}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve, shapes_of
-from hornbook.config import Recipe, refuse_unknown_parts
+from hornbook.config import Recipe, UnknownPart, refuse_unknown_parts
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, tokenizer_of
@@ -75,7 +75,7 @@ def read_source(
 
     Raises:
         CheckpointError: nothing sound is there.
-        RecipeError: it was made with a part that is not registered.
+        RecipeError: its model is of a family that is not registered.
         HornbookError: the hub cannot be reached, or has no such model.
     """
     path = Path(source)
@@ -89,7 +89,7 @@ def read_source(
         raise CheckpointError(
             f"{chosen} holds no weights: it has no tensors of the group model; take another checkpoint"
         )
-    refuse_unknown_parts(contents.documents.get("recipe"), str(source))
+    refuse_unknown_parts(contents.documents.get("recipe"), str(source), ("model",))
     return chosen, contents
 
 
@@ -106,6 +106,9 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     """
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
+    if isinstance(recipe.objective, UnknownPart):
+        what = f"{chosen} was trained with the objective {recipe.objective.name!r}"
+        _logger.warning(f"{what}, which is not registered here; only training needs it")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(compute, device)).eval()

@@ -23,7 +23,7 @@ import torch
 
 from hornbook.checkpoint import Contents
 from hornbook.checkpoint.tensors import digest
-from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
+from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict, refuse_unknown_parts
 from hornbook.config.options import show
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
@@ -146,6 +146,8 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
 def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
     groups = {"model", "optimizer"} if keep_optimizer else {"model"}
     path, contents = read_source(source, only=groups, warn=warn)
+    if keep_optimizer:
+        refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
         raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
     recipe_of(contents, path)  # all that follows may count on it
