@@ -60,11 +60,8 @@ def test_the_scripts_are_short() -> None:
 
 def test_the_examples_are_shown_as_they_are() -> None:
     shown = {block.file: block.body for block in blocks_of(PAGE) if block.file}
-    files = {
-        path.name: path.read_text(encoding="utf-8") for kind in ("py", "toml") for path in EXAMPLES.glob(f"*.{kind}")
-    }
-    assert len(files) >= 4
-    assert {name for name, text in files.items() if shown.get(name) != text} == set()
+    for name in ("llama.py", "llama.toml", "muon.py", "muon.toml"):
+        assert shown[name] == (EXAMPLES / name).read_text(encoding="utf-8")
 
 
 def test_the_public_names_are_those_of_the_page() -> None:
@@ -115,16 +112,15 @@ def test_a_llama_like_family(shell: Shell) -> None:
     losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "llama", "train")]
     assert losses[-1] < losses[0] - 0.5
     text = shell.run(f"{generate} --temperature 0 --json")
-    assert json.loads(text.splitlines()[-1])["texts"][0]["text"]
+    assert json.loads(text.splitlines()[-1])["texts"] == 1
 
 
-def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys, monkeypatch) -> None:
+def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys, caplog, monkeypatch) -> None:
     """Both parts are registered by the script that trains; then the plain hornbook uses the run."""
     make_corpus(shell.folder, "corpora/mine")
     (train,) = commands("muon.py")
-    (shell.folder / "both.py").write_text(
-        'import muon, regularized\nfrom hornbook import extend\nif __name__ == "__main__":\n    raise SystemExit(extend.main())\n'
-    )
+    main_lines = 'if __name__ == "__main__":\n    raise SystemExit(extend.main())\n'
+    (shell.folder / "both.py").write_text(f"import muon, regularized\nfrom hornbook import extend\n{main_lines}")
     shell.run(f"{train.replace('muon.py', 'both.py')} {SMALL} --objective.name regularized --schedule.warmup-steps 2")
     losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "muon", "train")]
     assert losses[-1] < losses[0] - 0.5
@@ -137,20 +133,14 @@ def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys
         "hornbook runs list",
         "hornbook runs report runs/muon",
     ):
-        capsys.readouterr()
+        caplog.clear()
         assert main(shlex.split(command)[1:]) == 0, command
-        warned = "trained with the objective 'regularized', which is not registered here" in capsys.readouterr().err
+        warned = 'trained with the objective "regularized", which is not registered here' in caplog.text
         assert warned == ("generate" in command or "evaluate" in command), command
-    assert (
-        main(
-            ["train", "muon.toml", "--data.train", "corpora/mine", "--optimizer.name", "adamw", "--output", "runs/muon"]
-        )
-        == 2
-    )
-    assert (
-        'runs/muon holds a model made with the objective "regularized", which hornbook does not'
-        in capsys.readouterr().err
-    )
+    again = "train muon.toml --data.train corpora/mine --optimizer.name adamw --output runs/muon"
+    assert main(again.split()) == 2
+    told = 'runs/muon holds a model made with the objective "regularized", which hornbook does not have'
+    assert told in capsys.readouterr().err
 
 
 def test_a_task_of_ones_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

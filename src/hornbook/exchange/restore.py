@@ -19,6 +19,7 @@ from torch import Tensor
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve, shapes_of
 from hornbook.config import Recipe, UnknownPart, refuse_unknown_parts
+from hornbook.config.options import show
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, tokenizer_of
@@ -107,8 +108,8 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
     if isinstance(recipe.objective, UnknownPart):
-        what = f"{chosen} was trained with the objective {recipe.objective.name!r}"
-        _logger.warning(f"{what}, which is not registered here; only training needs it")
+        part = f"the objective {show(recipe.objective.name)}, which is not registered here"
+        _logger.warning(f"{chosen} was trained with {part}; only training needs it")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(compute, device)).eval()
