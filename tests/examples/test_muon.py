@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook import extend
+from hornbook.config import options
 
 RECIPE = str(Path(__file__).parents[2] / "examples" / "muon.toml")
 SIZES = (
@@ -106,3 +107,17 @@ def test_micro_batches_and_a_resume_do_not_change_the_losses(example, tmp_path: 
     straight = train(tmp_path / "straight", *constant)
     train(tmp_path / "resumed", *constant, "--training.steps", "2")
     assert train(tmp_path / "resumed", *constant) == straight, "the momentum is saved and restored"
+
+
+def test_weights_serve_another_run_without_the_script(
+    example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example("muon")
+    train(tmp_path / "first")
+    options._CHOICES["optimizer"].pop("muon")
+    start = ["train", "demo", *SIZES.split(), "--data.sequence-length", "16", "--init-from", str(tmp_path / "first")]
+    assert extend.main([*start, "--output", str(tmp_path / "next")]) == 0
+    capsys.readouterr()
+    assert extend.main([*start, "--init-optimizer", "keep", "--output", str(tmp_path / "kept")]) == 2
+    told = capsys.readouterr().err
+    assert 'made with the optimizer "muon", which hornbook does not have' in told and "examples/muon.py" in told

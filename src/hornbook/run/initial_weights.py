@@ -156,8 +156,10 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
 
 def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    if "optimizer" not in contents.tensors:
+        return []
     there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
-    if "optimizer" not in contents.tensors or there == here:
+    if there == here:
         return []
     told = (", ".join(names) or "nothing" for names in (there, here))
     return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
