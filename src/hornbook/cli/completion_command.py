@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hornbook.cli.arguments import CommandParser
 from hornbook.cli.completion_scripts import SCRIPTS, Command, Value
 from hornbook.cli.main import COMMANDS, build_parsers
-from hornbook.cli.parser import CommandParser
 from hornbook.config import bundled_recipes
 
 _PATHS = re.compile(r"(NAME=)?(PATH|FILE|DIR|FOLDER|SOURCE)(,\.\.\.)?")

@@ -88,11 +88,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
-    """Return the options that ``add_input_arguments`` declared.
-
-    Raises:
-        UserError: one was given that does not apply to the format.
-    """
+    """Return the options that ``add_input_arguments`` declared. Raises UserError if one does not fit the format."""
     from hornbook.storage.system import usable_cores
     from hornbook.text.documents import ReadOptions
     from hornbook.text.reading import DEFAULT_FIELD
