@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from crashes import crashes_in_child
 from tiny_checkpoints import assert_equal, assert_sound, contents, names, one_line, saved
 
 from hornbook.checkpoint import Contents, list_checkpoints, listing, load, newest_sound, prune, save
 from hornbook.errors import CheckpointError, StorageError, UserError
-from hornbook.storage.faults import Operation, count_operations, crashes_in_child, inject
+from hornbook.storage.faults import Operation, count_operations, inject
 
 DEAD_PID = 2**31 - 2
 TENSORS = {"model-00000.safetensors", "optimizer-00000.safetensors"}

@@ -14,8 +14,8 @@ from hornbook.config import ClassificationConfig
 from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
-from hornbook.samples.loader import spread_evenly
 from hornbook.samples.sequences import TokenSequence
 from hornbook.wording import counted
 

@@ -20,10 +20,10 @@ from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches
 from hornbook.samples.layout import Layout, choose_layout
-from hornbook.samples.loader import spread_evenly
 from hornbook.samples.masked_copies import MaskedCopies
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.samples.static_instances import StaticInstances, holds_instances

@@ -22,7 +22,7 @@ from hornbook.config import SpanConfig
 from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.model.label_heads import SpanHead
-from hornbook.samples.loader import spread_evenly
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.squad import NO_ANSWER, Question, Window, make_windows, read_questions
 from hornbook.wording import counted
 

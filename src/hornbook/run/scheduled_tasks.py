@@ -46,7 +46,7 @@ def measure_tasks(run: TrainingRun) -> None:
     run.state.progress.evaluated_step = run.state.progress.step
     given, data = _input(run), _data(run)
     measure = _measure_alone if run.world.size == 1 else _measure_together
-    with run.clock.paused():
+    with run.paused():
         for name in run.recipe.evaluation.tasks:
             measure(run, name, replace(given, data=data.get(name)))
 

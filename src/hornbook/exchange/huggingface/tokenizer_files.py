@@ -19,7 +19,7 @@ from hornbook.exchange.foreign import inside
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.special_tokens import ROLE_NAMES
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_files import read_bert_config
+from hornbook.text.tokenizer_json import read_bert_config
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
