@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve, shapes_of
-from hornbook.config import Recipe
+from hornbook.config import Recipe, UnknownPart
+from hornbook.config.options import show
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
@@ -88,7 +89,7 @@ def read_source(
         raise CheckpointError(
             f"{chosen} holds no weights: it has no tensors of the group model; take another checkpoint"
         )
-    refuse_unknown_parts(contents.documents.get("recipe"), str(source))
+    refuse_unknown_parts(contents.documents.get("recipe"), str(source), ("model",))
     return chosen, contents
 
 
@@ -105,6 +106,9 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     """
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
+    if isinstance(recipe.objective, UnknownPart):
+        part = f"the objective {show(recipe.objective.name)}, which is not registered here"
+        _logger.warning(f"{chosen} was trained with {part}; only training needs it")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(compute, device)).eval()
