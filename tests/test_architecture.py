@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
-    0: ("arrays", "errors", "extras", "storage", "wording", "__init__"),
+    0: ("arrays", "errors", "extras", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("text",),
     3: ("corpus", "optim", "parallel"),
@@ -29,7 +29,7 @@ FLOORS = {
     8: ("engine", "evaluate"),
     9: ("run",),
     10: ("measure",),
-    11: ("cli", "extend", "__main__"),
+    11: ("api", "cli", "extend", "__init__", "__main__"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

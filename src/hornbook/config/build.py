@@ -13,7 +13,7 @@ is skipped until that field is corrected.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ COMMENT_COLUMN = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file."""
+    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file or name."""
 
     recipe: Recipe
     sources: dict[str, str]
@@ -103,6 +103,30 @@ def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require
     tree = merge(file_leaves(*read_document(path, label), label, path.parent), tree)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
     tree.setdefault(("", "name"), Leaf(value=file_name, source="name of the file"))
+    return _resolve(tree, path, require_data=require_data)
+
+
+def override_recipe(recipe: Recipe, overrides: Tree) -> Resolved:
+    """Lay options over a recipe that is there already; its paths are relative to the working directory.
+
+    Args:
+        recipe: the recipe.
+        overrides: what ``override_leaves`` made of them.
+
+    Raises:
+        RecipeError: every mistake at once.
+    """
+    own = document_leaves(recipe_to_dict(recipe), "recipe")
+    tree = {key: replace(leaf, folder=Path.cwd()) for key, leaf in own.items()}
+    return _resolve(merge(tree, overrides), Path(recipe.name), require_data=True)
+
+
+def _resolve(tree: Tree, path: Path, *, require_data: bool) -> Resolved:
+    """Check a merged tree.
+
+    Raises:
+        RecipeError: every mistake at once.
+    """
     recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
     if require_data and not is_known:

@@ -190,6 +190,26 @@ def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
     return tree, [*rest, *words[index:]]
 
 
+def override_leaves(values: Mapping[str, object]) -> Tree:
+    """Make leaves of options by dotted name, as a Python program gives them: ``{"training.steps": 300}``.
+
+    Dashes and underscores are the same. Values are typed as in a recipe file; a path may be a ``Path``, and None is
+    ``"none"``.
+    """
+    tree: Tree = {}
+    for name, value in values.items():
+        section, _, key = name.replace("-", "_").rpartition(".")
+        entries = [_as_text(entry) for entry in value] if isinstance(value, list | tuple) else _as_text(value)
+        tree[section, key] = Leaf(value=entries, source="overrides", folder=Path.cwd())
+    return tree
+
+
+def _as_text(value: object) -> object:
+    if value is None:
+        return "none"
+    return str(value) if isinstance(value, Path) else value
+
+
 def _is_value(key: Key, word: str) -> bool:
     owners = specs(key[0]).get(key[1], []) if key[0] in SECTIONS else []
     is_boolean = any(spec.type is bool for _, spec in owners)
