@@ -28,12 +28,12 @@ def saved(folder: Path, contents: Contents) -> Path:
 
 @pytest.fixture
 def gpt(tmp_path: Path) -> hornbook.Model:
-    return hornbook.load(saved(tmp_path, tiny_contents(max_positions=64)), device="cpu")
+    return hornbook.load(saved(tmp_path, tiny_contents(max_positions=64)), device="cpu", compute="fp32")
 
 
 @pytest.fixture
 def bert(tmp_path: Path) -> hornbook.Model:
-    return hornbook.load(saved(tmp_path, encoder_contents("bert")), device="cpu")
+    return hornbook.load(saved(tmp_path, encoder_contents("bert")), device="cpu", compute="fp32")
 
 
 def refuses(error: type[Exception], *parts: str, call) -> bool:
@@ -143,24 +143,30 @@ def test_an_encoders_loss_with_labels(bert: hornbook.Model) -> None:
     assert refuses(UserError, "no token is scored", call=lambda: bert.loss(ids, labels=torch.full_like(ids, -100)))
 
 
-def test_embeddings_pool_hidden_states(gpt: hornbook.Model) -> None:
+def test_embeddings_pool_hidden_states(gpt: hornbook.Model, bert: hornbook.Model) -> None:
+    ids, other = gpt.tokenizer.encode(TEXT), gpt.tokenizer.encode(OTHER)
     states = gpt.embed(TEXT, pooling="none")
-    assert states.shape == (len(gpt.encode(TEXT)), 16) and states.dtype == torch.float32
+    assert states.shape == (len(ids), 16) and states.dtype == torch.float32
+    assert torch.equal(states, gpt.embed(ids, pooling="none"))
     assert torch.equal(gpt.embed(TEXT), states.mean(0))
-    assert torch.equal(gpt.embed(TEXT, pooling="first"), states[0])
+    assert torch.equal(gpt.embed(TEXT, pooling="max"), states.max(0).values)
     assert torch.equal(gpt.embed(TEXT, pooling="last"), states[-1])
+    torch.testing.assert_close(gpt.embed(TEXT, normalize=True), states.mean(0) / states.mean(0).norm())
     several = gpt.embed([TEXT, OTHER], pooling="last")
     assert several.shape == (2, 16)
     torch.testing.assert_close(several[0], states[-1])
-    each = gpt.embed([TEXT, OTHER], pooling="none")
-    assert [len(states) for states in each] == [len(gpt.encode(TEXT)), len(gpt.encode(OTHER))]
-    assert refuses(UserError, "pooling is 'max'; expected one of mean", call=lambda: gpt.embed(TEXT, pooling="max"))
+    assert [len(each) for each in gpt.embed([TEXT, OTHER], pooling="none")] == [len(ids), len(other)]
+    assert torch.equal(bert.embed(TEXT, pooling="cls"), bert.embed(TEXT, pooling="none")[0])
+    assert refuses(
+        UserError, "pooling is 'cls'; expected one of mean, max, last", call=lambda: gpt.embed(TEXT, pooling="cls")
+    )
+    assert refuses(UserError, "expected one of mean, cls, max", call=lambda: bert.embed(TEXT, pooling="last"))
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert", "roberta"])
 def test_transformers_gives_the_same_logits_loss_and_hidden_states(tmp_path: Path, family: str) -> None:
     contents = tiny_contents() if family == "gpt" else encoder_contents(family)
-    model = hornbook.load(saved(tmp_path, contents), device="cpu")
+    model = hornbook.load(saved(tmp_path, contents), device="cpu", compute="fp32")
     theirs = model.to_transformers()
     ids = torch.tensor([model.encode(TEXT)])
     with torch.no_grad():
@@ -219,13 +225,22 @@ def test_bad_inputs_are_one_line(gpt: hornbook.Model, inputs: object, part: str 
         assert refuses(UserError, part, call=lambda: gpt.logits(inputs))
 
 
-def test_a_fine_tuned_head_has_logits_of_its_own(tmp_path: Path) -> None:
-    for head, shape in (("classification", (3,)), ("span", (5, 2))):
-        labels = {"num_labels": 3} if head == "classification" else {}
-        contents = encoder_contents("bert", head=head, **labels)
-        model = hornbook.load(saved(tmp_path / head, contents), device="cpu")
-        assert model.logits([2, 9, 8, 7, 3]).shape == shape
-        assert refuses(UserError, "was fine-tuned and predicts no tokens", call=lambda own=model: own.loss([2, 9, 3]))
+@pytest.mark.parametrize(("head", "shape"), [("classification", (3,)), ("span", (5, 2))])
+def test_a_fine_tuned_head_has_logits_of_its_own(tmp_path: Path, head: str, shape: tuple[int, ...]) -> None:
+    contents = encoder_contents("bert", head=head, **({"num_labels": 3} if head == "classification" else {}))
+    labels = {"labels": ["a", "b", "c"]} if head == "classification" else {}
+    contents.documents["recipe"]["objective"] = {"name": head, **labels}
+    model = hornbook.load(saved(tmp_path, contents), device="cpu", compute="fp32")
+    ids = [2, 9, 8, 7, 3]
+    logits = model.logits(ids)
+    assert logits.shape == shape and model.logits([ids, ids[:4]])[0].shape == shape
+    with torch.no_grad():
+        found = model.to_transformers()(input_ids=torch.tensor([ids]))
+    expected = (
+        found.logits[0] if head == "classification" else torch.stack([found.start_logits, found.end_logits], -1)[0]
+    )
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert refuses(UserError, "was fine-tuned and predicts no tokens", call=lambda: model.loss(ids))
 
 
 def test_dropout_is_off_and_the_mode_is_left_alone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gpt(checkpoint: Path) -> hornbook.Model:
-    return hornbook.load(checkpoint, device="cpu")
+    return hornbook.load(checkpoint, device="cpu", compute="fp32")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def bert_checkpoint(tmp_path: Path) -> Path:
 
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
-    assert main(["generate", *words, "--device", "cpu", "--threads", "1", "--json"]) == 0
+    assert main(["generate", *words, "--device", "cpu", "--compute", "fp32", "--json"]) == 0
     return json.loads(capsys.readouterr().out)["results"]
 
 
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(gpt: hornbook.Model, prompt, options, part) -> No
 def test_gaps_are_those_of_the_command(bert_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["the [MASK] sat.", "a cat [MASK] on the [MASK]."]
     expected = command(capsys, str(bert_checkpoint), "--prompt", texts[0], "--prompt", texts[1], "--top-k", "3")
-    model = hornbook.load(bert_checkpoint, device="cpu")
+    model = hornbook.load(bert_checkpoint, device="cpu", compute="fp32")
     assert [filled.as_json() for filled in model.fill(texts, top_k=3)] == expected
     (gap,) = model.fill(texts[0]).gaps
     assert len(gap) == 5 and gap[0].probability >= gap[4].probability

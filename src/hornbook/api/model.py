@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeAlias, Unpack, cast, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hornbook.api import passes
 from hornbook.api.inputs import One, Several, read_inputs
-from hornbook.api.passes import POOLINGS, refuse_below_one
+from hornbook.api.passes import refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
 from hornbook.config import Recipe, recipe_to_dict
@@ -37,7 +38,8 @@ from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
 Compute: TypeAlias = Literal["auto", "fp32", "bf16"]
-Pooling: TypeAlias = Literal["mean", "first", "last", "none"]
+Vector: TypeAlias = Literal["mean", "cls", "max", "last"]
+Pooling: TypeAlias = Vector | Literal["none"]
 
 
 class Model:
@@ -139,34 +141,43 @@ class Model:
         return result.loss
 
     @overload
-    def embed(self, inputs: One, *, pooling: Pooling = "mean", batch_size: int = 8) -> Tensor: ...
-    @overload
     def embed(
-        self, inputs: Several, *, pooling: Literal["mean", "first", "last"] = "mean", batch_size: int = 8
+        self, inputs: One, *, pooling: Pooling = "mean", normalize: bool = False, batch_size: int = 16
     ) -> Tensor: ...
     @overload
-    def embed(self, inputs: Several, *, pooling: Literal["none"], batch_size: int = 8) -> list[Tensor]: ...
-    def embed(self, inputs: One | Several, *, pooling: Pooling = "mean", batch_size: int = 8) -> Tensor | list[Tensor]:
+    def embed(
+        self, inputs: Several, *, pooling: Vector = "mean", normalize: bool = False, batch_size: int = 16
+    ) -> Tensor: ...
+    @overload
+    def embed(
+        self, inputs: Several, *, pooling: Literal["none"], normalize: bool = False, batch_size: int = 16
+    ) -> list[Tensor]: ...
+    def embed(
+        self, inputs: One | Several, *, pooling: Pooling = "mean", normalize: bool = False, batch_size: int = 16
+    ) -> Tensor | list[Tensor]:
         """Return vectors for texts: the hidden states behind the last block and the final norm, pooled.
+
+        A text becomes ids as for `encode`, but a decoder's without the end-of-text token before it.
 
         Args:
             inputs: as for `logits`.
-            pooling: ``"mean"`` over all tokens of a sequence, those that `encode` adds included; ``"first"``, the first
-                token (an encoder's [CLS]); ``"last"``, the last one (of a decoder, the one that has seen the whole
-                text); ``"none"``, every token.
+            pooling: ``"mean"`` or ``"max"`` over all tokens of a sequence, [CLS] and [SEP] included; ``"cls"``, an
+                encoder's first token; ``"last"``, a decoder's last token, the only one that has seen all others;
+                ``"none"``, every token.
+            normalize: scale each vector to length 1.
             batch_size: sequences at a time.
 
         Returns:
             fp32 ``[D]`` for one sequence and ``[N, D]`` for N of them; with ``"none"`` ``[T, D]``, or a list of these.
 
         Raises:
-            UserError: as for `logits`, or there is no such pooling.
+            UserError: as for `logits`, or the model has no such pooling.
         """
-        if pooling not in POOLINGS:
-            raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
-        given, pool = read_inputs(inputs), POOLINGS[pooling]
-        states = passes.apply(self._loaded, given, passes.hidden_states, batch_size=batch_size)
+        given, pool = read_inputs(inputs), passes.pooling_of(self._loaded, pooling)
+        states = passes.apply(self._loaded, given, passes.hidden_states, batch_size=batch_size, has_start=False)
         vectors = [pool(states_TD) for states_TD in states]
+        if normalize:
+            vectors = [functional.normalize(vector, dim=-1) for vector in vectors]
         if given.form == "list" and pooling != "none":
             return torch.stack(vectors)
         return cast("Tensor | list[Tensor]", given.shaped(vectors))

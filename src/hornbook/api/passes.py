@@ -29,8 +29,13 @@ Use: TypeAlias = Callable[[Any, Tensor, Batch], Tensor]
 """What is made of the head, the hidden states ``[B, T, D]`` and the batch: a row for each sequence."""
 
 
-def encode(loaded: LoadedModel, text: str) -> list[int]:
+def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[int]:
     """Return the ids of a text as the model saw texts in training; see `hornbook.Model.encode`.
+
+    Args:
+        loaded: the model.
+        text: any text.
+        has_start: whether a decoder's text may begin with the end-of-text token.
 
     Raises:
         UserError: the text is no Unicode.
@@ -40,17 +45,18 @@ def encode(loaded: LoadedModel, text: str) -> list[int]:
     if not loaded.model.is_causal:
         sequence = framed(tokenizer.encode_with_mask(text), tokenizer.require_masking())
         return cast("list[int]", sequence.tokens.tolist())
-    start = tokenizer.end_of_text_id if loaded.has_start_token else None
+    start = tokenizer.end_of_text_id if has_start and loaded.has_start_token else None
     return [*([] if start is None else [start]), *tokenizer.encode(text)]
 
 
-def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None) -> list[Int64s]:
+def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_start: bool = True) -> list[Int64s]:
     """Return the ids of what was given, encoded where it is text.
 
     Args:
         loaded: the model.
         given: texts or ids.
         most: only so many of a sequence count, the last ones; None: all of them.
+        has_start: as for `encode`.
 
     Raises:
         UserError: a sequence is longer than the model's positions, or has an id that is not in the vocabulary.
@@ -60,7 +66,7 @@ def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None) -> lis
     found = []
     for number, item in enumerate(given.items, 1):
         name = f"sequence {number}" if len(given.items) > 1 else "the sequence"
-        ids = np.array(encode(loaded, item), dtype=np.int64) if isinstance(item, str) else item
+        ids = item if not isinstance(item, str) else np.array(encode(loaded, item, has_start=has_start), dtype=np.int64)
         if not len(ids):
             raise UserError(f"{name} has no tokens; expected one or more")
         if most is None and len(ids) > positions:
@@ -71,14 +77,14 @@ def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None) -> lis
     return found
 
 
-def apply(loaded: LoadedModel, given: Given, use: Use, *, batch_size: int) -> list[Tensor]:
+def apply(loaded: LoadedModel, given: Given, use: Use, *, batch_size: int, has_start: bool = True) -> list[Tensor]:
     """Return what ``use`` makes of each sequence, in evaluation mode and without padding.
 
     Raises:
         UserError, CheckpointError: as `ids_of`, or the batch size is out of range.
     """
     refuse_below_one(batch_size=batch_size)
-    ids, model, results = ids_of(loaded, given), loaded.model, list[Tensor]()
+    ids, model, results = ids_of(loaded, given, has_start=has_start), loaded.model, list[Tensor]()
     for start in range(0, len(ids), batch_size):
         part = ids[start : start + batch_size]
         batch = decoder_batch(part) if model.is_causal else encoder_batch([_one_segment(one) for one in part])
@@ -102,13 +108,26 @@ def hidden_states(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
     return cast(Tensor, head.normed(x_BTD).float())
 
 
-POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+def pooling_of(loaded: LoadedModel, name: str) -> Callable[[Tensor], Tensor]:
+    """Return what makes a vector ``[D]`` of a sequence's hidden states ``[T, D]``; see `hornbook.Model.embed`.
+
+    Raises:
+        UserError: there is no such pooling for this kind of model.
+    """
+    known = [other for other in _POOLINGS if other != ("cls" if loaded.model.is_causal else "last")]
+    if name not in known:
+        kind = "a decoder" if loaded.model.is_causal else "an encoder"
+        raise UserError(f"pooling is {name!r}; expected one of {', '.join(known)} for {kind}")
+    return _POOLINGS[name]
+
+
+_POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "mean": lambda states_TD: states_TD.mean(0),
-    "first": lambda states_TD: states_TD[0],
+    "cls": lambda states_TD: states_TD[0],
+    "max": lambda states_TD: states_TD.amax(0),
     "last": lambda states_TD: states_TD[-1],
     "none": lambda states_TD: states_TD,
 }
-"""What is made of a sequence's hidden states ``[T, D]``."""
 
 
 def held_out_of(loaded: LoadedModel, ids: list[Int64s], labels: object) -> HeldOut:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class Received:
 def listen(*, is_first: bool = True) -> Iterator[Received]:
     """Note SIGINT, SIGTERM, SIGUSR1 and SIGHUP while the block runs; a second raises KeyboardInterrupt where it hits.
 
+    In another thread than the main one, which a program in Python may train in, it listens to nothing.
+
     A step of a large batch takes its time, so the first rank says at once, on standard error, that it heard.
 
     Committed checkpoints survive that: a commit is one rename.
@@ -38,7 +41,8 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, told.encode())  # a handler may not use what it may have interrupted
 
-    heard = [number for number in _SIGNALS if not _is_ignored_hangup(number)]
+    is_main = threading.current_thread() is threading.main_thread()  # signals reach no other thread
+    heard = [number for number in _SIGNALS if is_main and not _is_ignored_hangup(number)]
     previous = {number: signal.signal(number, handle) for number in heard}
     try:
         yield received
