@@ -39,7 +39,7 @@ MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "extras", "storage", "wording", "config", "formats", "text", "corpus")
+WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "text", "corpus")
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -4,9 +4,9 @@
     python tools/run_notebook.py examples/from_texts_to_a_model.ipynb --write    store what the cells give now
 
 Cells run in one namespace, in a fresh folder. A cell's output is what it prints on standard output and the value of its
-last expression, as Jupyter shows them; standard error, where the progress of trainings goes, is not stored. A cell with
-the tag ``varies`` shows times or numbers that depend on the machine: its output is compared without digits, or, with the
-tag ``random``, only by whether there is any.
+last expression, as Jupyter shows them; standard error, where trainings report their progress, is not stored. The output
+of a cell with the tag ``varies``, whose numbers depend on the machine, is compared without its digits, and that of one
+with the tag ``random`` only by whether there is any.
 """
 
 import argparse
@@ -30,12 +30,14 @@ def run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _run(source: str, namespace: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    tree = ast.parse(source)
-    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    tree, last = ast.parse(source), None
+    if tree.body and isinstance(end := tree.body[-1], ast.Expr):
+        last = ast.Expression(end.value)
+        tree.body.pop()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, f"<cell {number}>", "exec"), namespace)
-        value = eval(compile(last, f"<cell {number}>", "eval"), namespace) if last else None
+        value = eval(compile(last, f"<cell {number}>", "eval"), namespace) if last else None  # noqa: S307 - our own
     outputs: list[dict[str, Any]] = []
     if text := printed.getvalue():
         outputs.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
