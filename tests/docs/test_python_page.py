@@ -18,7 +18,7 @@ def test_the_python_of_a_page(page: str, tmp_path: Path) -> None:
     assert blocks
     program = "\n".join(blocks).replace("\n", "\n    ")
     (tmp_path / "page.py").write_text(f"if __name__ == '__main__':\n    {program}\n")
-    out = Shell(tmp_path).run(f"{sys.executable} -W error::UserWarning page.py")
+    out = Shell(tmp_path).run(f"{sys.executable} page.py")
     assert "Once upon a time" in out
 
 
