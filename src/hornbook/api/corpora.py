@@ -28,9 +28,8 @@ from hornbook.corpus.store import SPLITS, open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
 from hornbook.storage.system import usable_cores
-from hornbook.text.documents import ReadOptions
 from hornbook.text.quality.policy import Tolerance
-from hornbook.text.reading import DEFAULT_FIELD, Format
+from hornbook.text.reading import DEFAULT_FIELD, Format, ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_training import Kind
 from hornbook.wording import counted

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.api.model import Compute, Model, load
-from hornbook.config import Recipe, load_recipe, override_recipe
-from hornbook.config.document import override_leaves
+from hornbook.config import Recipe, load_recipe
+from hornbook.config.overrides import override_leaves, override_recipe
 from hornbook.errors import UserError
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved

@@ -24,7 +24,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from hornbook.cli.parser import CommandParser
+from hornbook.cli.arguments import CommandParser
 from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
 from hornbook.version import __version__
 from hornbook.wording import one_line

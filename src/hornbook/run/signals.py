@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -24,8 +24,6 @@ class Received:
 def listen(*, is_first: bool = True) -> Iterator[Received]:
     """Note SIGINT, SIGTERM, SIGUSR1 and SIGHUP while the block runs; a second raises KeyboardInterrupt where it hits.
 
-    In another thread than the main one, which a program in Python may train in, it listens to nothing.
-
     A step of a large batch takes its time, so the first rank says at once, on standard error, that it heard.
 
     Committed checkpoints survive that: a commit is one rename.
@@ -41,14 +39,8 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, told.encode())  # a handler may not use what it may have interrupted
 
-    is_main = threading.current_thread() is threading.main_thread()  # signals reach no other thread
-    heard = [number for number in _SIGNALS if is_main and not _is_ignored_hangup(number)]
-    previous = {number: signal.signal(number, handle) for number in heard}
-    try:
+    with _handled(_SIGNALS, handle):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -59,15 +51,23 @@ def leave_cleanly() -> Iterator[None]:
         name = signal.Signals(number).name
         raise StoppedBySignal(f"stopped by {name} outside the training loop; run the same command again to resume")
 
-    heard = [number for number in _SIGNALS if number != signal.SIGINT and not _is_ignored_hangup(number)]
-    previous = {number: signal.signal(number, handle) for number in heard}
+    with _handled((number for number in _SIGNALS if number != signal.SIGINT), handle):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let ``handle`` answer signals inside the block, but for a SIGHUP that `nohup` has switched off.
+
+    They reach the main thread alone, so in another one nothing is heard.
+    """
+    previous = {}
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in numbers if is_main else ():
+        if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
+            previous[number] = signal.signal(number, handle)
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    """Whether the signal is SIGHUP and `nohup` has switched it off."""
-    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
