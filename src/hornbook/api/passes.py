@@ -105,7 +105,7 @@ def logits(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
 
 def hidden_states(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
     """Return the hidden states behind the final norm, fp32 ``[B, T, D]``."""
-    return cast(Tensor, head.normed(x_BTD).float())
+    return cast(Tensor, head.norm(x_BTD).float())
 
 
 def pooling_of(loaded: LoadedModel, name: str) -> Callable[[Tensor], Tensor]:
