@@ -24,9 +24,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from hornbook import __version__
 from hornbook.cli.arguments import CommandParser
 from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
+from hornbook.version import __version__
 from hornbook.wording import one_line
 
 COMMANDS = {

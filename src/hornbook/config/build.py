@@ -64,7 +64,7 @@ Tree = dict[Key, Leaf]
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file."""
+    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file or name."""
 
     recipe: Recipe
     sources: dict[str, str]
@@ -110,6 +110,15 @@ def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require
     tree = merge(file_leaves(*read_document(path, label), label, path.parent), tree)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
     tree.setdefault(("", "name"), Leaf(value=file_name, source="name of the file"))
+    return resolve(tree, path, require_data=require_data)
+
+
+def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
+    """Check a merged tree and return its recipe; ``path`` and ``require_data`` as in `Resolved` and `load_recipe`.
+
+    Raises:
+        RecipeError: every mistake at once.
+    """
     recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
     if require_data and not is_known:

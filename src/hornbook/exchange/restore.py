@@ -46,6 +46,13 @@ class LoadedModel:
     path: Path
     is_imported: bool = False
     """Whether the weights are those of a Hugging Face folder or a TensorFlow checkpoint, as they came."""
+    untrained: tuple[str, ...] = ()
+    """Weights that an import drew at random, since its source lacks them."""
+
+    @property
+    def has_start_token(self) -> bool:
+        """Whether the end-of-text token goes before a text, as hornbook trains; others' models do without, as there."""
+        return not self.is_imported
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -124,7 +131,13 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
             tensor.copy_(contents.tensors["model"][name])
     is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
-        model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported
+        model=model,
+        recipe=recipe,
+        tokenizer=tokenizer,
+        step=contents.step,
+        path=chosen,
+        is_imported=is_imported,
+        untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
 
 

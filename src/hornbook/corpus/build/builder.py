@@ -25,7 +25,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook import __version__
+from hornbook.version import __version__
 from hornbook.corpus.build.parts import BATCHES_PER_PART, Parts, SplitCounts
 from hornbook.corpus.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
 from hornbook.corpus.build.token_pipeline import (
