@@ -59,8 +59,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
     def read(self, name: str, box: Box) -> "Tensor":
         """Return a box of a tensor, from the files that hold parts of it.
 
-        Raises:
-            CheckpointError: a file is malformed.
+        Raises CheckpointError if a file is malformed.
         """
         return stored.read_box(self._folder, self._files, name, self._layouts[name], box)
 
@@ -75,7 +74,6 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
 
     Raises:
         CheckpointError: it is damaged; all problems in one line.
-        StorageError: it cannot be read.
     """
     if not verified and (problems := verify(path)):
         raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; take an older one")

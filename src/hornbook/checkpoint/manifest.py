@@ -79,11 +79,7 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is no such name.
-    """
+    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if it is no such name."""
     step = parse_step(path.name)
     if step is None:
         raise CheckpointError(f"{path}: expected a checkpoint named like step-00001200; choose one from its folder")

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,6 +56,15 @@ class Problem(NamedTuple):
 
     keys: tuple[str, ...]
     message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownPart:
+    """An objective, optimizer or schedule that a stored recipe names and nobody has registered: a user's own."""
+
+    name: str = ""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """As they were stored, unchecked."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,8 +149,7 @@ def option(
 def describe(section: type) -> dict[str, Spec]:
     """Return the options of a section's dataclass by name, in order; a field with a ``default_factory`` is none.
 
-    Raises:
-        UserError: a field has a type that a recipe cannot hold, or no default.
+    Raises UserError if a field has a type that a recipe cannot hold, or no default.
     """
     return _describe(section)
 
@@ -231,11 +240,18 @@ def definition_of(part: Any) -> tuple[str, str]:
     return part.__module__, getattr(part, "__qualname__", type(part).__qualname__)
 
 
+def script_of(part: type) -> str | None:
+    """Return the path of the file that defines a class of a user's own; None for hornbook's, and in a notebook."""
+    module = sys.modules.get(part.__module__)
+    file = getattr(module, "__file__", None)
+    is_own = part.__module__.partition(".")[0] != __name__.partition(".")[0]
+    return str(Path(file).absolute()) if is_own and file else None
+
+
 def parse_text(text: object, spec: Spec) -> object:
     """Read command-line text as its option's type; text that does not parse stays text, which ``convert`` refuses.
 
-    Raises:
-        Mistake: there is no text (None), and the option is no boolean, for which the option alone means true.
+    Raises Mistake if there is no text (None), and the option is no boolean, for which the option alone means true.
     """
     if not isinstance(text, str):
         if spec.type is bool:
@@ -258,8 +274,7 @@ def _parse(text: str, kind: type) -> object:
 def convert(value: object, spec: Spec) -> object:
     """Check ``value`` against its option and return it as the option's type.
 
-    Raises:
-        Mistake: wrong type, out of bounds, or not among the choices.
+    Raises Mistake if it is of a wrong type, out of bounds, or not among the choices.
     """
     is_unset = value is None or value == "none"
     if spec.type is not tuple or (is_unset and spec.optional):

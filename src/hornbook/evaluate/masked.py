@@ -17,7 +17,7 @@ from hornbook.config import MaskedLMConfig, MaskingConfig
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.held_out import held_out_stores
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
 from hornbook.samples.batches import spread_evenly
@@ -60,13 +60,6 @@ def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
     return objective, replace(batches, layout=_layout(given, batches.mean_length()))
 
 
-@register_task(
-    "masked_lm",
-    models="encoder",
-    check=read_masked,
-    lower=("loss", "perplexity", "next_sentence_loss"),
-    higher=("accuracy", "next_sentence_accuracy"),
-)
 def masked_lm(given: TaskInput) -> list[Row]:
     """Score hidden tokens of a held-out store and, of a model that has learned them, its pairs.
 
@@ -129,7 +122,6 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
     return copies, f"{len(sequences):,} of {counted(count, 'sequence')}; {_SOURCES['documents'].format(length)}"
 
 
-@register_task("pseudo_perplexity", models="encoder", check=read_copies, lower=("pseudo_perplexity", "nats_per_token"))
 def pseudo_perplexity(given: TaskInput) -> list[Row]:
     """Score every token of some held-out sequences, hidden by itself.
 

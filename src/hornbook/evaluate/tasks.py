@@ -28,6 +28,15 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a number is made of, such as the figures of each class."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One number of an evaluation."""
 
@@ -40,6 +49,19 @@ class Row:
     compute: str | None = None
     """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
     it in where a task leaves it out."""
+    table: Table | None = None
+    """Printed and saved by ``hornbook evaluate``; the log of a training has the number alone."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the number by itself: all fields but the table."""
+        fields = asdict(replace(self, table=None))
+        del fields["table"]
+        return fields
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, with a table if there is one; a number that is not finite is null."""
+        table = {"table": asdict(self.table)} if self.table else {}
+        return {**self.fields(), "value": self.value if math.isfinite(self.value) else None, **table}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +151,21 @@ Models: TypeAlias = Literal["decoder", "encoder", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A registered task."""
+    """A task: a function from a model to rows, and what is known of it beforehand."""
 
     measure: Measure
-    check: Check | None
-    models: Models
-    better: Mapping[str, str]
-    """"lower" or "higher", by metric, for those by which a best checkpoint may be chosen."""
+    check: Check | None = None
+    """Raises what ``measure`` would raise for its input, without the model's work; called before a training."""
+    models: Models = "any"
+    """The kind of model that it can measure; it is refused for others."""
+    lower: Collection[str] = ()
+    """Metrics of which less is better; ``checkpoint.best_by`` may name them."""
+    higher: Collection[str] = ()
+    """Metrics of which more is better."""
 
 
-_TASKS: dict[str, Task] = {}
+TASKS: dict[str, Task] = {}
+"""The tasks by name: those of `hornbook.evaluate`, and those that ``register_task`` adds."""
 
 
 def register_task(
@@ -151,25 +178,19 @@ def register_task(
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
-    A function that is defined again, by a notebook's cell or a module that is reloaded, takes its own place.
+    A function that is defined again, by a notebook's cell or a module that is reloaded, replaces itself.
 
-    Args:
-        name: of the task.
-        models: the kind of model that it can measure; it is refused for others.
-        check: raises what the task would raise for its input, without the model's work; called before a training.
-        lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
-        higher: metrics of which more is better.
+    The arguments are the fields of `Task`.
 
     Raises:
         UserError: another task has the name; the decorator says so.
     """
-    better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
     def add(measure: Measure) -> Measure:
-        there = definition_of(_TASKS[name].measure if name in _TASKS else measure)
+        there = definition_of(TASKS[name].measure if name in TASKS else measure)
         if there != definition_of(measure):
             raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
-        _TASKS[name] = Task(measure=measure, check=check, models=models, better=better)
+        TASKS[name] = Task(measure=measure, check=check, models=models, lower=lower, higher=higher)
         return measure
 
     return add
@@ -177,7 +198,7 @@ def register_task(
 
 def task_names() -> list[str]:
     """Return the names of all registered tasks."""
-    return sorted(_TASKS)
+    return sorted(TASKS)
 
 
 def default_task(loaded: LoadedModel) -> str:
@@ -193,10 +214,10 @@ def find_task(name: str) -> Task:
     Raises:
         UserError: there is none.
     """
-    if name not in _TASKS:
+    if name not in TASKS:
         known = task_names()
         raise UserError(f"there is no task {name!r}, the tasks are {', '.join(known)}{did_you_mean(name, known)}")
-    return _TASKS[name]
+    return TASKS[name]
 
 
 def higher_is_better(task: str, metric: str) -> bool:
@@ -205,14 +226,14 @@ def higher_is_better(task: str, metric: str) -> bool:
     Raises:
         UserError: the task is unknown, or does not say so of this metric.
     """
-    better = find_task(task).better
-    if metric not in better:
-        known = ", ".join(better) or "none"
+    found = find_task(task)
+    known = [*found.lower, *found.higher]
+    if metric not in known:
         raise UserError(
-            f"task {task!r} has no metric {metric!r} to choose a checkpoint by, expected one of: {known}"
-            f"{did_you_mean(metric, better)}"
+            f"task {task!r} has no metric {metric!r} to choose a checkpoint by, expected one of: "
+            f"{', '.join(known) or 'none'}{did_you_mean(metric, known)}"
         )
-    return better[metric] == "higher"
+    return metric in found.higher
 
 
 def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
@@ -269,7 +290,7 @@ def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -
     return {
         "step": given.loaded.step,
         "checkpoint": str(given.loaded.path),
-        "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
+        "tasks": [{"name": name, "rows": [row.as_json() for row in rows]} for name, rows in measured],
     }
 
 
@@ -277,12 +298,7 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
     models = find_task(name).models
     if models not in ("any", own):
-        fitting = [other for other in task_names() if _TASKS[other].models in ("any", own)]
+        fitting = [other for other in task_names() if TASKS[other].models in ("any", own)]
         raise UserError(
             f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
         )
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON has it: a number that is not finite becomes null."""
-    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}

@@ -27,7 +27,7 @@ from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_di
 from hornbook.config.options import show
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
-from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.restore import mismatches, read_source
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import build_model
@@ -72,12 +72,7 @@ class Origin:
 
 
 def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
-    """Read a source and return what is remembered of it.
-
-    Args:
-        asked: by the user.
-        recipe: of the new run, complete.
-        tokenizer: of its training data, where it is known.
+    """Read a source and return what is remembered of it; ``tokenizer`` is that of the training data, if known.
 
     Raises:
         UserError: a fine-tuning is to keep the moments of a pre-training.
@@ -100,10 +95,8 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
 def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
     """Return what an existing run started from, given that its start is asked for again.
 
-    A source that is gone is fine, since the run goes on from its own checkpoints.
-
-    Raises:
-        UserError: the run started from something else, or the source has changed since.
+    A source that is gone is fine, since the run goes on from its own checkpoints. Raises UserError if the run started
+    from something else, or the source has changed since.
     """
     if recorded is None:
         raise UserError(f"the run did not start from {asked.source}: remove --init-from, or choose another --output")
@@ -148,6 +141,8 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
 def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
     groups = {"model", "optimizer"} if keep_optimizer else {"model"}
     path, contents = read_source(source, only=groups, warn=warn)
+    if keep_optimizer:
+        refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
         raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
     recipe_of(contents, path)  # all that follows may count on it
@@ -156,8 +151,10 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
 
 def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    if "optimizer" not in contents.tensors:
+        return []
     there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
-    if "optimizer" not in contents.tensors or there == here:
+    if there == here:
         return []
     told = (", ".join(names) or "nothing" for names in (there, here))
     return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]

@@ -20,15 +20,14 @@ from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.memory import refuse_oversize
-from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
 from hornbook.run.run_folder import RunFolder
-from hornbook.run.scheduled_tasks import check_before_training
+from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
-from hornbook.storage.lock import lock_folder
+from hornbook.storage import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog, cut_back
@@ -113,10 +112,16 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             _open_logs(run, stack)
         if not run.is_finished:
-            check_before_training(run)
+            refuse_blind_stopping(recipe, samples)
+            if recipe.evaluation.tasks:
+                check_tasks_of(run)
         console.start(recipe.name, facts(run))
         if not run.is_finished:
-            _tell_slips(run, sources)
+            for slip in slips(recipe, samples, sources, steps):
+                console.warn(slip)
+            is_new = state.progress.step == 0 and folder.origin is None  # with weights, the vocabulary is given
+            if is_new and (note := large_vocabulary(recipe, sources)):
+                console.note(note)
         yield run
 
 
@@ -135,19 +140,6 @@ def facts(run: TrainingRun) -> dict[str, str]:
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
     }
-
-
-def _tell_slips(run: TrainingRun, sources: Sources) -> None:
-    """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
-    warnings = (
-        long_warmup(run.recipe, run.num_steps),
-        large_batch(run.recipe, run.samples.num_samples, run.samples.noun),
-        differing_ends(run.recipe, sources),
-    )
-    for warning in filter(None, warnings):
-        run.console.warn(warning)
-    if run.state.progress.step == 0 and run.folder.origin is None and (note := large_vocabulary(run.recipe, sources)):
-        run.console.note(note)
 
 
 def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
@@ -221,9 +213,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
     """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
 
     The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
-
-    Raises:
-        CheckpointError: there are checkpoints, none of them sound.
+    Raises CheckpointError if there are checkpoints, none of them sound.
     """
     steps = checkpoint.steps_in(checkpoints) if world.is_first else []
     num_steps = world.from_first(len(steps))

@@ -2,7 +2,7 @@
 
 ::
 
-    [evaluation] tasks, task_data -> check_before_training
+    [evaluation] tasks, task_data -> check_tasks_of
                                   -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
                                                    -> the best checkpoint, if checkpoint.best_by names one of them
 
@@ -14,7 +14,7 @@ twice. What fails after that ends the run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
@@ -23,25 +23,16 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.run.training_run import TrainingRun
 
 
-def check_before_training(run: TrainingRun) -> None:
+def check_tasks_of(run: TrainingRun) -> None:
     """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
-        UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
-            options of tasks are given without a task, or early stopping has nothing to go by.
+        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
     """
-    evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
-    for name in ("task_data", "tasks_every_steps"):
-        if getattr(evaluation, name) and not evaluation.tasks:
-            raise UserError(f"evaluation.{name} has no effect without tasks: set evaluation.tasks, or remove it")
+    task, _, metric = run.recipe.checkpoint.best_by.partition("/")
     if metric:
         tasks.higher_is_better(task, metric)
-    elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:
-        raise UserError(
-            "early stopping needs the validation loss, and the run has no validation data: set "
-            "data.validation, or a task in checkpoint.best_by"
-        )
-    error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
+    error, failed = _checked(run, run.recipe.evaluation.tasks, _input(run), _data(run))
     if failed:
         raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
 
@@ -97,10 +88,10 @@ def _warn(run: TrainingRun, name: str, why: str) -> None:
 
 def _log(run: TrainingRun, name: str, rows: list[Row]) -> None:
     step = run.state.progress.step
-    run.console.task({"step": step, "task": name, **asdict(rows[0])})
+    run.console.task({"step": step, "task": name, **rows[0].fields()})
     for row in rows:
         if run.metrics is not None:
-            run.metrics.append({"kind": "task", "step": step, "task": name, **asdict(row)})
+            run.metrics.append({"kind": "task", "step": step, "task": name, **row.fields()})
         measure = f"{name}/{row.metric}"
         if measure == run.recipe.checkpoint.best_by:
             run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))

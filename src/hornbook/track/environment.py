@@ -24,10 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import hornbook
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import usable_cores
+from hornbook.version import __version__
 
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -39,7 +39,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 def capture() -> dict[str, Any]:
     """The machine, the versions and the command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
     return {
-        "hornbook": hornbook.__version__,
+        "hornbook": __version__,
         "python": platform.python_version(),
         **_torch(),
         "platform": platform.platform(),

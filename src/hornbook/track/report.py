@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hornbook
 from hornbook.storage.files import replace_file
 from hornbook.track import charts, metrics, units
 from hornbook.track.page import Html, card, document, facts, join, section, table, tag
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.units import number
+from hornbook.version import __version__
 from hornbook.wording import counted
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
@@ -63,7 +63,7 @@ def render(run: RunFiles, samples: Sequence[Row]) -> str:
         f"{summary.name} · hornbook",
         tag("header", tag("p", "hornbook", class_="brand"), tag("h1", summary.name), _lead(summary, run)),
         tag("main", _cards(summary, run), _race(run.tasks), _curves(run), *_parts(run, samples, train)),
-        tag("footer", f"Written by hornbook {hornbook.__version__} from {run.folder.resolve()}"),
+        tag("footer", f"Written by hornbook {__version__} from {run.folder.resolve()}"),
     )
 
 
