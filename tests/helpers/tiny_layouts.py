@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hornbook.config import ParallelConfig, Recipe, load_recipe
 from hornbook.engine.build_training import build_training
-from hornbook.engine.step import resident, train_step
+from hornbook.engine.step import train_step
 from hornbook.parallel.world import World, axes_of
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
@@ -28,6 +28,11 @@ precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synt
 """
 MODELS = {
     "gpt": "gpt2-small",
+    "deep gpt": "gpt2-small model.num_layers=5",
+    "deep bert padded": "bert-tiny data.layout=padded model.num_layers=5",
+    "deep bert packed": "bert-tiny data.layout=packed model.num_layers=5",
+    "deep bert unpadded": "bert-tiny data.layout=unpadded model.num_layers=5",
+    "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=5",
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
@@ -46,6 +51,17 @@ LAYOUTS = {
     "tensor 2": "parallel.tensor_parallel=2",
     "tensor 4": "parallel.tensor_parallel=4",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
+    "gpipe 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=gpipe",
+    "1f1b 2": "parallel.pipeline_parallel=2",
+    "1f1b 2, listed": "parallel.pipeline_parallel=2 parallel.layers_per_stage=0,5",
+    "interleaved 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=interleaved",
+    "zero-bubble 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble",
+    "1f1b 2 x data 2": "parallel.pipeline_parallel=2",
+    "1f1b 2 x tensor 2": "parallel.pipeline_parallel=2 parallel.tensor_parallel=2",
+    "1f1b 4, listed": "parallel.pipeline_parallel=4 parallel.layers_per_stage=0,2,2,1",
+    "gpipe 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=gpipe",
+    "interleaved 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=interleaved",
+    "zero-bubble 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=zero-bubble",
     "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
 }
 
@@ -84,22 +100,33 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
+def of_all_stages(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """The tensors of all ranks of a pipeline."""
+    return {
+        name: tensor
+        for rank in range(world.pipeline.size)
+        for name, tensor in world.pipeline.share(tensors, rank).items()
+    }
+
+
 def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     """Train ``recipe`` on ``world``."""
     gradients = {}
 
     def executor(state, micro_batches, objective, counts):
-        sums = resident(state, micro_batches, objective, counts)
+        sums = config.executor(state, micro_batches, objective, counts)
         if state.progress.step == 0:
             own = state.model.own_parameters()
-            gradients.update({name: whole(value.grad) for name, value in own if value.grad is not None})
+            gradients.update(
+                of_all_stages({name: whole(value.grad) for name, value in own if value.grad is not None}, world)
+            )
         return sums
 
     samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
     state, config = build_training(recipe, recipe.training.steps, world)
     state.model.train()
-    initial = {name: state.model.logical(name, whole(value)) for name, value in state.model.own_parameters()}
-    config = replace(config, executor=executor)
+    held = [(name, value) for name, value in state.model.own_parameters() if not value.is_meta]
+    initial = of_all_stages({name: state.model.logical(name, whole(value)) for name, value in held}, world)
     loader = Loader(
         samples.maker,
         global_batch_size=recipe.training.global_batch_size,
@@ -109,7 +136,7 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
         start_sample=0,
         prefetch=0,
     )
-    results = [train_step(state, next(loader), config) for _ in range(steps)]
+    results = [train_step(state, next(loader), replace(config, executor=executor)) for _ in range(steps)]
     assert min(result.gradient_norm for result in results) > recipe.optimizer.clip_norm
     return Trained(
         initial=initial,
