@@ -191,7 +191,7 @@ class _Stage(nn.Module):
         if self.head is None:
             return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, step.capacity - shape.numel()))
         sums = self.head(step.objective.sums, x_BTD, batch)
-        step.totals = {name: step.totals[name] + total.detach() for name, total in sums.items()}
+        step.totals = {name: total + sums[name].detach() for name, total in step.totals.items()}
         return weighted_loss(sums, step.counts, step.objective.weights)
 
     def hidden(self, x_BTD: Tensor, batch: Batch) -> Tensor:
