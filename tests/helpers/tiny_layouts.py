@@ -47,6 +47,7 @@ LAYOUTS = {
     "tensor 4": "parallel.tensor_parallel=4",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
     "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
+    "tensor 2 x hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.tensor_parallel=2",
 }
 
 
