@@ -112,9 +112,7 @@ def hornbook(*arguments: str, ranks: int = 1) -> None:
 def hash_of(run: Path) -> str:
     """Return the SHA-256 of a run's losses and of the tensors in its last checkpoint."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [
-        (row["kind"], row["step"], row.get("last_loss", row["loss"]), row.get("gradient_norm")) for row in rows
-    ]
+    losses = [(row["kind"], row["step"], row.get("last_loss", row["loss"]), row.get("gradient_norm")) for row in rows]
     tensors = []
     for file in sorted((run / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors")):
         with safe_open(file, framework="np") as opened:

@@ -1,4 +1,4 @@
-"""The logged training loss is a mean over all steps since the last row, wherever the run stopped and whoever computed."""
+"""The logged training loss is the mean over all steps since the last row, wherever the run was stopped."""
 
 from pathlib import Path
 

@@ -3,7 +3,8 @@
 from hornbook.evaluate import bits_per_byte, classification, lambada, masked  # each registers its tasks
 from hornbook.evaluate import squad_scores as squad
 from hornbook.evaluate import wikitext_perplexity as wikitext
-from hornbook.evaluate.tasks import Row, TaskInput, register_task, run_tasks, task_names
+from hornbook.evaluate.evaluations import run_tasks
+from hornbook.evaluate.tasks import Row, TaskInput, register_task, task_names
 
 __all__ = [
     "Row",

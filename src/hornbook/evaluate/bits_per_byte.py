@@ -32,7 +32,11 @@ def read(given: TaskInput) -> TokenStore | JoinedStores:
 
 
 @register_task(
-    "bits_per_byte", models="decoder", check=read, lower=("bits_per_byte", "nats_per_token", "token_perplexity")
+    "bits_per_byte",
+    models="decoder",
+    check=read,
+    lower=("bits_per_byte", "nats_per_token", "token_perplexity"),
+    scores_held_out=True,
 )
 def bits_per_byte(given: TaskInput) -> list[Row]:
     """Score every byte of a held-out store.

@@ -46,7 +46,12 @@ def read(given: TaskInput) -> Answered:
 
 
 @register_task(
-    "classification", models="encoder", check=read, lower=("cross_entropy",), higher=("accuracy", "macro_f1")
+    "classification",
+    models="encoder",
+    check=read,
+    lower=("cross_entropy",),
+    higher=("accuracy", "macro_f1"),
+    scores_held_out=True,
 )
 def classification(given: TaskInput) -> list[Row]:
     """Score a labelled file.

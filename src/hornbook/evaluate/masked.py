@@ -66,6 +66,7 @@ def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
     check=read_masked,
     lower=("loss", "perplexity", "next_sentence_loss"),
     higher=("accuracy", "next_sentence_accuracy"),
+    scores_held_out=True,
 )
 def masked_lm(given: TaskInput) -> list[Row]:
     """Score hidden tokens of a held-out store and, of a model that has learned them, its pairs.
@@ -129,7 +130,13 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
     return copies, f"{len(sequences):,} of {counted(count, 'sequence')}; {_SOURCES['documents'].format(length)}"
 
 
-@register_task("pseudo_perplexity", models="encoder", check=read_copies, lower=("pseudo_perplexity", "nats_per_token"))
+@register_task(
+    "pseudo_perplexity",
+    models="encoder",
+    check=read_copies,
+    lower=("pseudo_perplexity", "nats_per_token"),
+    scores_held_out=True,
+)
 def pseudo_perplexity(given: TaskInput) -> list[Row]:
     """Score every token of some held-out sequences, hidden by itself.
 

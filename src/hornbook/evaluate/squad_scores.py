@@ -74,7 +74,7 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
     return questions, windows, replace(objective, unanswerable=may_refuse)
 
 
-@register_task("span", models="encoder", check=read, higher=("exact_match", "f1"))
+@register_task("span", models="encoder", check=read, higher=("exact_match", "f1"), scores_held_out=True)
 def span(given: TaskInput) -> list[Row]:
     """Answer the questions of a file in SQuAD's format and compare.
 

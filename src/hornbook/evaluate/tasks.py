@@ -9,10 +9,9 @@ A comparison is worth nothing without its convention, so a row cannot be made wi
 task alike and get the same rows; one that knows nothing of ranks computes everything on each of them.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -136,6 +135,8 @@ class Task:
     models: Models
     better: Mapping[str, str]
     """"lower" or "higher", by metric, for those by which a best checkpoint may be chosen."""
+    scores_held_out: bool = False
+    """Whether it scores the run's validation data where no other are named."""
 
 
 _TASKS: dict[str, Task] = {}
@@ -148,6 +149,7 @@ def register_task(
     check: Check | None = None,
     lower: Collection[str] = (),
     higher: Collection[str] = (),
+    scores_held_out: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
@@ -159,6 +161,7 @@ def register_task(
         check: raises what the task would raise for its input, without the model's work; called before a training.
         lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
         higher: metrics of which more is better.
+        scores_held_out: whether it scores the run's validation data where no other are named; the record says so.
 
     Raises:
         UserError: another task has the name; the decorator says so.
@@ -169,7 +172,7 @@ def register_task(
         there = definition_of(_TASKS[name].measure if name in _TASKS else measure)
         if there != definition_of(measure):
             raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
-        _TASKS[name] = Task(measure=measure, check=check, models=models, better=better)
+        _TASKS[name] = Task(measure=measure, check=check, models=models, better=better, scores_held_out=scores_held_out)
         return measure
 
     return add
@@ -258,21 +261,6 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
     return [row if row.compute else replace(row, compute=compute) for row in rows]
 
 
-def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
-    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows"}]}``, ready for JSON.
-
-    Raises:
-        UserError: as `check_tasks` before anything is computed, and as `run_task`.
-    """
-    check_tasks(tasks, given, data)
-    measured = [(name, run_task(name, replace(given, data=data.get(name)))) for name in tasks]
-    return {
-        "step": given.loaded.step,
-        "checkpoint": str(given.loaded.path),
-        "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
-    }
-
-
 def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
     models = find_task(name).models
@@ -281,8 +269,3 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
         raise UserError(
             f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
         )
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON has it: a number that is not finite becomes null."""
-    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}

@@ -16,6 +16,7 @@ lock until it ends, too.
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from hornbook.storage.files import make_directory, remove_file, remove_tree
 from hornbook.storage.system import open_own, storage_errors
 
 _NAME: Final = "lock"
+_WAITS: Final = (0.005, 0.02)
+"""Seconds between attempts to lock a file that another process holds."""
 _ATTEMPTS: Final = 20
 """To lock a file that others remove; each time, one of them has to end within the same few microseconds."""
 
@@ -57,6 +60,26 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         yield require
     finally:
         os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a living process holds the folder; one whose lock file cannot be read counts as free.
+
+    It is asked by a shared lock that lasts for microseconds, so `lock_folder` tries more than once.
+    """
+    try:
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def remove_locked_folder(folder: Path) -> None:
@@ -94,7 +117,7 @@ def _lock(folder: Path) -> int:
                 continue
             raise
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor)
             if _is_still_there(folder / _NAME, descriptor):
                 return descriptor
         except BlockingIOError as error:
@@ -114,6 +137,23 @@ def _lock(folder: Path) -> int:
             raise
         os.close(descriptor)
     raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again when they have ended")
+
+
+def _flock(descriptor: int) -> None:
+    """Lock an open file; waits for those who only ask whether it is locked.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: its file system knows no locks.
+    """
+    for wait in (*_WAITS, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if wait is None:
+                raise
+            time.sleep(wait)
 
 
 def _is_still_there(path: Path, descriptor: int) -> bool:
