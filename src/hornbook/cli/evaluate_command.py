@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the tasks, print a table, and keep the result beside the run."""
+    """Run the tasks, keep the result beside the run, and print a table."""
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         max_sequences=arguments.max_sequences,
     )
     result = run_tasks(tasks, given, data)
+    if folder := run_of(loaded.path):
+        _keep(folder / "evaluation.json", result["tasks"])
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
-    if folder := run_of(loaded.path):
-        _keep(folder / "evaluation.json", result["tasks"])
     return result
 
 

@@ -74,6 +74,7 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     """Print the runs' labels, a column of facts for each run, and the recipe keys whose values differ."""
     from hornbook.track.curves import run_labels
     from hornbook.track.runs import plain_value
+    from hornbook.wording import one_line
 
     labels = run_labels(len(comparison.runs))
     facts = [_facts(summary) for summary in comparison.runs]
@@ -82,7 +83,7 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     print_side_by_side([["", *labels], *rows], width, right=True)
     print()
     for caution in comparison.cautions:
-        print(f"note: {caution}")
+        print(f"note: {one_line(caution)}")
     if not comparison.differences:
         print("the recipes are identical")
         return

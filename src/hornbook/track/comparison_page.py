@@ -60,7 +60,7 @@ def _summaries(comparison: Comparison) -> Html:
         )
         for number, (label, summary) in enumerate(zip(run_labels(len(comparison.runs)), comparison.runs, strict=True))
     ]
-    return table(head, rows, frozenset(range(4, len(head))))
+    return tag("div", table(head, rows, frozenset(range(4, len(head)))), class_="compared")
 
 
 def _key(number: int, label: str) -> Html:

@@ -94,6 +94,9 @@ figcaption li.mark::before { border-top: 2px dashed var(--mark); border-radius: 
 .run6 { --own: var(--run6); } .run7 { --own: var(--run7); }
 .plot path[class^="run"] { stroke: var(--own); } figcaption li[class^="run"]::before { border-color: var(--own); }
 .plot path.faint { stroke-width: 1; opacity: .35; }
+figcaption li.faint { display: none; }
+.compared { margin-top: 1.6rem; } .compared th, .compared td { padding-right: 1rem; }
+.compared th.num, .compared td.num { padding-right: 1.2rem; }
 .key { color: var(--own); font-weight: 700; }
 .over { display: none; }
 .over .plot { height: clamp(13rem, 32vw, 19rem); } .over figure + figure { margin-top: 2.6rem; }

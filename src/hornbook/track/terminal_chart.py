@@ -18,6 +18,7 @@ from rich.text import Text
 from hornbook.track import units
 from hornbook.track.charts import Axis, Series, decimate, x_axis, y_axis
 from hornbook.track.curves import Chart
+from hornbook.wording import one_line
 
 COLORS = ("blue", "red", "green", "magenta", "yellow", "cyan", "bright_blue", "bright_red")
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -47,11 +48,12 @@ def draw(chart: Chart, width: int, *, unicode: bool = True) -> list[Text]:
         ends.setdefault(last, Text()).append(curve.label, style=COLORS[curve.number % len(COLORS)])
     scale = ", logarithmic" if y.logarithmic else ""
     wall, corner, floor, mark = ("┤", "└", "─", "┬") if unicode else ("|", "+", "-", "+")
-    lines = [Text(f"{chart.title} ({chart.unit}{scale})", style="bold")]
+    lines = [Text(one_line(f"{chart.title} ({chart.unit}{scale})"), style="bold")]
     for row in range(_HEIGHT):
         line = Text(f"{ticks.get(row, ''):>{left - 1}} {wall}")
         line.append_text(canvas.line(row, unicode=unicode))
-        lines.append(line.append(" ").append_text(ends.get(row, Text())))
+        line.append(" ").append_text(ends.get(row, Text())).rstrip()
+        lines.append(line)
     return [*lines, *_axis_lines(chart, x, canvas.width, left, (corner, floor, mark))]
 
 
