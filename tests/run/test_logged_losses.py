@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import tiny_runs
 from tiny_encoder_runs import build_sentences, encoder, on_corpus
+from tiny_text import build_tiny
 
-from hornbook.errors import StoppedBySignal
+from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.run.training_run import TrainingRun
 
 
@@ -47,3 +48,28 @@ def test_a_stop_within_an_interval_changes_no_row(step: int, tmp_path: Path, mon
             tiny_runs.run_tiny(tmp_path / "resumed", *options)
     tiny_runs.run_tiny(tmp_path / "resumed", *options)
     assert rows_of(tmp_path / "resumed") == rows_of(tmp_path / "whole")
+
+
+def test_a_run_ends_with_its_last_and_best_losses(tmp_path: Path) -> None:
+    """Also where there was nothing left to do."""
+    build_tiny(tmp_path / "corpus")
+    overrides = (*on_corpus(tmp_path / "corpus"), "--evaluation.every-steps=2", "--optimizer.learning-rate=0.1")
+    for _ in range(2):
+        result = tiny_runs.run_tiny(tmp_path, *overrides)
+        rows = tiny_runs.metrics_without_time(tmp_path)
+        losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "validation"}
+        assert len(losses) >= 4
+        assert result["loss"] == rows_of(tmp_path)[8]["loss"]
+        assert result["validation_loss"] == losses[8]
+        assert result["best_validation_loss"] == min(losses.values()) == losses[result["best_validation_step"]]
+
+
+def test_a_step_that_is_skipped_does_not_count(tmp_path: Path) -> None:
+    """Its loss is not finite, and one number would hide those of all others."""
+    overrides = ("--schedule.name=by_step", "--schedule.factors=0=1,4=1e33,5=1", "--optimizer.clip-norm=none")
+    with pytest.raises(DivergedError):
+        tiny_runs.run_tiny(tmp_path, *overrides, "--tracking.log-every-steps=7", "--checkpoint.every-steps=30")
+    row = rows_of(tmp_path)[7]
+    assert row["skipped_steps"] > 0
+    assert row["loss"] == pytest.approx(4.2, abs=0.5) and row["last_loss"] is None
+    assert rows_of(tmp_path)[8]["loss"] is None, "there was no other step"

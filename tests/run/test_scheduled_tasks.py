@@ -89,6 +89,7 @@ def test_what_a_task_says_is_what_evaluate_says(folder: Path) -> None:
     assert {row["metric"]: pytest.approx(row["value"]) for row in task["rows"]} == {
         row["metric"]: row["value"] for row in rows_of(folder) if row["step"] == 8
     }
+    assert {row["data"] for row in rows_of(folder)} == {task["data"]["name"]} == {str(folder / "lambada.jsonl")}
 
 
 @pytest.mark.parametrize("step", range(1, 9))
