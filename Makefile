@@ -35,8 +35,9 @@ help:
 demo: .venv/ready
 	$(BIN)/hornbook demo
 
+# A file's tests stay in one process, where they share what its fixtures have trained.
 test: .venv/ready-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 test-slow: .venv/ready-dev
 	$(BIN)/python -m pytest -m "slow and not gpu"

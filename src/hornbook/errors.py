@@ -19,7 +19,10 @@ class HornbookError(Exception):
 
 
 class StorageError(HornbookError):
-    """A file could not be written or read: disk full, I/O error."""
+    """A file could not be written or read: disk full, I/O error.
+
+    Whatever reads or writes files may raise it; docstrings mention it only where they say more.
+    """
 
 
 class PathError(StorageError):

@@ -32,8 +32,7 @@ from hornbook.objective import Objective, build_objective
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot
 from hornbook.optim.updates import Update, build_update
-from hornbook.samples.batches import Batch, HeldOutWindows
-from hornbook.samples.loader import evaluation_batches
+from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 
 __all__ = [

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from crashes import crashes_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import one_line
@@ -14,7 +15,6 @@ from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hornbook.checkpoint.tensors import open_file, read_box
 from hornbook.errors import CheckpointError
-from hornbook.storage.faults import crashes_in_child
 
 NUMBERS = torch.arange(8 * 6, dtype=torch.float32).reshape(8, 6)
 

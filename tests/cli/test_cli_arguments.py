@@ -3,6 +3,7 @@ import argparse
 import pytest
 
 from hornbook.cli.arguments import (
+    CommandParser,
     add_device_arguments,
     add_recipe_arguments,
     fraction,
@@ -11,7 +12,6 @@ from hornbook.cli.arguments import (
     positive_integer,
     positive_number,
 )
-from hornbook.cli.parser import CommandParser
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import UserError
 

@@ -1,8 +1,8 @@
 import pytest
 from tiny_text import one_line
 
+from hornbook.cli.arguments import CommandParser
 from hornbook.cli.corpus_build import add_quality_arguments, quality_options
-from hornbook.cli.parser import CommandParser
 from hornbook.errors import UserError
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 

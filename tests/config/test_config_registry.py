@@ -13,10 +13,10 @@ from hornbook.config import (
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
-    refuse_unknown_parts,
     register,
 )
 from hornbook.errors import RecipeError, UserError
+from hornbook.exchange.documents import refuse_unknown_parts
 
 
 @dataclass(frozen=True, kw_only=True)

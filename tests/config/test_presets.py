@@ -105,15 +105,15 @@ def test_bundled_recipes_need_nothing_but_data(name):
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
     assert set(bundled) == {*SIZES, *ENCODERS, *TUNED, "demo"}
-    for recipe in bundled.values():
-        assert len(recipe.description) > 20
-        assert not recipe.description.startswith("#")
+    for path in bundled.values():
+        comment = path.read_text(encoding="utf-8").splitlines()[0]
+        assert comment.startswith("# ") and len(comment) > 20
 
 
 def test_paths_are_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").write_text("")
-    assert find_recipe("demo") == bundled_recipes()["demo"].path
+    assert find_recipe("demo") == bundled_recipes()["demo"]
     assert str(find_recipe("./sub/demo")) == "sub/demo"
     assert str(find_recipe("my.toml")) == "my.toml"
 

@@ -13,8 +13,8 @@ from tiny_encoders import lay_out, make_samples, tiny_encoder
 from torch import Tensor
 
 from hornbook.config import ClassificationConfig, SpanConfig
-from hornbook.engine.executors.resident import resident
 from hornbook.engine.state import TrainState
+from hornbook.engine.step import resident
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM, Objective, Pretraining, build_objective
 from hornbook.optim.updates import Update

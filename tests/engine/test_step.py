@@ -17,9 +17,8 @@ from tiny import (
     tiny_step_config,
 )
 
-from hornbook.engine.executors.resident import resident
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepResult, train_step
+from hornbook.engine.step import StepResult, resident, train_step
 from hornbook.objective import CausalLM, weighted_loss
 from hornbook.optim.slots import role_of
 from hornbook.samples.windows import NOT_SCORED

@@ -14,7 +14,7 @@ from hornbook.evaluate.tasks import assign_data, check_tasks, find_task, higher_
 @pytest.fixture
 def own_task(monkeypatch):
     """A task that is gone after the test; it notes the data that it is given."""
-    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     seen = []
 
     @register_task("own", check=lambda given: seen.append(f"check {given.data}"), lower=["odd"], higher=["good"])

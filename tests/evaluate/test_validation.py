@@ -11,8 +11,7 @@ from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import Ranks
-from hornbook.samples.batches import HeldOutWindows
-from hornbook.samples.loader import evaluation_batches
+from hornbook.samples.batches import HeldOutWindows, evaluation_batches
 from hornbook.samples.synthetic import SyntheticTokens
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 

@@ -9,8 +9,7 @@ from plain_updates import Plain, give_gradients, make_slots
 from hornbook.__main__ import main
 from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
 from hornbook.errors import UserError
-from hornbook.optim.groups import in_groups
-from hornbook.optim.updates import build_update
+from hornbook.optim.updates import build_update, in_groups
 
 KINDS = [
     AdamWConfig,

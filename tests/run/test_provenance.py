@@ -11,7 +11,7 @@ from tiny_text import one_line, tiny_tokenizer
 from hornbook.corpus.store import open_store
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.run.provenance import trace_step
-from hornbook.samples.loader import Loader
+from hornbook.samples.batches import Loader
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tiny_text import one_line
 from hornbook.corpus.store import open_store
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.run.provenance import trace_step
-from hornbook.samples.loader import Loader
+from hornbook.samples.batches import Loader
 
 KINDS = {
     "part": ("--objective.name=mlm_nsp", "--data.max-samples=7"),

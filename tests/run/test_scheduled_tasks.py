@@ -43,7 +43,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """A task ``scripted`` whose metrics ``score`` and ``cost`` take given values, by step."""
-    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     script: dict[int, float] = {}
 
     @register_task("scripted", lower=["cost"], higher=["score"])
@@ -165,11 +165,11 @@ def test_validation_decides_by_default(folder: Path) -> None:
     [
         (("--evaluation.tasks=lambda",), UserError, "there is no task 'lambda'.*did you mean \"lambada\""),
         (("--evaluation.tasks=lambada",), UserError, "the task needs LAMBADA's passages"),
-        (("--evaluation.tasks-every-steps=5",), UserError, "^evaluation.tasks_every_steps has no effect without tasks"),
+        (("--evaluation.tasks-every-steps=5",), UserError, "tasks_every_steps has no effect without tasks; set them"),
         (
             ("--evaluation.task-data=corpus",),
             UserError,
-            "^evaluation.task_data has no effect without tasks: set evaluation.tasks",
+            "^evaluation.task_data = .*: task_data has no effect without tasks; set them",
         ),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=no/such"), UserError, "cannot read .*no/such"),
         (("--evaluation.tasks=lambada", "--evaluation.task-data=tiny.toml"), DataError, "tiny.toml, line 1: .*blank"),

@@ -35,7 +35,7 @@ def positions(folder: Path, operation: str, part: str, *overrides: str) -> list[
 @pytest.fixture
 def scored(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Options of a run whose task ``scored`` decides: 0.5 after step 3, 0.9 after step 6, 0.1 after step 8."""
-    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
 
     @register_task("scored", higher=["score"])
     def measure(given: TaskInput) -> list[Row]:

@@ -10,9 +10,9 @@ from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer
 from hornbook.config import MaskedLMConfig, PretrainingConfig
 from hornbook.corpus.store import open_store
 from hornbook.errors import DataError
+from hornbook.samples.batches import evaluation_batches
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import store_batches
-from hornbook.samples.loader import evaluation_batches
 from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 

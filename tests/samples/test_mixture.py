@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from in_memory import InMemoryTokens, numbered
 
 from hornbook.errors import UserError
-from hornbook.samples.batches import WindowBatches, token_keys
+from hornbook.samples.batches import Loader, WindowBatches, token_keys
 from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.loader import Loader
 from hornbook.samples.mixture import Blend, Mixture, joint_fingerprint, whole_shares
 from hornbook.samples.windows import Windows
 
@@ -108,6 +107,7 @@ def test_one_source_has_the_samples_that_it_has_alone(weights):
     assert np.array_equal(ours.tokens, alone.tokens) and np.array_equal(ours.documents, alone.documents)
     assert ours.tokens.dtype == ours.documents.dtype == np.int64
     assert mixture.num_items == windows.num_items
+    assert isinstance(mixture.unmixed(), Windows)
     for sample in (0, 7, 299):
         assert mixture.provenance(sample) == (0, sample // windows.num_items, windows.provenance(sample))
     assert joint_fingerprint([FIRST], weights) == FIRST.fingerprint
@@ -138,6 +138,7 @@ def test_a_part_is_what_a_run_over_all_begins_with(weights):
     sources = [FIRST, SECOND, THIRD]
     whole = Mixture(sources, 5, SEED, weights)
     part, smaller = (Mixture(sources, 5, SEED, weights, max_samples=size) for size in (9, 4))
+    assert part.unmixed() is part
     assert (part.num_items, smaller.num_items) == (9, 4)
     first = sorted(map(tuple, whole.batch(np.arange(9)).tokens.tolist()))
     for epoch in range(3):

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import zstandard
+from crashes import crashes_in_child
 
 from hornbook.errors import DataError, PathError, StorageError, UserError
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter, Limits, open_text_source
-from hornbook.storage.faults import crashes_in_child
 
 COMPRESS = {
     ".gz": gzip.compress,

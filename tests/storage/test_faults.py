@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from crashes import crashes_in_child
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage.faults import (
@@ -13,7 +14,6 @@ from hornbook.storage.faults import (
     Fault,
     Operation,
     count_operations,
-    crashes_in_child,
     inject,
     parse_fault,
 )

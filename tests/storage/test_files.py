@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import crashes_in_child
 
 from hornbook.errors import HornbookError, PathError, StorageError
-from hornbook.storage.faults import count_operations, crashes_in_child, inject
+from hornbook.storage.faults import count_operations, inject
 from hornbook.storage.files import (
     Appender,
     FileWriter,

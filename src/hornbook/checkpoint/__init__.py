@@ -5,9 +5,9 @@
 Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
 """
 
-from hornbook.checkpoint.commit import prune, require_space, save, set_aside
+from hornbook.checkpoint.commit import prune, save, set_aside
 from hornbook.checkpoint.contents import Contents, Shard
-from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
+from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, require_space, resolve, steps_in
 from hornbook.checkpoint.load import load
 from hornbook.checkpoint.manifest import folder_of, step_of, verify
 

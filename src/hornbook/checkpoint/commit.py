@@ -16,20 +16,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
-from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.listing import committed, require_space
 from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder_of, is_plain_name, verify
 from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
-from hornbook.storage.system import format_bytes, free_bytes, process_is_alive, storage_errors
-
-if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
-    from torch import Tensor
+from hornbook.storage.system import process_is_alive, storage_errors
 
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
 Shards = Mapping[str, Mapping[str, Shard]]
@@ -66,7 +63,8 @@ def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path
     _remove_leftovers(folder)
     if os.path.lexists(final) and not verify(final):
         return final
-    shards = ranks or [{group: _whole(tensors) for group, tensors in contents.tensors.items()}]
+    groups = contents.tensors.items()
+    shards = ranks or [{group: {name: Shard.whole(tensors[name]) for name in tensors} for group, tensors in groups}]
     files, layouts = _files(contents, shards), _layouts(shards)
     storage.make_directory(folder)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
@@ -125,10 +123,6 @@ def set_aside(folder: Path, step: int) -> Path | None:
     storage.remove_tree(aside)
     storage.rename(path, aside)
     return aside
-
-
-def _whole(tensors: "Mapping[str, Tensor]") -> dict[str, Shard]:
-    return {name: Shard.whole(tensor) for name, tensor in tensors.items()}
 
 
 def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:
@@ -203,13 +197,3 @@ def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
     with storage_errors("read the folder", folder):
         matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     return [path for path, match in matches if match and not is_alive(int(match[1]))]
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
-    free = free_bytes(folder)
-    if free < needed:
-        raise StorageError(
-            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
-            "free some space or choose another folder"
-        )

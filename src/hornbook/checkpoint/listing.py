@@ -1,4 +1,4 @@
-"""Which checkpoints there are: asked of the disk every time.
+"""Which checkpoints there are, and whether there is room for another: asked of the disk every time.
 
     runs/demo/checkpoints/  step-00000400/  step-00000800/  step-00001200/ (damaged)  step-00001600.tmp-4711/
         newest_sound  -> step-00000800, and a warning about step-00001200
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
-from hornbook.errors import CheckpointError
-from hornbook.storage.system import storage_errors
+from hornbook.errors import CheckpointError, StorageError
+from hornbook.storage.system import format_bytes, free_bytes, storage_errors
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -32,11 +32,7 @@ class Info:
 
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not."""
     if not folder.is_dir():
         return []
     with storage_errors("read the folder", folder):
@@ -45,40 +41,26 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not."""
     return [step for step, _ in committed(folder)]
 
 
 def list_checkpoints(folder: Path) -> list[Info]:
-    """Check all checkpoints of a folder, every byte, and return them oldest first.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Check all checkpoints of a folder, every byte, and return them oldest first."""
     return [describe(path) for _, path in committed(folder)]
 
 
 def describe(path: Path) -> Info:
-    """Check one checkpoint, every byte of it, whatever its folder is called.
-
-    Raises:
-        StorageError: the folder cannot be read.
-    """
+    """Check one checkpoint, every byte of it, whatever its folder is called."""
     problems = verify(path)
     step = parse_step(path.name) if problems else read_manifest(path).step
-    return Info(step=step, path=path, size=_size(path), problems=problems)
+    with storage_errors("read the folder", path):
+        size = sum(file.lstat().st_size for file in path.iterdir()) if path.is_dir() else 0
+    return Info(step=step, path=path, size=size, problems=problems)
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over.
-
-    Raises:
-        StorageError: the folder cannot be read; one that does not exist is empty.
-    """
+    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over."""
     for _, path in reversed(committed(folder)):
         problems = verify(path)
         if not problems:
@@ -90,9 +72,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     """Return the checkpoint that ``path`` stands for: itself, or the newest sound one of a run or of its checkpoints.
 
-    Raises:
-        CheckpointError: there is none.
-        StorageError: the folder cannot be read.
+    Raises CheckpointError if there is none.
     """
     if not path.is_dir():
         raise CheckpointError(
@@ -120,8 +100,11 @@ def checkpoints_of(path: Path) -> Path:
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 
 
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return 0
-    with storage_errors("read the folder", path):
-        return sum(file.lstat().st_size for file in path.iterdir())
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
+            "free some space or choose another folder"
+        )

@@ -58,8 +58,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
     def read(self, name: str, box: Box) -> "Tensor":
         """Return a box of a tensor, from the files that hold parts of it.
 
-        Raises:
-            CheckpointError: a file is malformed.
+        Raises CheckpointError if a file is malformed.
         """
         return read_box(self._folder, self._files, name, self._layouts[name], box)
 
@@ -74,7 +73,6 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
 
     Raises:
         CheckpointError: it is damaged; all problems in one line.
-        StorageError: it cannot be read.
     """
     if not verified and (problems := verify(path)):
         raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; take an older one")

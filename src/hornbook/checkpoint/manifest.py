@@ -79,11 +79,7 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is no such name.
-    """
+    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if it is no such name."""
     step = parse_step(path.name)
     if step is None:
         raise CheckpointError(f"{path}: expected a checkpoint named like step-00001200; choose one from its folder")
@@ -105,9 +101,7 @@ def is_plain_name(name: str) -> bool:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint ``path``; whether its files agree, ``verify`` tells.
 
-    Raises:
-        CheckpointError: it is missing, malformed or of another format.
-        StorageError: it cannot be read.
+    Raises CheckpointError if it is missing, malformed or of another format.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint")

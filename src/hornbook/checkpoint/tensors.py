@@ -89,9 +89,7 @@ def digest(tensors: "Mapping[str, Tensor]") -> str:
 def read(path: Path) -> "dict[str, Tensor]":
     """Return the tensors of a safetensors file by name, on the CPU, in memory of their own.
 
-    Raises:
-        CheckpointError: the file is malformed, or its header is unreasonably large.
-        StorageError: it cannot be read.
+    Raises CheckpointError if the file is malformed, or its header is unreasonably large.
     """
     file = open_file(path)
     with _reading(path):
@@ -101,9 +99,7 @@ def read(path: Path) -> "dict[str, Tensor]":
 def open_file(path: Path) -> Any:
     """Return safetensors' handle of a file, whose header is checked: ``keys``, ``get_slice``, ``get_tensor``.
 
-    Raises:
-        CheckpointError: the file is malformed, or its header is unreasonably large.
-        StorageError: it cannot be read.
+    Raises CheckpointError if the file is malformed, or its header is unreasonably large.
     """
     from safetensors import safe_open
 

@@ -1,42 +1,125 @@
-"""Arguments that several commands share: numbers with bounds, the device, a recipe with its overrides.
+"""The argument parser of every command, and the arguments that several commands share.
+
+    hornbook train demo --outptu runs/a
+        -> UserError("unknown option --outptu; did you mean "--output"? (see `hornbook train --help`)")
 
     parser.add_argument("--output-length", type=positive_integer, ...)
     add_recipe_arguments(parser)      -> RECIPE and --section.key value: arguments.recipe, arguments.overrides
     add_device_arguments(parser)      -> --device, --threads: arguments.device, arguments.threads
 
-Numbers are read by the recipe's own validator, so that ``1e5``, ``100_000`` and an error look the same everywhere.
+A mistake is one line that names the nearest word. The recipe's own validator reads numbers, so that ``1e5``,
+``100_000`` and an error look the same everywhere. Some private methods of argparse are overridden (``_check_value``,
+``_fill_text`` and ``_split_lines``, unchanged since Python 2.7).
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+import functools
+import importlib
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
-from hornbook.cli.parser import CommandParser
+from hornbook.cli.table import wrap_line
+from hornbook.config.build import split_overrides
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
 from hornbook.config.recipe import SECTIONS, specs
+from hornbook.config.suggest import did_you_mean
+from hornbook.errors import UserError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-def _number(kind: type, **bounds: float) -> Callable[[str], Any]:
-    spec = Spec(type=kind, bounds=Bounds(**bounds))
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the lines of a description, and wraps each below its own text; never at the hyphen of a name."""
 
-    def read(text: str) -> object:
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(wrap_line(f"{indent}{line}", width + len(indent)) for line in text.splitlines())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser with ``--json`` and ``--debug``; subparsers are of this class too.
+
+    Attributes:
+        takes_recipe: whether words such as ``--optimizer.learning-rate`` become ``arguments.overrides``.
+        module: if given, its ``add_arguments`` declares the arguments when the parser is first used, so that only the
+            module of the chosen subcommand is imported.
+    """
+
+    takes_recipe = False
+    module: str | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            **options, allow_abbrev=False, formatter_class=functools.partial(_Formatter, max_help_position=36)
+        )
+        self.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="end with one JSON object on standard output"
+        )
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse; an unknown word is an error here, where the command's options are known.
+
+        Raises UserError with what is wrong, in one line.
+        """
+        if self.module is not None:
+            importlib.import_module(self.module).add_arguments(self)
+            self.module = None
+        words = sys.argv[1:] if args is None else list(args)
+        overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
+        namespace, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        if self.takes_recipe:
+            namespace.overrides = overrides
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError with what argparse would print and exit for."""
+        raise UserError(f"{' '.join(message.split())} (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            expected = ", ".join(known)
+            raise argparse.ArgumentError(
+                action, f"{show(value)} is not one of {expected}{did_you_mean(str(value), known)}"
+            )
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {show(word)}"
+        option = word.partition("=")[0]
+        return f"unknown option {show(option)}{did_you_mean(option, self._option_string_actions)}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """Read a number within bounds, as argparse's ``type``."""
+
+    spec: Spec
+
+    def __call__(self, text: str) -> Any:
+        """Return the number in ``text``; raise argparse.ArgumentTypeError if there is none, or one out of bounds."""
         try:
-            return convert(parse_text(text, spec), spec)
+            return convert(parse_text(text, self.spec), self.spec)
         except Mistake as mistake:
             raise argparse.ArgumentTypeError(f"{show(text)}: {mistake}") from None
 
-    return read
 
-
-positive_integer = _number(int, minimum=1)
-natural_number = _number(int, minimum=0)
-positive_number = _number(float, above=0)
-non_negative_number = _number(float, minimum=0)
-fraction = _number(float, minimum=0, maximum=1)
-positive_fraction = _number(float, above=0, maximum=1)
+positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))
+natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
+positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
+non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
+fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
+positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

@@ -212,8 +212,7 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
     """Return the recipe, with some vocabulary where it has none.
 
-    Raises:
-        UserError: it names data, which are not looked at.
+    Raises UserError if it names data, which are not looked at.
     """
     from dataclasses import replace
 

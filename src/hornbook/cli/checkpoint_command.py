@@ -42,9 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def list_command(folder: Path) -> dict[str, Any]:
     """Return the checkpoints of a run, or of a folder of checkpoints, oldest first, and print a table.
 
-    Raises:
-        CheckpointError: there is no such folder.
-        StorageError: it cannot be read.
+    Raises CheckpointError if there is no such folder.
     """
     from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
     from hornbook.errors import CheckpointError
@@ -54,16 +52,17 @@ def list_command(folder: Path) -> dict[str, Any]:
     found = list_checkpoints(checkpoints_of(folder))
     if not found:
         _refuse_foreign(folder)
-    _print(_table(found) if found else [f"no checkpoints in {folder}"])
+    print(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
+    for info in found:
+        state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
+        print(f"{info.step!s:>10}  {_size(info):>10}  {state}")
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
 def verify_command(path: Path) -> dict[str, Any]:
     """Check one checkpoint, or all of a run; print a line for each that is sound.
 
-    Raises:
-        CheckpointError: one is damaged, or there is none; all problems in one line.
-        StorageError: the folder cannot be read.
+    Raises CheckpointError if one is damaged, or there is none; all problems in one line.
     """
     from hornbook.errors import CheckpointError
 
@@ -97,15 +96,6 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: make a checkpoint of "
             "it with `hornbook checkpoint import`, which reads and checks every tensor"
         )
-
-
-def _table(found: "Iterable[Info]") -> list[str]:
-    rows = [(str(info.step), _size(info), _state(info)) for info in found]
-    return [f"{step:>10}  {size:>10}  {state}" for step, size, state in (("step", "size", "state"), *rows)]
-
-
-def _state(info: "Info") -> str:
-    return f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
 
 
 def _size(info: "Info") -> str:

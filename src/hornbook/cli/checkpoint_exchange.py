@@ -27,13 +27,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         help="Hugging Face folder, owner/name on the hub (extra hornbook[hub]), or folder or prefix of a "
         "TensorFlow checkpoint of a BERT or GPT-2",
     )
-    taken.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="new run folder for the checkpoint",
-    )
+    taken.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new run folder for the checkpoint")
     taken.add_argument(
         "--allow-pickle",
         action="store_true",
@@ -58,7 +52,6 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the folder holds a run or checkpoints already, or there is no such model.
         CheckpointError: the model is malformed, pickled without leave, or not one of hornbook's.
-        StorageError: a file cannot be read or written.
     """
     from hornbook.checkpoint import save
     from hornbook.config import recipe_from_dict
@@ -76,7 +69,9 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
         path = save(output / "checkpoints", contents)
     model = recipe_from_dict(contents.documents["recipe"]).model
     if not has_tokenizer(Path(contents.documents["source"]["folder"])):
-        warnings.append(_lack_of_tokenizer(folder, model))
+        files = "vocab.txt" if model.family == "bert" else "vocab.json and merges.txt"
+        mend = f"add tokenizer.json, or {files}, and import it again to generate or evaluate"
+        warnings.append(f"no tokenizer in {folder}: {mend}")
     _warn(warnings)
     layers, parameters = counted(model.num_layers, "layer"), f"{model.num_parameters():,} parameters"
     print(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
@@ -95,7 +90,6 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the folder exists already.
         CheckpointError: there is no sound checkpoint, or transformers has no such model.
-        StorageError: a file cannot be read or written.
     """
     from hornbook.exchange.huggingface import write_folder
     from hornbook.exchange.restore import read_source
@@ -116,11 +110,6 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _warn(warnings: list[str]) -> None:
     sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
-
-
-def _lack_of_tokenizer(folder: Path, model: "TransformerConfig") -> str:
-    files = "vocab.txt" if model.family == "bert" else "vocab.json and merges.txt"
-    return f"no tokenizer in {folder}: add tokenizer.json, or {files}, and import it again to generate or evaluate"
 
 
 def _kind(model: "TransformerConfig") -> str:

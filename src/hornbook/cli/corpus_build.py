@@ -85,11 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Build a corpus; return its counts.
-
-    Raises:
-        UserError: an option does not apply, or the build refuses its inputs.
-    """
+    """Build a corpus; return its counts. Raises UserError if an option does not apply."""
     from hornbook.corpus.build.builder import BuildOptions, build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
@@ -203,11 +199,7 @@ def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
 
 
 def quality_options(arguments: argparse.Namespace) -> QualityOptions:
-    """Return the options that say which documents stay.
-
-    Raises:
-        UserError: an option refines another that was not given.
-    """
+    """Return the filter options. Raises UserError if one refines another that was not given."""
     refined = {name: getattr(arguments, name) for name in _NEEDS if getattr(arguments, name) is not None}
     for name in refined:
         if not getattr(arguments, _NEEDS[name].removeprefix("--")):

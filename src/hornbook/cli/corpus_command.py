@@ -9,7 +9,7 @@ import argparse
 import importlib
 from typing import Final
 
-from hornbook.cli.parser import CommandParser
+from hornbook.cli.arguments import CommandParser
 
 SUBCOMMANDS: Final = {
     "build": "tokenize text into a corpus",

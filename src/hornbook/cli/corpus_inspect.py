@@ -6,15 +6,11 @@ hornbook corpus inspect corpora/mine --samples 5
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hornbook.cli.arguments import natural_number
 from hornbook.wording import counted
-
-if TYPE_CHECKING:
-    from hornbook.corpus.store import TokenStore
 
 _BAR_WIDTH = 40
 _DEFAULT_SAMPLES = 3
@@ -29,12 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show each store of a corpus, or a file of instances; return the numbers.
-
-    Raises:
-        UserError: documents are asked for, and instances are no documents.
-    """
+    """Show each store of a corpus, or a file of instances; return the numbers."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
+    from hornbook.corpus.describe import describe_store
     from hornbook.corpus.store import open_store, splits_of
     from hornbook.errors import UserError
 
@@ -44,33 +37,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         return inspect_instances(Path(arguments.store))
     stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
     num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
-    facts = [_inspect(store, num_samples) for store in stores]
+    facts = [describe_store(store, num_samples) for store in stores]
     for fact in facts:
         sys.stdout.writelines(f"{line}\n" for line in _inspect_lines(fact))
     return {"stores": facts}
-
-
-def _inspect(store: "TokenStore", num_samples: int) -> dict[str, Any]:
-    from hornbook.corpus.describe import describe_lengths, samples, tokens_per_byte
-
-    sources = store.manifest.sources if store.manifest else ()
-    return {
-        "store": str(store.path),
-        "documents": store.num_documents,
-        "sentences": store.num_sentences,
-        "tokens": store.num_tokens,
-        "bytes": store.num_bytes,
-        "tokens_per_byte": tokens_per_byte(store),
-        "vocab_size": store.vocab_size,
-        "dtype": store.indexed.dtype.name,
-        "end_of_text": store.end_of_text,
-        "end_of_text_id": store.end_of_text_id,
-        "fingerprint": store.fingerprint,
-        "lengths": asdict(describe_lengths(store)),
-        "num_sources": len(sources),
-        "sources": list(sources[:10]),
-        "samples": [asdict(sample) for sample in samples(store, num_samples)],
-    }
 
 
 def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:

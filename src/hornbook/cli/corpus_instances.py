@@ -44,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write instances; return what was written.
-
-    Raises:
-        UserError: there are no splits to choose from, or an option does not apply.
-    """
+    """Write instances; return what was written. Raises UserError if an option does not apply."""
     from dataclasses import fields
 
     from hornbook.corpus.store import open_store, splits_of
@@ -79,11 +75,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def are_instances(path: Path) -> bool:
-    """Tell whether there is a file of instances, or a folder of them, and no token store.
-
-    Raises:
-        DataError: it is a damaged one.
-    """
+    """Return whether a path is a file or folder of instances, and no token store. Raises DataError if it is damaged."""
     from hornbook.corpus.convert.detect import detect_source
     from hornbook.formats.arrow import is_dataset
     from hornbook.formats.tfrecord import begins_with_record

@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the demo and return what training and evaluation returned.
 
-    Raises:
-        UserError: it was begun here with another length.
+    Raises UserError if it was begun here with another length.
     """
     started = time.monotonic()
     root: Path = arguments.output
@@ -77,8 +76,7 @@ def command(*words: str) -> dict[str, Any]:
 def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
     """Return the number of steps that was decided when the demo was first started here; None if it was not.
 
-    Raises:
-        UserError: it was started with another length.
+    Raises UserError if it was started with another length.
     """
     from hornbook.errors import UserError
     from hornbook.storage.json_files import read_json

@@ -181,8 +181,7 @@ def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[P
 def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[Prompt]") -> dict[str, Any]:
     """Let an encoder fill the gaps of prompts; without any, of those that are typed.
 
-    Raises:
-        UserError: an option was given that only a decoder has a use for.
+    Raises UserError if an option was given that only a decoder has a use for.
     """
     from hornbook.cli.fill import fill_all, fill_typed
     from hornbook.cli.texts import Output

@@ -13,7 +13,7 @@ from hornbook.errors import UserError
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
-    from hornbook.text.documents import ReadOptions
+    from hornbook.text.reading import ReadOptions
 
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """What of an article is kept or dropped, and the formats that can tell it apart."""
@@ -88,14 +88,9 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
-    """Return the options that ``add_input_arguments`` declared.
-
-    Raises:
-        UserError: one was given that does not apply to the format.
-    """
+    """Return the options that ``add_input_arguments`` declared. Raises UserError if one does not fit the format."""
     from hornbook.storage.system import usable_cores
-    from hornbook.text.documents import ReadOptions
-    from hornbook.text.reading import DEFAULT_FIELD
+    from hornbook.text.reading import DEFAULT_FIELD, ReadOptions
     from hornbook.text.wikipedia.lines import CleanOptions
 
     cleaning = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Sequence
 
 from hornbook import __version__
-from hornbook.cli.parser import CommandParser
+from hornbook.cli.arguments import CommandParser
 from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
 from hornbook.wording import one_line
 

@@ -18,28 +18,21 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.config import bundled_recipes, load_recipe
     from hornbook.track.units import short
 
-    bundled = bundled_recipes().values()
-    models = {recipe.name: load_recipe(recipe.name, require_data=False).recipe.model for recipe in bundled}
-    ordered = sorted(bundled, key=lambda recipe: models[recipe.name].num_parameters())
+    models = {name: load_recipe(name, require_data=False).recipe.model for name in bundled_recipes()}
+    ordered = sorted(bundled_recipes().items(), key=lambda item: models[item[0]].num_parameters())
     rows = [("name", "parameters ", "layers", "hidden", "")]
-    for recipe in ordered:
-        model = models[recipe.name]
-        parameters = short(model.num_parameters()) + (" " if model.vocab_size else "*")
-        rows.append((recipe.name, parameters, str(model.num_layers), str(model.hidden_size), recipe.description))
+    recipes = []
+    for name, path in ordered:
+        with path.open(encoding="utf-8") as file:
+            description = file.readline().lstrip("#").strip()  # a recipe begins with a comment that describes it
+        model, num_parameters = models[name], models[name].num_parameters()
+        parameters = short(num_parameters) + (" " if model.vocab_size else "*")
+        rows.append((name, parameters, str(model.num_layers), str(model.hidden_size), description))
+        sizes = {key: getattr(model, key) for key in ("num_layers", "hidden_size", "vocab_size")}
+        recipes.append(
+            {"name": name, "description": description, "parameters": num_parameters, **sizes, "path": str(path)}
+        )
     print_columns(rows, right=range(1, 4))
     print("* plus the token table, whose size depends on the corpus's vocabulary")
     print("\n`hornbook train NAME --data.train STORE` trains one; `--print-recipe` shows it.")
-    return {
-        "recipes": [
-            {
-                "name": recipe.name,
-                "description": recipe.description,
-                "parameters": models[recipe.name].num_parameters(),
-                "num_layers": models[recipe.name].num_layers,
-                "hidden_size": models[recipe.name].hidden_size,
-                "vocab_size": models[recipe.name].vocab_size,
-                "path": str(recipe.path),
-            }
-            for recipe in ordered
-        ]
-    }
+    return {"recipes": recipes}

@@ -71,11 +71,7 @@ class Output:
         self._appender: Appender | None = None
 
     def add(self, text: Record) -> None:
-        """Take a text.
-
-        Raises:
-            StorageError: it does not fit on the disk.
-        """
+        """Take a text. Raises StorageError if it does not fit on the disk."""
         record = text.as_json()
         self.records.append(record)
         line = json.dumps(record)

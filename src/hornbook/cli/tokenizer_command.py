@@ -75,7 +75,8 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
     from hornbook.corpus.build.token_pipeline import falls_to_validation
     from hornbook.errors import UserError
-    from hornbook.text.documents import Tally, read_documents
+    from hornbook.text.documents import read_documents
+    from hornbook.text.reading import Tally
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.cased and arguments.kind != "wordpiece":

@@ -1,23 +1,12 @@
 """Recipes: the options of a run, where each value came from, and every mistake at once.
 
-    TOML file, --section.key  -> document (one tree of leaves with sources) -> build (checked by options)
-        -> Resolved(recipe, sources)
+    TOML file, --section.key  -> build (a tree of leaves with sources, checked by options) -> Resolved(recipe, sources)
     sections: recipe (data, training, ...), models (model, objective), optimizers (optimizer, schedule)
 
 The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
 """
 
-from hornbook.config.build import (
-    Change,
-    Resolved,
-    changed_keys,
-    load_recipe,
-    recipe_from_dict,
-    recipe_to_dict,
-    recipe_to_toml,
-    refuse_unknown_parts,
-)
-from hornbook.config.document import bundled_recipes, find_recipe
+from hornbook.config.build import Resolved, bundled_recipes, find_recipe, load_recipe, recipe_from_dict
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -48,11 +37,15 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import Problem, choices, option, register
 from hornbook.config.recipe import (
+    Change,
     DataConfig,
     EvaluationConfig,
     PrecisionConfig,
     Recipe,
     TrainingConfig,
+    changed_keys,
+    recipe_to_dict,
+    recipe_to_toml,
 )
 
 __all__ = [
@@ -97,6 +90,5 @@ __all__ = [
     "recipe_from_dict",
     "recipe_to_dict",
     "recipe_to_toml",
-    "refuse_unknown_parts",
     "register",
 ]

@@ -1,34 +1,24 @@
-"""From what was written to a checked ``Recipe`` with every mistake at once, and back to TOML or JSON.
+"""From what was written to a checked ``Recipe``, with every mistake at once.
 
-    load_recipe("my.toml", ["--optimizer.learning-rate", "3e-4"])
-        -> Resolved(recipe=Recipe(...), path=Path("my.toml"),
-                    sources={"model.num_layers": "my.toml:2", "optimizer.learning_rate": "command line",
-                             "training.seed": "default", ...})
+    [training]                       {("training", "steps"): Leaf(500, "my.toml:2")}          <- the file
+    steps = 500                 +    {("training", "epochs"): Leaf("2", "command line", ...)} <- --training.epochs 2
+                                =    {("training", "epochs"): Leaf("2", "command line, in place of training.steps ...")}
 
-Defaults < recipe < command line. Each section's tag picks its dataclass, and each leaf is converted. A value that fails
-keeps its default, so that the checks of several fields still run over the others; a check that concerns a failed field
-is skipped until that field is corrected.
+    -> Resolved(recipe=Recipe(...), sources={"training.epochs": "command line, ...", "training.seed": "default", ...})
+
+Defaults < recipe file < command line. Leaves are checked only when all are known: each section's tag picks its
+dataclass, and each leaf is converted. A value that fails keeps its default, so that the checks of several fields still
+run over the others; a check that concerns a failed field is skipped. The TOML parser keeps no line numbers; they come
+from a scan of the text, which gives all keys of an inline table the line of the table.
 """
 
-import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from hornbook.config.document import (
-    Key,
-    Leaf,
-    Tree,
-    document_leaves,
-    dotted,
-    file_leaves,
-    find_recipe,
-    merge,
-    read_document,
-    split_overrides,
-)
 from hornbook.config.options import (
     TAGS,
     Mistake,
@@ -42,13 +32,33 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
-from hornbook.config.recipe import SECTIONS, Recipe, specs
-from hornbook.config.suggest import did_you_mean, nearest, usual
+from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 
+FOLDER = Path(__file__).parent / "recipes"
+COMMAND_LINE = "command line"
 MOST_KEYS = 500
-"""A file with more keys is refused as a whole."""
-COMMENT_COLUMN = 40
+LARGEST_FILE = 1 << 20
+"""A recipe file with more keys or bytes is refused as a whole."""
+_TRAIN = "to train on it: hornbook train demo --data.train"
+_OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """An unchecked value, with its source in words and the folder that paths are relative to.
+
+    On the command line the value is text, or None for an option without a value.
+    """
+
+    value: object
+    source: str
+    folder: Path | None = None
+    is_text: bool = False
+
+
+Tree = dict[Key, Leaf]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +68,6 @@ class Resolved:
     recipe: Recipe
     sources: dict[str, str]
     path: Path
-
-
-class Change(NamedTuple):
-    """A value that differs between two recipes."""
-
-    key: str
-    old: object
-    new: object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,89 +123,10 @@ def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
     """
     if not isinstance(document, Mapping):
         raise RecipeError([f"{label}: expected a table of sections, got {kind_of(document)}"])
-    recipe, _, problems = _build(document_leaves(document, label))
+    recipe, _, problems = _build({key: Leaf(value=value, source=label) for key, value in _entries(document)})
     if problems:
         raise RecipeError(problems)
     return recipe
-
-
-def refuse_unknown_parts(document: object, source: str) -> None:
-    """Refuse a stored recipe with a part that is not registered, as a user's script has done.
-
-    Args:
-        document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
-        source: the run or the checkpoint that it is of.
-
-    Raises:
-        RecipeError: it names such a part; a single line.
-    """
-    sections = document if isinstance(document, Mapping) else {}
-    for section, key in TAGS.items():
-        values = sections.get(section)
-        tag = values.get(key) if isinstance(values, Mapping) else None
-        if isinstance(tag, str) and tag not in choices(section):
-            what = "of the family" if section == "model" else f"made with the {section}"
-            message = (
-                f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
-                "script that registers it, python SCRIPT.py in place of hornbook"
-            )
-            raise RecipeError([message])
-
-
-def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Turn a recipe into nested dictionaries of JSON's types."""
-    return _options(recipe) | {section: _options(getattr(recipe, section)) for section in SECTIONS}
-
-
-def _options(values: object) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in describe(type(values))}
-
-
-def recipe_to_toml(recipe: Recipe, sources: Mapping[str, str] | None = None) -> str:
-    """Write a recipe as TOML that loads back equal; with ``sources``, each line says where its value came from.
-
-    An unset optional value is left out, or written ``"none"`` where its default is another.
-    """
-    blocks = [_block(recipe, "", sources)]
-    blocks += [f"[{section}]\n{_block(getattr(recipe, section), f'{section}.', sources)}" for section in SECTIONS]
-    return "\n".join(blocks)
-
-
-def _block(values: object, prefix: str, sources: Mapping[str, str] | None) -> str:
-    lines = []
-    for name, value in _options(values).items():
-        if value is not None or describe(type(values))[name].default is not None:
-            line = f"{name} = {_toml(value)}"
-        elif sources is not None:
-            line = f"# {name} is unset"
-        else:
-            continue
-        source = f" # {sources.get(prefix + name, 'default')}" if sources is not None else ""
-        lines.append(f"{line:<{COMMENT_COLUMN - 1}}{source}".rstrip() + "\n")
-    return "".join(lines)
-
-
-def _toml(value: object) -> str:
-    if value is None:
-        return '"none"'
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str | bool):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
-    """List every value that differs, by dotted key; one that only one of them has is None in the other."""
-    before, after = _flatten(old), _flatten(new)
-    keys = [*before, *(key for key in after if key not in before)]
-    return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-
-
-def _flatten(recipe: Recipe) -> dict[str, object]:
-    """Return every value by dotted key."""
-    nested = recipe_to_dict(recipe)
-    return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}
 
 
 def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
@@ -217,7 +140,7 @@ def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
             _report_stray((section, key), leaf, report)
     parts: dict[str, Any] = {section: _build_section(section, tree, report) for section in SECTIONS}
     recipe = Recipe(**parts, **_convert_all("", describe(Recipe), tree, report))
-    sources = dict.fromkeys(_flatten(recipe), "default") | {dotted(key): leaf.source for key, leaf in tree.items()}
+    sources = dict.fromkeys(flatten(recipe), "default") | {dotted(key): leaf.source for key, leaf in tree.items()}
     failed = {dotted(key) for key in report.failed}
     conflicts = [problem for problem in _conflicts(recipe) if failed.isdisjoint(problem.keys)]
     return recipe, sources, report.problems + [_conflict(problem, recipe, sources) for problem in conflicts]
@@ -234,7 +157,7 @@ def _conflicts(recipe: Recipe) -> Iterator[Problem]:
 
 def _conflict(problem: Problem, recipe: Recipe, sources: dict[str, str]) -> str:
     """Write a problem on one line, with the values and where each comes from."""
-    flat = _flatten(recipe)
+    flat = flatten(recipe)
     values = (f"{key} = {show(flat[key])} ({sources[key]})" for key in problem.keys)
     return f"{', '.join(values)}: {problem.message}"
 
@@ -262,7 +185,8 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
         if key[0] != section or key in report.failed:
             continue
         if key[1] not in options:
-            report.add(key, leaf, _unknown(key, options, tree), with_value=False)
+            tag = tree.get((section, TAGS.get(section, "")))
+            report.add(key, leaf, why_unknown(key, options, tag.value if tag else None), with_value=False)
             continue
         try:
             values[key[1]] = _convert(leaf, options[key[1]])
@@ -285,25 +209,159 @@ def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:
     elif isinstance(leaf.value, dict):
         report.add(key, leaf, f"unknown section{did_you_mean(key[1], SECTIONS)}", with_value=False)
     else:
-        report.add(key, leaf, f"unknown key{_suggestion(key, {})}", with_value=False)
+        report.add(key, leaf, why_unknown(key, {}), with_value=False)
 
 
-def _unknown(key: Key, options: dict[str, Spec], tree: Tree) -> str:
-    """Say why a section has no such key: only other choices have it, or it is misspelled."""
-    section, name = key
-    tags = [f'"{tag}"' for tag, _ in specs(section).get(name, ()) if tag]
-    if not tags:
-        return f"unknown key{_suggestion(key, options)}"
-    tag = (section, TAGS[section])
-    chosen = tree[tag].value if tag in tree else describe(SECTIONS[section])[TAGS[section]].default
-    listed = f"{', '.join(tags[:-1])} or {tags[-1]}" if len(tags) > 1 else tags[0]
-    return f'applies only to {dotted(tag)} = {listed}, not "{chosen}"; remove it or change {dotted(tag)}'
+def bundled_recipes() -> dict[str, Path]:
+    """Return the files of the package's recipes by name, in alphabetical order."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 
 
-def _suggestion(key: Key, options: dict[str, Spec]) -> str:
-    """Suggest what other trainers call so, else the nearest key of the section, else the same word or the nearest."""
-    everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
-    near = nearest(key[1], options)
-    same = [known for known in everywhere if known.endswith(f".{key[1]}")]
-    meant = usual(dotted(key), everywhere) or (near and dotted((key[0], near))) or (same[0] if same else None)
-    return f'; did you mean "{meant}"?' if meant else did_you_mean(dotted(key), everywhere)
+def find_recipe(reference: str) -> Path:
+    """Find a recipe: a bundled one by name, another by its path, which has a slash or ends in ``.toml``.
+
+    Raises RecipeError if it is neither; the message suggests the nearest names.
+    """
+    bundled = bundled_recipes()
+    if reference in bundled:
+        return bundled[reference]
+    path = Path(reference)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        return path
+    family = [name for name in bundled if name.startswith(f"{reference}-")]
+    family.sort(key=lambda name: (_size(bundled[name]), name))
+    hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
+    raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Return width and depth of a recipe's model."""
+    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    return model["hidden_size"], model["num_layers"]
+
+
+def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
+    """Read a recipe file, which messages call ``label``; return the parsed TOML and its text.
+
+    Raises RecipeError if the file cannot be read, is too large, or is not UTF-8 or not TOML (with line and column).
+    """
+    content = _read(path, label)
+    try:
+        text = content.decode("utf-8-sig")
+        return tomllib.loads(text), text
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError([f"{label}:{line}: not UTF-8 at byte {error.start}; save the recipe as UTF-8"]) from None
+    except RecursionError:
+        raise RecipeError([f"{label}: not a recipe: tables or arrays are nested too deeply"]) from None
+    except ValueError as error:  # TOMLDecodeError, or int() of thousands of digits
+        message, _, position = str(error).partition(" (at line ")
+        numbers = "".join(f":{number}" for number in re.findall(r"\d+", position))
+        raise RecipeError([f"{label}{numbers}: not TOML: {' '.join(message.split())}"]) from None
+
+
+def _read(path: Path, label: str) -> bytes:
+    try:
+        if path.is_dir():
+            run = (path / "recipe.toml").is_file()
+            hint = f"the recipe of the run there is {path / 'recipe.toml'}" if run else f"{_TRAIN} {path}"
+            raise RecipeError([f"{label}: is a folder, not a recipe file; {hint}"])
+        if not path.is_file():
+            raise RecipeError([f"{label}: no such recipe file"])
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise RecipeError([f"{label}: cannot be read: {error.strerror or error}"]) from None
+    if len(content) > LARGEST_FILE:
+        raise RecipeError([f"{label}: larger than {LARGEST_FILE} bytes; is it a recipe?"])
+    return content
+
+
+def file_leaves(document: Mapping[str, object], text: str, label: str, folder: Path) -> Tree:
+    """Make leaves of a parsed recipe file; a table that is no section stays one leaf."""
+    lines, section = {}, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+            section = header[1]
+            lines["", section] = number
+        elif assignment := re.match(r"\s*([\w-]+)\s*(?:\.\s*([\w-]+)\s*)?=", line):
+            first, second = assignment[1], assignment[2]
+            lines[(section, first) if section or second is None else (first, second)] = number
+    tree = {}
+    for key, value in _entries(document):
+        number = lines.get(key) or lines.get(("", key[0]), 0)
+        tree[key] = Leaf(value=value, source=f"{label}:{number}" if number else label, folder=folder)
+    return tree
+
+
+def _entries(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
+    for name, value in document.items():
+        if name in SECTIONS and isinstance(value, dict):
+            yield from (((name, key), entry) for key, entry in value.items())
+        else:
+            yield ("", name), value
+
+
+def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
+    """Take the recipe's options out of command-line words.
+
+    A recipe option has a dot in it, or is ``--name``; dashes and underscores are the same. The next word is its value
+    unless it starts with two dashes (``--section.key=--value`` works); for a boolean, only if it is ``true``, ``false``
+    or ``none``. The last of several values counts, and nothing behind a bare ``--`` is an option.
+
+    Returns:
+        The leaves of the options, and the other words.
+    """
+    tree: Tree = {}
+    rest: list[str] = []
+    here, index = Path.cwd(), 0
+    while index < len(words) and words[index] != "--":
+        match = _OPTION.fullmatch(words[index])
+        index += 1
+        if match is None:
+            rest.append(words[index - 1])
+            continue
+        section, _, name = match["key"].replace("-", "_").rpartition(".")
+        value = match["value"]
+        if value is None and index < len(words) and _is_value((section, name), words[index]):
+            value = words[index]
+            index += 1
+        tree[section, name] = Leaf(value=value, source=COMMAND_LINE, folder=here, is_text=True)
+    return tree, [*rest, *words[index:]]
+
+
+def _is_value(key: Key, word: str) -> bool:
+    owners = specs(key[0]).get(key[1], []) if key[0] in SECTIONS else []
+    is_boolean = any(spec.type is bool for _, spec in owners)
+    return word.lower() in ("true", "false", "none") if is_boolean else not word.startswith("--")
+
+
+def merge(recipe: Tree, overrides: Tree) -> Tree:
+    """Lay the command line over the recipe.
+
+    An option that excludes others drops those of the recipe; a ``family`` or ``name`` drops the recipe's options that
+    only other choices have.
+    """
+    merged = {**recipe, **overrides}
+    for group in EXCLUSIVE:
+        if given := [key for key in group if key in overrides and _is_set(overrides[key])]:
+            _drop(merged, given[0], [key for key in group if key in recipe and key not in overrides])
+    for section, tag in TAGS.items():
+        leaf, known = overrides.get((section, tag)), choices(section)
+        if leaf and isinstance(leaf.value, str) and leaf.value in known:
+            others = specs(section).keys() - describe(known[leaf.value]).keys()
+            own = [key for key in recipe if key[0] == section and key not in overrides]
+            _drop(merged, (section, tag), [key for key in own if key[1] in others])
+    return merged
+
+
+def _is_set(leaf: Leaf) -> bool:
+    return str(leaf.value).lower() not in ("none", "false") or leaf.value is None
+
+
+def _drop(merged: Tree, chosen: Key, keys: list[Key]) -> None:
+    """Remove the keys that are still there; the source of the chosen one names them."""
+    dropped = {key: merged.pop(key) for key in keys if key in merged}
+    if dropped:
+        before = ", ".join(f"{dotted(key)} ({leaf.source})" for key, leaf in dropped.items())
+        merged[chosen] = replace(merged[chosen], source=f"{merged[chosen].source}, in place of {before}")

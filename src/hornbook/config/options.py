@@ -139,8 +139,7 @@ def option(
 def describe(section: type) -> dict[str, Spec]:
     """Return the options of a section's dataclass by name, in order; a field with a ``default_factory`` is none.
 
-    Raises:
-        UserError: a field has a type that a recipe cannot hold, or no default.
+    Raises UserError if a field has a type that a recipe cannot hold, or no default.
     """
     return _describe(section)
 
@@ -234,8 +233,7 @@ def definition_of(part: Any) -> tuple[str, str]:
 def parse_text(text: object, spec: Spec) -> object:
     """Read command-line text as its option's type; text that does not parse stays text, which ``convert`` refuses.
 
-    Raises:
-        Mistake: there is no text (None), and the option is no boolean, for which the option alone means true.
+    Raises Mistake if there is no text (None), and the option is no boolean, for which the option alone means true.
     """
     if not isinstance(text, str):
         if spec.type is bool:
@@ -258,8 +256,7 @@ def _parse(text: str, kind: type) -> object:
 def convert(value: object, spec: Spec) -> object:
     """Check ``value`` against its option and return it as the option's type.
 
-    Raises:
-        Mistake: wrong type, out of bounds, or not among the choices.
+    Raises Mistake if it is of a wrong type, out of bounds, or not among the choices.
     """
     is_unset = value is None or value == "none"
     if spec.type is not tuple or (is_unset and spec.optional):

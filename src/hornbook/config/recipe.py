@@ -9,11 +9,12 @@ the command line is always checked; one that is built in Python is checked by
 ``recipe_from_dict(recipe_to_dict(recipe))``.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from hornbook.config.models import (
     CausalLMConfig,
@@ -37,6 +38,9 @@ from hornbook.config.optimizers import (
     problems_of_steps,
 )
 from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
+
+COMMENT_COLUMN = 40
+Key = tuple[str, str]
 
 EXCLUSIVE = (
     (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
@@ -158,6 +162,9 @@ class EvaluationConfig:
         if strays := [name for name in named if name not in self.tasks]:
             message = f"task_data applies only to tasks that run; add {', '.join(strays)} to tasks, or remove its data"
             problems.append(Problem(("task_data", "tasks"), message))
+        for name in ("task_data", "tasks_every_steps"):
+            if getattr(self, name) and not self.tasks and not strays:
+                problems.append(Problem((name, "tasks"), f"{name} has no effect without tasks; set them, or remove it"))
         if self.early_stopping_min_delta and self.early_stopping_patience is None:
             message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
             problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
@@ -286,3 +293,72 @@ def specs(section: str) -> dict[str, list[tuple[str, Spec]]]:
         for name, spec in describe(section_class).items():
             found.setdefault(name, []).append((tag, spec))
     return found
+
+
+def dotted(key: Key) -> str:
+    """Write a key as people do: ``training.steps``, or ``name`` at the top."""
+    return f"{key[0]}.{key[1]}" if key[0] else key[1]
+
+
+class Change(NamedTuple):
+    """A value that differs between two recipes."""
+
+    key: str
+    old: object
+    new: object
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Turn a recipe into nested dictionaries of JSON's types."""
+    return _options(recipe) | {section: _options(getattr(recipe, section)) for section in SECTIONS}
+
+
+def _options(values: object) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in describe(type(values))}
+
+
+def recipe_to_toml(recipe: Recipe, sources: Mapping[str, str] | None = None) -> str:
+    """Write a recipe as TOML that loads back equal; with ``sources``, each line says where its value came from.
+
+    An unset optional value is left out, or written ``"none"`` where its default is another.
+    """
+    blocks = [_block(recipe, "", sources)]
+    blocks += [f"[{section}]\n{_block(getattr(recipe, section), f'{section}.', sources)}" for section in SECTIONS]
+    return "\n".join(blocks)
+
+
+def _block(values: object, prefix: str, sources: Mapping[str, str] | None) -> str:
+    lines = []
+    for name, value in _options(values).items():
+        if value is not None or describe(type(values))[name].default is not None:
+            line = f"{name} = {_toml(value)}"
+        elif sources is not None:
+            line = f"# {name} is unset"
+        else:
+            continue
+        source = f" # {sources.get(prefix + name, 'default')}" if sources is not None else ""
+        lines.append(f"{line:<{COMMENT_COLUMN - 1}}{source}".rstrip() + "\n")
+    return "".join(lines)
+
+
+def _toml(value: object) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str | bool):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
+    """List every value that differs, by dotted key; one that only one of them has is None in the other."""
+    before, after = flatten(old), flatten(new)
+    keys = [*before, *(key for key in after if key not in before)]
+    return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def flatten(recipe: Recipe) -> dict[str, object]:
+    """Return every value by dotted key."""
+    nested = recipe_to_dict(recipe)
+    return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}

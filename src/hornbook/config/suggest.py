@@ -4,7 +4,10 @@ did_you_mean("lerning_rate", ["learning_rate", "beta1"]) -> '; did you mean "lea
 did_you_mean("optimizer.lr", ["optimizer.learning_rate"]) -> '; did you mean "optimizer.learning_rate"?'
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from hornbook.config.options import TAGS, describe
+from hornbook.config.recipe import SECTIONS, Key, Recipe, dotted, specs
 
 _USUAL = {
     "learning_rate": "lr max_lr peak_lr peak_learning_rate base_learning_rate",
@@ -74,3 +77,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: a suggestion, or nothing."""
     suggestion = nearest(word, known)
     return f'; did you mean "{suggestion}"?' if suggestion else ""
+
+
+def why_unknown(key: Key, options: Collection[str], chosen: object = None) -> str:
+    """Say why a section has no such key: only other choices have it, or it is misspelled.
+
+    The suggestion is what other trainers call so, else the nearest key of the section, else the same word elsewhere.
+
+    Args:
+        key: section and name.
+        options: the section's options by name.
+        chosen: the value of the section's tag; None for its default.
+    """
+    section, name = key
+    if tags := [f'"{tag}"' for tag, _ in specs(section).get(name, ()) if tag] if section in SECTIONS else []:
+        tag = (section, TAGS[section])
+        chosen = chosen or describe(SECTIONS[section])[TAGS[section]].default
+        listed = f"{', '.join(tags[:-1])} or {tags[-1]}" if len(tags) > 1 else tags[0]
+        return f'applies only to {dotted(tag)} = {listed}, not "{chosen}"; remove it or change {dotted(tag)}'
+    everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
+    near = nearest(name, options)
+    same = [known for known in everywhere if known.endswith(f".{name}")]
+    meant = usual(dotted(key), everywhere) or (near and dotted((section, near))) or (same[0] if same else None)
+    return f'unknown key; did you mean "{meant}"?' if meant else f"unknown key{did_you_mean(dotted(key), everywhere)}"

@@ -5,8 +5,8 @@
     joined             [5 6 0] [7 0] [8 9 0]  three documents, end-of-text stored
 
 Nothing is copied: a document is read from its own store. Where only some have end-of-text tokens, the others' documents
-get them, too, so that a text is scored alike wherever it comes from. The price: corpora count by the size of their
-held-out part, whatever weights the training gives them; a loss of each alone is a ``hornbook evaluate --data`` away.
+get them, too, so that a text is scored alike wherever it comes from. Corpora count by the size of their held-out part,
+whatever weights the training gives them.
 """
 
 import hashlib
@@ -56,21 +56,14 @@ class JoinedStores:
 
 
 def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
-    """Open the validation splits of the corpora that have one; a store itself, and files of others, have none.
-
-    Raises:
-        UserError, DataError: a store is malformed, or they were made with different tokenizers.
-    """
-    splits = {path: splits_of(path) for path in corpora}
-    with_split = [path for path in corpora if splits[path] and _has_held_out(path, splits[path])]
-    stores = [open_store(path, split="validation") for path in with_split]
+    """Open the validation splits of the corpora that have one. Raises as ``open_store`` and the function below."""
+    stores = []
+    for path in corpora:
+        splits = splits_of(path)
+        if "validation" in splits or (splits and (Path(path) / "validation").is_dir()):
+            stores.append(open_store(path, split="validation"))
     refuse_other_tokenizers(stores)
     return stores
-
-
-def _has_held_out(corpus: str, splits: Sequence[str]) -> bool:
-    """Whether a corpus has a validation split, by its record, or at least a folder for one."""
-    return "validation" in splits or (Path(corpus) / "validation").is_dir()
 
 
 def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
@@ -79,11 +72,7 @@ def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
 
 
 def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
-    """Compare the tokenizers of stores, as far as they are known.
-
-    Raises:
-        UserError: two were made with different ones.
-    """
+    """Raise UserError if two stores are known to be made with different tokenizers."""
     known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
     for path, digest in known[1:]:
         if digest != known[0][1]:

@@ -7,13 +7,12 @@ r"""Megatron-LM's indexed data set: tokens in a ``.bin``, where sequences lie an
                      magic     version  dtype  sequences  entries   sizes  pointers  document index, 3 entries
 
 (little-endian: version u64, dtype code u8, two counts u64, sizes i32, pointers i64, document index i64.) Megatron-LM,
-NeMo and GPT-NeoX read and write the same files. Nothing in a header is believed: all of it is checked against the sizes
-of the files, and the sequences have to tile the ``.bin``, before the first token is read. The price: opening reads the
-index once, 20 bytes a document; the tokens are mapped into memory and read when asked for.
+NeMo and GPT-NeoX read and write the same files. Opening reads the index once, 20 bytes a document, and compares it with
+the sizes of the files: the sequences have to tile the ``.bin``. The tokens are mapped into memory.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,9 +59,6 @@ class IndexedWriter:
 
     Memory holds the tokens until there are half a million, whatever was added last included, and all of these twice
     while they are written; and 4 bytes a sequence, 8 a document, some three times as much at the end.
-
-    Raises:
-        StorageError: a file cannot be written.
     """
 
     def __init__(self, prefix: Path, dtype: DTypeLike) -> None:
@@ -131,16 +127,13 @@ class IndexedWriter:
             self._writer.abandon()
             return
         try:
-            self._finish()
+            assert self._document_index[-1] == len(self._sizes), "the last document was not ended"
+            with self._writer:
+                self._flush()
+            write_index(self._idx, self.dtype, np.asarray(self._sizes), np.asarray(self._document_index))
         except BaseException:
             self._writer.abandon()
             raise
-
-    def _finish(self) -> None:
-        assert self._document_index[-1] == len(self._sizes), "the last document was not ended"
-        with self._writer:
-            self._flush()
-        write_index(self._idx, self.dtype, np.asarray(self._sizes), np.asarray(self._document_index))
 
 
 def write_index(path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], document_index: Int64s) -> Written:
@@ -151,9 +144,6 @@ def write_index(path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], docu
         dtype: of the tokens, one of ``DTYPES``.
         sizes: [num_sequences], tokens of each.
         document_index: [num_documents + 1], the number of the first sequence of each document, and of all sequences.
-
-    Raises:
-        StorageError: it cannot be written.
     """
     header = _header(dtype, len(sizes), len(document_index))
     pointers = np.zeros(len(sizes), dtype="<i8")
@@ -170,23 +160,20 @@ def _header(dtype: np.dtype[Any], num_sequences: int, num_entries: int) -> bytes
 
 
 def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]:
-    """Write one indexed data set of the documents of several, in their order; memory holds the index of one of them.
+    """Write one indexed data set of the documents of several, in order; return size and hash of ``.bin`` and ``.idx``.
 
-    Args:
-        parts: their prefixes; all of one dtype, their sequences in the order of their bytes, as ``IndexedWriter``
-            leaves them.
-        prefix: of the new one.
-
-    Returns:
-        Size and hash of the ``.bin`` and of the ``.idx``.
-
-    Raises:
-        DataError: a part is damaged.
-        StorageError: a file cannot be read or written.
+    The parts have one dtype and are as ``IndexedWriter`` leaves them; memory holds the index of one of them. Raises
+    DataError if a part is damaged.
     """
     bin_path, idx_path = index_paths(prefix)
-    written = write_file(bin_path, (chunk for part in parts for chunk in _chunks(index_paths(part)[0])))
-    return written, write_file(idx_path, _joined_index(parts))
+
+    def tokens() -> Iterator[bytes]:
+        for path in (index_paths(part)[0] for part in parts):
+            with storage_errors("read", path), path.open("rb") as file:
+                while chunk := file.read(_COPIED_BYTES):
+                    yield chunk
+
+    return write_file(bin_path, tokens()), write_file(idx_path, _joined_index(parts))
 
 
 def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
@@ -208,12 +195,6 @@ def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
     yield bytes(8)
     for start, part in zip(starts, map(IndexedFile.open, parts), strict=False):
         yield (part.document_index[1:] + start).data
-
-
-def _chunks(path: Path) -> Iterable[bytes]:
-    with storage_errors("read", path), path.open("rb") as file:
-        while chunk := file.read(_COPIED_BYTES):
-            yield chunk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,12 +221,7 @@ class IndexedFile:
 
     @classmethod
     def open(cls, prefix: Path) -> Self:
-        """Map and check the files ``prefix.bin`` and ``prefix.idx``.
-
-        Raises:
-            DataError: one is missing, truncated or malformed; the message names it.
-            StorageError: one cannot be read.
-        """
+        """Map the files ``prefix.bin`` and ``prefix.idx``. Raises DataError if one is missing or damaged."""
         bin_path, idx_path = index_paths(prefix)
         dtype, sizes, pointers, document_index = _read_index(idx_path)
         tokens = _map(bin_path, dtype, "the tokens")
@@ -291,7 +267,7 @@ class IndexedFile:
 
     def read(self, document: int, start: int, count: int) -> Integers:
         """Tokens ``start .. start + count - 1`` of a document (0 .. num_documents - 1); a view where that can be."""
-        if not 0 <= document < self.num_documents:
+        if not 0 <= document < len(self.document_index) - 1:
             raise IndexError(f"document {document} of {self.num_documents}")
         first, end = int(self.document_starts[document]), int(self.document_starts[document + 1])
         if not 0 <= start <= start + count <= end - first:
@@ -304,12 +280,7 @@ class IndexedFile:
 
 
 def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Map a file as an array of whole items.
-
-    Raises:
-        DataError: it is missing or ends within an item.
-        StorageError: it cannot be read.
-    """
+    """Map a file as an array of whole items. Raises DataError if it is missing or ends within an item."""
     if not path.is_file():
         raise DataError(f"{path}: {what}, is missing; an indexed data set has a .bin and an .idx of one name")
     with storage_errors("read", path):
@@ -319,15 +290,8 @@ def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
         return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
 
 
-def _read_index(
-    path: Path,
-) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
-    """The dtype, sizes, pointers and document index of an ``.idx``, each checked by itself.
-
-    Raises:
-        DataError: the file is missing, truncated or malformed.
-        StorageError: it cannot be read.
-    """
+def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
+    """Return the dtype, sizes, pointers and document index of an ``.idx``, each checked by itself."""
     data = np.asarray(_map(path, np.dtype("u1"), "the index"))
     if len(data) < HEADER.itemsize or data[: len(MAGIC)].tobytes() != MAGIC:
         raise DataError(f"{path}: does not begin as an index does (MMIDIDX); it is another file, or damaged")
@@ -342,7 +306,11 @@ def _read_index(
         raise DataError(f"{path}: its dtype code is {code}; expected one of {expected}")
     size = HEADER.itemsize + 12 * num_sequences + 8 * num_entries
     if num_sequences and len(data) == size + num_sequences:
-        _refuse_modes(path, data[size:])
+        if others := int(np.count_nonzero(data[size:])):  # Megatron-LM's multimodal data sets have a mode a sequence
+            raise DataError(
+                f"{path}: is the index of a multimodal data set of Megatron-LM, and {others:,} of its "
+                f"{num_sequences:,} sequences are no text (mode 0); hornbook reads text alone"
+            )
     elif len(data) != size:
         raise DataError(f"{path}: has {len(data)} bytes; expected {size} for {num_sequences} sequences: it is damaged")
     sizes = np.frombuffer(data, "<i4", num_sequences, HEADER.itemsize)
@@ -357,21 +325,8 @@ def _read_index(
     return DTYPES[code], sizes, pointers, document_index
 
 
-def _refuse_modes(path: Path, modes: NDArray[np.uint8]) -> None:
-    """Refuse an index of Megatron-LM's multimodal data sets, which ends with a mode a sequence, unless all are text."""
-    if others := int(np.count_nonzero(modes)):
-        raise DataError(
-            f"{path}: is the index of a multimodal data set of Megatron-LM, and {others:,} of its {len(modes):,} "
-            "sequences are no text (mode 0); hornbook reads text alone"
-        )
-
-
 def _check_tiling(idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers: Int64s, tokens: Integers) -> bool:
-    """See that the sequences cover the ``.bin``, each token once; tell whether they do so in their order.
-
-    Raises:
-        DataError: a sequence overlaps another or reaches beyond the file, or tokens belong to none.
-    """
+    """Check that the sequences cover the ``.bin``, each token once; return whether they do so in their order."""
     num_bytes = tokens.nbytes
     lengths = sizes.astype(np.int64) * tokens.itemsize
     if total := int(lengths.sum()) - num_bytes:

@@ -9,11 +9,11 @@
 A document is one sequence of the index or several, which are its sentences; a reader of documents sees them joined.
 Others' files are stores, too: a ``.bin`` and ``.idx`` that came without a manifest, named by their prefix or folder.
 Of those the end-of-text token is guessed from up to a thousand documents; bytes, sources and tokenizer are not known.
-Opening reads the index and the sizes of the files; hashes are for ``hornbook corpus verify``, since a terabyte takes an
-hour. The price: a bit that flipped in ``tokens.bin`` is found there only.
+Opening reads the index and the sizes of the files; only ``hornbook corpus verify`` compares hashes.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,11 +120,7 @@ class TokenStore:
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens; None where it is not known.
-
-        Raises:
-            DataError: its file is damaged.
-        """
+        """The tokenizer that made the tokens; None where it is not known. Raises DataError if its file is damaged."""
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
@@ -138,9 +134,10 @@ class TokenStore:
         """The tokens of a document (0 .. num_documents - 1), a stored end-of-text token included; read-only."""
         return self.indexed.read(number, 0, int(self.document_lengths[number]))
 
-    def read(self, document: int, start: int, count: int, /) -> Integers:
-        """Tokens ``start .. start + count - 1`` of a document; IndexError where it has none there."""
-        return self.indexed.read(document, start, count)
+    @cached_property
+    def read(self) -> Callable[[int, int, int], Integers]:
+        """``read(document, start, count)`` returns tokens ``start .. start + count - 1``; see ``IndexedFile.read``."""
+        return self.indexed.read
 
     def source(self, document: int) -> tuple[str, int] | None:
         """The file that a document is from, and what is before it there, see ``offset_unit``; None if not known."""
@@ -167,22 +164,24 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
 
     Raises:
         DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
-        StorageError: a file cannot be read.
     """
     place = locate_store(Path(path), split)
-    store = _open_own(place) if (place / MANIFEST).exists() else _open_foreign(place)
+    if (place / MANIFEST).exists():
+        store = _open_own(place)
+    else:
+        indexed = IndexedFile.open(place)
+        end = _guess_end_of_text(indexed)
+        end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
+        store = TokenStore(
+            path=place, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
+        )
     if not store.num_documents or not store.num_tokens:
         raise DataError(f"{place}: the store is empty; build it from text")
     return store
 
 
 def splits_of(path: str | Path) -> tuple[str, ...]:
-    """The splits that a corpus was built with, or else that are there; none if ``path`` is perhaps a store.
-
-    Raises:
-        DataError: the record of the build is damaged.
-        StorageError: it cannot be read.
-    """
+    """Return the splits that a corpus was built with, or else has; none if ``path`` may be a store."""
     if (Path(path) / MANIFEST).exists():
         return ()
     there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
@@ -240,41 +239,20 @@ def _open_own(folder: Path) -> TokenStore:
             f"{folder}: its index has {indexed.num_sequences} sequences for {indexed.num_documents} documents; "
             "expected one each by the manifest: build the store again"
         )
-    return TokenStore(
-        path=folder,
-        indexed=indexed,
-        manifest=manifest,
-        rows=_read_rows(folder / "documents.npy", manifest),
-        end_of_text=manifest.end_of_text,
-        end_of_text_id=manifest.end_of_text_id,
-    )
-
-
-def _read_rows(path: Path, manifest: Manifest) -> NDArray[np.void]:
-    """Map ``documents.npy``.
-
-    Raises:
-        DataError: it is malformed, or does not fit the manifest.
-    """
+    path = folder / "documents.npy"
     rows = read_rows(path, manifest.num_documents)
     sources, lengths = rows["source"], rows["num_bytes"]
     if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
         raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
     if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
         raise DataError(f"{path}: its bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
-    return rows
-
-
-def _open_foreign(prefix: Path) -> TokenStore:
-    indexed = IndexedFile.open(prefix)
-    end_of_text_id = _guess_end_of_text(indexed)
     return TokenStore(
-        path=prefix,
+        path=folder,
         indexed=indexed,
-        manifest=None,
-        rows=None,
-        end_of_text="absent" if end_of_text_id is None else "stored",
-        end_of_text_id=end_of_text_id,
+        manifest=manifest,
+        rows=rows,
+        end_of_text=manifest.end_of_text,
+        end_of_text_id=manifest.end_of_text_id,
     )
 
 

@@ -11,13 +11,10 @@
                                    0       0       5120         the manifest's first source, from its first byte
                                    1    9341        977         the line of a JSONL file after 9,341 bytes
 
-A manifest is the last file that a build writes into a store. It makes Megatron's two files a store that can be checked:
-a file that was cut, changed or swapped no longer has the size and hash that stand here, and ``checksum``, the SHA-256
-of the rest of the manifest, guards options and sources. Paths of sources are absolute; they say where the text came
-from, and training never opens them. The price: with a million sources the manifest has some 60 MB.
-
-By the request in ``build.json`` a build recognizes the corpus that it would make, and a reader misses a split whose
-folder is gone.
+A manifest is the last file that a build writes into a store. A file that was cut, changed or swapped no longer has the
+size and hash that stand here, and ``checksum``, the SHA-256 of the rest, guards the manifest itself. Paths of sources
+are absolute; training never opens them. By the request in ``build.json`` a build recognizes the corpus that it would
+make, and a reader misses a split whose folder is gone.
 """
 
 from collections.abc import Mapping
@@ -95,12 +92,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read and check a store's manifest.
-
-        Raises:
-            DataError: it is missing, malformed, or of another format.
-            StorageError: it cannot be read.
-        """
+        """Read and check a store's manifest. Raises DataError if it is missing, malformed, or of another format."""
         path = folder / MANIFEST
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
         intact = isinstance(values, dict) and is_intact(values)
@@ -109,7 +101,17 @@ class Manifest:
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
-        optional = _read_optional(values, path)
+        end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
+        if end_of_text not in ("stored", "inserted", "absent"):
+            raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
+        if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
+            raise DataError(
+                f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file"
+            )
+        sequences = values.get("sequences", "documents")
+        if sequences not in ("documents", "sentences"):
+            raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
+        optional = {"end_of_text_id": number, "sequences": sequences}  # not every store has them
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
@@ -117,19 +119,6 @@ class Manifest:
         if not intact:
             raise DataError(f"{path}: the manifest is damaged, its checksum is another; restore the file")
         return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
-
-
-def _read_optional(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The fields of which not every store has something to say."""
-    end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
-    if end_of_text not in ("stored", "inserted", "absent"):
-        raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
-    if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
-        raise DataError(f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file")
-    sequences = values.get("sequences", "documents")
-    if sequences not in ("documents", "sentences"):
-        raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
-    return {"end_of_text_id": number, "sequences": sequences}
 
 
 def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
@@ -147,12 +136,7 @@ def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
-    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents].
-
-    Raises:
-        DataError: it is anything else.
-        StorageError: it cannot be read.
-    """
+    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it is anything else."""
     expected = f"{path}: expected an array of {num_documents} documents' places; build the store again"
     try:
         rows = map_array(path, DOCUMENT_ROW)
@@ -177,12 +161,7 @@ def recorded_splits(corpus: Path) -> tuple[str, ...]:
 
 
 def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the request and the counts of reading that ``build.json`` records.
-
-    Raises:
-        DataError: it is damaged, or not there.
-        StorageError: it cannot be read.
-    """
+    """Return the request and the counts of reading in ``build.json``. Raises DataError if it is damaged or missing."""
     path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
     record = read_json(path, "the record of the build")
     if not isinstance(record, dict) or {name: record.get(name) for name in RECORD_FORMAT} != RECORD_FORMAT:

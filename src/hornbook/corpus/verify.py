@@ -3,8 +3,7 @@
     tokens.bin, tokens.idx, documents.npy, tokenizer.json    size and SHA-256 as the manifest has them
     the tokens                                               ids of the tokenizer; end-of-text where it belongs
 
-Others' stores have no hashes: of them the structure is checked, as at every opening, and that no id is negative. The
-price: as long as it takes to read the files.
+Others' stores have no hashes: of them the structure is checked, as at every opening, and that no id is negative.
 """
 
 from dataclasses import dataclass
@@ -40,15 +39,18 @@ class Verified:
 
 
 def verify_store(path: str | Path, split: str = "train") -> Verified:
-    """Check every byte of a store; arguments as `hornbook.corpus.store.open_store`.
-
-    Raises:
-        DataError: something is damaged; the message names the file.
-        StorageError: a file cannot be read.
-    """
+    """Check every byte of a store, named as for ``open_store``. Raises DataError with the name of a damaged file."""
     files = verify_hashes(path, split)
     store = open_store(path, split)
-    _verify_tokens(store)
+    tokens, place = store.indexed.tokens, store.indexed.paths[0]
+    end = store.vocab_size or np.iinfo(tokens.dtype).max + 1
+    for start in range(0, len(tokens), _CHECKED_TOKENS):
+        some = tokens[start : start + _CHECKED_TOKENS]
+        if wrong := np.flatnonzero((some < 0) | (some >= end))[:1].tolist():
+            raise DataError(f"{place}: token {start + wrong[0]} is {some[wrong[0]]}; expected 0 to {end - 1}")
+    if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
+        _verify_ends(store)
+    store.tokenizer()
     return Verified(
         store=store.path,
         files=files,
@@ -59,11 +61,7 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
 
 
 def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:
-    """Compare the files of a store with the hashes in its manifest; arguments and errors as ``verify_store``.
-
-    Returns:
-        The files that were compared; none of a store without a manifest.
-    """
+    """Compare the files of a store with the hashes in its manifest; return their names. Raises as ``verify_store``."""
     folder = locate_store(Path(path), split)
     if not (folder / MANIFEST).exists():
         return ()
@@ -77,18 +75,6 @@ def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:
                 "build the store again"
             )
     return tuple(manifest.files)
-
-
-def _verify_tokens(store: TokenStore) -> None:
-    tokens, place = store.indexed.tokens, store.indexed.paths[0]
-    end = store.vocab_size or np.iinfo(tokens.dtype).max + 1
-    for start in range(0, len(tokens), _CHECKED_TOKENS):
-        some = tokens[start : start + _CHECKED_TOKENS]
-        if wrong := np.flatnonzero((some < 0) | (some >= end))[:1].tolist():
-            raise DataError(f"{place}: token {start + wrong[0]} is {some[wrong[0]]}; expected 0 to {end - 1}")
-    if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
-        _verify_ends(store)
-    store.tokenizer()
 
 
 def _verify_ends(store: TokenStore) -> None:

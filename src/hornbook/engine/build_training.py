@@ -8,10 +8,9 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
-from hornbook.optim.groups import in_groups
 from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
-from hornbook.optim.updates import build_update
+from hornbook.optim.updates import build_update, in_groups
 from hornbook.parallel.world import World
 
 

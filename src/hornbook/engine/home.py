@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from hornbook.model import LanguageModel
-from hornbook.optim.clipping import norms_of
-from hornbook.optim.slots import Slot, as_vector, num_parts_of, role_of
+from hornbook.optim.slots import Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import Ranks
 
@@ -69,6 +68,10 @@ class InMemory:
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], ranks: Ranks) -> None:
         self.model, self.moments, self._ranks = model, moments, ranks
+        self._parameters = [
+            (name, parameter, role_of(name, parameter), num_parts_of(name))
+            for name, parameter in model.own_parameters()
+        ]
 
     @classmethod
     def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks) -> "InMemory":
@@ -91,7 +94,7 @@ class InMemory:
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
-        return {name: parameter.detach() for name, parameter in self.model.own_parameters()}
+        return {name: parameter.detach() for name, parameter, *_ in self._parameters}
 
     def keep_gradients(self, part: str) -> None:
         """Fold the tied table's two gradients and give each parameter the sum over ranks, in place.
@@ -100,7 +103,9 @@ class InMemory:
         zero then, so a parameter has a gradient if it has one on any rank, as it would in one process.
         """
         self.model.fold_tied_gradients()
-        parameters = [parameter for _, parameter in self.model.own_parameters()]
+        if self._ranks.size == 1:
+            return
+        parameters = [parameter for _, parameter, *_ in self._parameters]
         holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
         shared = [parameter for parameter, count in zip(parameters, holders, strict=True) if count]
         for parameter in shared:
@@ -110,27 +115,33 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        return norms_of([as_vector(name, gradient) for name, gradient in self._gradients()])
+        with self.slots(part) as slots:
+            return norms_of([slot.gradient for slot in slots])
 
     @contextmanager
     def slots(self, part: str) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
-        yield [
-            Slot(
-                name=name,
-                parameter=as_vector(name, parameter.detach()),
-                gradient=as_vector(name, gradient),
-                state={key: as_vector(name, tensor) for key, tensor in self.moments[name].items()},
-                role=role_of(name, parameter),
-                num_parts=num_parts_of(name),
+        slots = []
+        for name, parameter, role, num_parts in self._parameters:
+            if (gradient := parameter.grad) is None:
+                continue
+            shape = (-1,) if role == "bias" else parameter.shape  # stacked biases [3, H·K] as one vector
+            slots.append(
+                Slot(
+                    name=name,
+                    parameter=parameter.detach().view(shape),
+                    gradient=gradient.view(shape),
+                    state={key: tensor.view(shape) for key, tensor in self.moments[name].items()},
+                    role=role,
+                    num_parts=num_parts,
+                )
             )
-            for name, parameter in self.model.own_parameters()
-            if (gradient := parameter.grad) is not None
-        ]
+        yield slots
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        torch._foreach_div_([gradient for _, gradient in self._gradients()], divisor)
+        gradients = [parameter.grad for _, parameter, *_ in self._parameters if parameter.grad is not None]
+        torch._foreach_div_(gradients, divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
@@ -144,11 +155,4 @@ class InMemory:
             for name, states in self.moments.items()
             for key, tensor in states.items()
         }
-        return {
-            "model": self.model.saved_tensors(),
-            "optimizer": moments,
-        }
-
-    def _gradients(self) -> list[tuple[str, Tensor]]:
-        own = self.model.own_parameters()
-        return [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]
+        return {"model": self.model.saved_tensors(), "optimizer": moments}

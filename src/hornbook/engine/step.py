@@ -16,15 +16,30 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
-from hornbook.engine.executors.resident import resident
 from hornbook.engine.loss_scale import Scaled, no_scale
-from hornbook.engine.state import Progress, TrainState
+from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
-from hornbook.objective import Objective
-from hornbook.optim.clipping import clip
+from hornbook.objective import Objective, weighted_loss
+from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import Ranks, World
-from hornbook.samples.batches import Batch, Size, size_of
+from hornbook.samples.batches import Batch, Size, size_of, to_device
+
+
+def resident(
+    state: TrainState, micro_batches: Sequence[Batch], objective: Objective, counts: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``)."""
+    model, device = state.model, state.model.device
+    totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
+    for micro_batch in micro_batches:
+        sums = model(objective.sums, to_device(micro_batch, device))
+        weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
+        for name, total in sums.items():
+            totals[name] += total.detach()
+    for part in state.home.parts():
+        state.home.keep_gradients(part)
+    return totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +105,14 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope)
                 config.update.apply(slots, learning_rate, count)
     home.drop_gradients()
-    _advance(progress, size, skipped=skipped)
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
     return StepResult(
-        loss=weighted_loss(terms, objective.weights),
+        loss=loss_of(terms, objective.weights),
         terms=terms,
         sums=sums,
         counts=counts,
@@ -124,16 +144,7 @@ def means(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, flo
     return {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
 
 
-def weighted_loss(terms: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+def loss_of(terms: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of the terms that were scored; None if no term with a weight was."""
     scored = {name: mean for name, mean in terms.items() if mean is not None}
     return sum(weights[name] * mean for name, mean in scored.items()) if any(weights[name] for name in scored) else None
-
-
-def _advance(progress: Progress, size: Size, *, skipped: bool) -> None:
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0

@@ -7,7 +7,7 @@ from hornbook.corpus.joined import JoinedStores, join
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError
 from hornbook.evaluate.held_out import held_out_stores
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
 from hornbook.samples.batches import HeldOutWindows
@@ -31,13 +31,6 @@ def read(given: TaskInput) -> TokenStore | JoinedStores:
     return store
 
 
-@register_task(
-    "bits_per_byte",
-    models="decoder",
-    check=read,
-    lower=("bits_per_byte", "nats_per_token", "token_perplexity"),
-    scores_held_out=True,
-)
 def bits_per_byte(given: TaskInput) -> list[Row]:
     """Score every byte of a held-out store.
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from hornbook.config import ClassificationConfig
 from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
-from hornbook.samples.loader import spread_evenly
 from hornbook.samples.sequences import TokenSequence
 from hornbook.wording import counted
 
@@ -45,14 +45,6 @@ def read(given: TaskInput) -> Answered:
     return Answered(sequences=sequences, labels=labels, classes=objective.labels, path=path)
 
 
-@register_task(
-    "classification",
-    models="encoder",
-    check=read,
-    lower=("cross_entropy",),
-    higher=("accuracy", "macro_f1"),
-    scores_held_out=True,
-)
 def classification(given: TaskInput) -> list[Row]:
     """Score a labelled file.
 

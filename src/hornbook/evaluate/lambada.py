@@ -19,7 +19,7 @@ from hornbook.errors import DataError
 from hornbook.evaluate.spans import Score, Span, score
 from hornbook.evaluate.stop_words import stop_word_tokens
 from hornbook.evaluate.task_files import read_passages
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted
@@ -67,18 +67,6 @@ def read(given: TaskInput) -> list[Span]:
     return spans
 
 
-@register_task(
-    "lambada",
-    models="decoder",
-    check=read,
-    lower=("last_word_perplexity", "last_token_perplexity"),
-    higher=(
-        "last_word_accuracy",
-        "last_word_accuracy_filtered",
-        "last_token_accuracy",
-        "last_token_accuracy_filtered",
-    ),
-)
 def lambada(given: TaskInput) -> list[Row]:
     """Score LAMBADA's passages by all conventions.
 

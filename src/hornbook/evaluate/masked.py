@@ -17,13 +17,13 @@ from hornbook.config import MaskedLMConfig, MaskingConfig
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.held_out import held_out_stores
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches
 from hornbook.samples.layout import Layout, choose_layout
-from hornbook.samples.loader import spread_evenly
 from hornbook.samples.masked_copies import MaskedCopies
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.samples.static_instances import StaticInstances, holds_instances
@@ -60,14 +60,6 @@ def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
     return objective, replace(batches, layout=_layout(given, batches.mean_length()))
 
 
-@register_task(
-    "masked_lm",
-    models="encoder",
-    check=read_masked,
-    lower=("loss", "perplexity", "next_sentence_loss"),
-    higher=("accuracy", "next_sentence_accuracy"),
-    scores_held_out=True,
-)
 def masked_lm(given: TaskInput) -> list[Row]:
     """Score hidden tokens of a held-out store and, of a model that has learned them, its pairs.
 
@@ -130,13 +122,6 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
     return copies, f"{len(sequences):,} of {counted(count, 'sequence')}; {_SOURCES['documents'].format(length)}"
 
 
-@register_task(
-    "pseudo_perplexity",
-    models="encoder",
-    check=read_copies,
-    lower=("pseudo_perplexity", "nats_per_token"),
-    scores_held_out=True,
-)
 def pseudo_perplexity(given: TaskInput) -> list[Row]:
     """Score every token of some held-out sequences, hidden by itself.
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from hornbook.config import SpanConfig
 from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.model.label_heads import SpanHead
-from hornbook.samples.loader import spread_evenly
+from hornbook.samples.batches import spread_evenly
 from hornbook.samples.squad import NO_ANSWER, Question, Window, make_windows, read_questions
 from hornbook.wording import counted
 
@@ -74,7 +74,6 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
     return questions, windows, replace(objective, unanswerable=may_refuse)
 
 
-@register_task("span", models="encoder", check=read, higher=("exact_match", "f1"), scores_held_out=True)
 def span(given: TaskInput) -> list[Row]:
     """Answer the questions of a file in SQuAD's format and compare.
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from hornbook.errors import DataError
 from hornbook.storage import open_text_source
 from hornbook.storage.system import format_bytes
-from hornbook.text.readers.records import read_objects, text_in, utf8_of
+from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.reading import BYTE_ORDER_MARK
 
 _LARGEST_FILE: Final = 256 << 20

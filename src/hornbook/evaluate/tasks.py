@@ -128,18 +128,23 @@ Models: TypeAlias = Literal["decoder", "encoder", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A registered task."""
+    """A task: a function from a model to rows, and what is known of it beforehand."""
 
     measure: Measure
-    check: Check | None
-    models: Models
-    better: Mapping[str, str]
-    """"lower" or "higher", by metric, for those by which a best checkpoint may be chosen."""
+    check: Check | None = None
+    """Raises what ``measure`` would raise for its input, without the model's work; called before a training."""
+    models: Models = "any"
+    """The kind of model that it can measure; it is refused for others."""
+    lower: Collection[str] = ()
+    """Metrics of which less is better; ``checkpoint.best_by`` may name them."""
+    higher: Collection[str] = ()
+    """Metrics of which more is better."""
     scores_held_out: bool = False
-    """Whether it scores the run's validation data where no other are named."""
+    """Whether it scores the run's validation data where no other are named; the record of an evaluation says so."""
 
 
-_TASKS: dict[str, Task] = {}
+TASKS: dict[str, Task] = {}
+"""The tasks by name: those of `hornbook.evaluate`, and those that ``register_task`` adds."""
 
 
 def register_task(
@@ -153,26 +158,21 @@ def register_task(
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
-    A function that is defined again, by a notebook's cell or a module that is reloaded, takes its own place.
+    A function that is defined again, by a notebook's cell or a module that is reloaded, replaces itself.
 
-    Args:
-        name: of the task.
-        models: the kind of model that it can measure; it is refused for others.
-        check: raises what the task would raise for its input, without the model's work; called before a training.
-        lower: metrics of which less is better; ``checkpoint.best_by`` may name them.
-        higher: metrics of which more is better.
-        scores_held_out: whether it scores the run's validation data where no other are named; the record says so.
+    The arguments are the fields of `Task`.
 
     Raises:
         UserError: another task has the name; the decorator says so.
     """
-    better = {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
     def add(measure: Measure) -> Measure:
-        there = definition_of(_TASKS[name].measure if name in _TASKS else measure)
+        there = definition_of(TASKS[name].measure if name in TASKS else measure)
         if there != definition_of(measure):
             raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
-        _TASKS[name] = Task(measure=measure, check=check, models=models, better=better, scores_held_out=scores_held_out)
+        TASKS[name] = Task(
+            measure=measure, check=check, models=models, lower=lower, higher=higher, scores_held_out=scores_held_out
+        )
         return measure
 
     return add
@@ -180,7 +180,7 @@ def register_task(
 
 def task_names() -> list[str]:
     """Return the names of all registered tasks."""
-    return sorted(_TASKS)
+    return sorted(TASKS)
 
 
 def default_task(loaded: LoadedModel) -> str:
@@ -196,10 +196,10 @@ def find_task(name: str) -> Task:
     Raises:
         UserError: there is none.
     """
-    if name not in _TASKS:
+    if name not in TASKS:
         known = task_names()
         raise UserError(f"there is no task {name!r}, the tasks are {', '.join(known)}{did_you_mean(name, known)}")
-    return _TASKS[name]
+    return TASKS[name]
 
 
 def higher_is_better(task: str, metric: str) -> bool:
@@ -208,14 +208,14 @@ def higher_is_better(task: str, metric: str) -> bool:
     Raises:
         UserError: the task is unknown, or does not say so of this metric.
     """
-    better = find_task(task).better
-    if metric not in better:
-        known = ", ".join(better) or "none"
+    found = find_task(task)
+    known = [*found.lower, *found.higher]
+    if metric not in known:
         raise UserError(
-            f"task {task!r} has no metric {metric!r} to choose a checkpoint by, expected one of: {known}"
-            f"{did_you_mean(metric, better)}"
+            f"task {task!r} has no metric {metric!r} to choose a checkpoint by, expected one of: "
+            f"{', '.join(known) or 'none'}{did_you_mean(metric, known)}"
         )
-    return better[metric] == "higher"
+    return metric in found.higher
 
 
 def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
     models = find_task(name).models
     if models not in ("any", own):
-        fitting = [other for other in task_names() if _TASKS[other].models in ("any", own)]
+        fitting = [other for other in task_names() if TASKS[other].models in ("any", own)]
         raise UserError(
             f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
         )

@@ -10,8 +10,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.objective import Objective
 from hornbook.parallel.world import Ranks
-from hornbook.samples.batches import Batch, HeldOut, refuse_unknown_tokens
-from hornbook.samples.loader import evaluation_batches
+from hornbook.samples.batches import Batch, HeldOut, evaluation_batches, refuse_unknown_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

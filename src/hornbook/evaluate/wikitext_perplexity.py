@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from hornbook.errors import DataError
 from hornbook.evaluate.detokenize import detokenize_wikitext
 from hornbook.evaluate.spans import Span, score
 from hornbook.evaluate.task_files import read_text
-from hornbook.evaluate.tasks import Row, TaskInput, register_task
+from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
 from hornbook.samples.batches import HeldOutWindows
@@ -36,6 +36,7 @@ from hornbook.wording import counted
 MEGATRON_STRIDE: Final = 32
 _UNITS: Final = ("word_perplexity", "token_perplexity", "bits_per_byte")
 _HARNESS: Final = ("harness_word_perplexity", "harness_byte_perplexity", "harness_bits_per_byte")
+METRICS: Final = (*(f"{form}{unit}" for form in ("", "raw_", "joined_") for unit in _UNITS), *_HARNESS)
 _GPT2: Final = "the GPT-2 paper's"
 _PUBLISHED: Final = {
     ("wikitext103", "detokenized", "word_perplexity", 1024, 0): f"{_GPT2} 37.50 (117M), 26.37, 22.05, 17.48 (1542M)",
@@ -233,8 +234,3 @@ def _harness_rows(task: str, text: str, given: TaskInput) -> list[Row]:
         )
         for metric, (value, divisor) in values.items()
     ]
-
-
-for _task in ("wikitext103", "wikitext2"):
-    _better = [*(f"{form}{unit}" for form in ("", "raw_", "joined_") for unit in _UNITS), *_HARNESS]
-    register_task(_task, models="decoder", check=read, lower=_better)(partial(measure, _task))

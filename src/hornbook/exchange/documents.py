@@ -7,10 +7,12 @@
 """
 
 import math
+from collections.abc import Mapping
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import shapes_of
 from hornbook.config import Recipe, recipe_from_dict
+from hornbook.config.options import TAGS, choices, show
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
@@ -35,11 +37,33 @@ def stored_recipe(document: object, path: str) -> Recipe:
     return recipe
 
 
+def refuse_unknown_parts(document: object, source: str) -> None:
+    """Refuse a stored recipe with a part that is not registered, as a user's script has done.
+
+    Args:
+        document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
+        source: the run or the checkpoint that it is of.
+
+    Raises:
+        RecipeError: it names such a part; a single line.
+    """
+    sections = document if isinstance(document, Mapping) else {}
+    for section, key in TAGS.items():
+        values = sections.get(section)
+        tag = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(tag, str) and tag not in choices(section):
+            what = "of the family" if section == "model" else f"made with the {section}"
+            message = (
+                f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
+                "script that registers it, python SCRIPT.py in place of hornbook"
+            )
+            raise RecipeError([message])
+
+
 def recipe_of(contents: Contents, path: object) -> Recipe:
     """Return the recipe of a checkpoint; ``path`` names the checkpoint in errors.
 
-    Raises:
-        CheckpointError: ``recipe.json`` is missing or malformed.
+    Raises CheckpointError if ``recipe.json`` is missing or malformed.
     """
     if "recipe" not in contents.documents:
         raise CheckpointError(f"{path} has no recipe.json to tell what the weights are of; take another checkpoint")
@@ -49,8 +73,7 @@ def recipe_of(contents: Contents, path: object) -> Recipe:
 def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, None where it has none; ``path`` names the checkpoint in errors.
 
-    Raises:
-        CheckpointError: ``tokenizer.json`` is malformed.
+    Raises CheckpointError if ``tokenizer.json`` is malformed.
     """
     file = contents.files.get("tokenizer.json")
     if file is None:
@@ -65,9 +88,7 @@ def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
     """Refuse a recipe whose model is more than twice as large as the weights beside it, before it is built.
 
     Below that a comparison of all tensors can tell more. A model of one's own that cannot count its parameters passes.
-
-    Raises:
-        CheckpointError: it is too large; the message has the bytes of both.
+    Raises CheckpointError if it is too large; the message has the bytes of both.
     """
     count = getattr(recipe.model, "num_parameters", None)
     stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))

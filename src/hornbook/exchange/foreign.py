@@ -13,8 +13,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 def inside(folder: Path, name: str) -> Path:
     """Return the regular file ``name`` of a folder, or of the cache's blobs where the folder is one of its snapshots.
 
-    Raises:
-        CheckpointError: the name is no plain one, there is no such file, or a link leads out of the folder.
+    Raises CheckpointError if the name is no plain one, there is no such file, or a link leads out of the folder.
     """
     if not _PLAIN_NAME.fullmatch(name):
         raise CheckpointError(f"{folder}: {name!r:.120} is no plain file name; a folder names files of its own alone")

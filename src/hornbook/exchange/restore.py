@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import load, resolve, shapes_of
-from hornbook.config import Recipe, refuse_unknown_parts
+from hornbook.config import Recipe
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
-from hornbook.exchange.documents import recipe_of, refuse_oversize, tokenizer_of
+from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.initialize import fill_unsaved_buffers
@@ -49,8 +49,7 @@ class LoadedModel:
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
 
-        Raises:
-            CheckpointError: the model was trained on data that came without one, or imported without.
+        Raises CheckpointError if the model was trained on data that came without one, or imported without.
         """
         if self.tokenizer is None:
             raise CheckpointError(

@@ -31,11 +31,7 @@ _NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
 
 
 def import_pyarrow(what: str = "Arrow data sets") -> Any:
-    """The module ``pyarrow``.
-
-    Raises:
-        UserError: it is not installed; the message says that ``what`` needs it.
-    """
+    """The module ``pyarrow``. Raises UserError if it is not installed; the message says that ``what`` needs it."""
     return require("pyarrow", extra="arrow", purpose=f"working with {what}")
 
 
@@ -47,7 +43,7 @@ def shown(said: object) -> str:
 
 @contextmanager
 def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> Iterator[None]:
-    """Tell in one line what pyarrow finds wrong with a file while it reads it in the block.
+    """Report in one line what pyarrow finds wrong with a file inside the block.
 
     Args:
         path: of the file.
@@ -57,7 +53,6 @@ def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> 
 
     Raises:
         DataError: the file is damaged, for which pyarrow raises an ``OSError``, too, but without the system's number.
-        StorageError: the system could not read it.
     """
     arrow = import_pyarrow(f"{what}s")
     try:
@@ -76,15 +71,10 @@ def is_dataset(path: Path) -> bool:
 
 
 def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
-    """The ``.arrow`` files of a folder that ``save_to_disk`` made, in their order.
+    """Return the ``.arrow`` files of a split of a folder that ``save_to_disk`` made, in their order.
 
-    Args:
-        path: the folder, of one split or of several.
-        split: which split, where there are several.
-
-    Raises:
-        UserError: one of several splits was not chosen, or one was where there are none.
-        DataError: it is no such folder, or a damaged one, or its rows are only a selection of those in its files.
+    Raises UserError if ``split`` is missing, unknown or useless; and DataError if there is no such folder, it is
+    damaged, or its rows are only a selection of those in its files.
     """
     if (path / SPLITS).is_file():
         path = path / _choose(path, split)
@@ -105,16 +95,9 @@ def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
 
 @contextmanager
 def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow.Schema", Iterator[Any]]]:
-    """Open an Arrow file: its schema, and its record batches as they lie in the file, mapped into memory.
+    """Open an Arrow file: yield its schema, and its record batches as they lie in the file, mapped into memory.
 
-    Args:
-        path: of the file.
-        name: what errors call it, if not by its path.
-
-    Raises:
-        UserError: pyarrow is not installed.
-        DataError: here or in the block: the file is missing or damaged.
-        StorageError: it cannot be read.
+    Raises UserError without pyarrow, and DataError, here or in the block, if the file is missing or damaged.
     """
     arrow = import_pyarrow()
     name = name or str(path)

@@ -1,13 +1,10 @@
 """Reading with pyarrow in a child process: whatever a damaged file does there, the parent reports it in one line.
 
-    for record in records("hornbook.text.readers.parquet", "as_records", "a.parquet", arguments, most=128 << 20): ...
-
     parent -> child     a line of JSON: which function reads, and with what arguments
     child -> parent     records (kind, number, bytes), a head of 17 bytes before each; the kind ``.`` ends a file
 
 A child starts with the first file and reads the next ones, too. It may take 4 GiB of memory; it ends with its parent,
-whose end closes the child's standard input. The pipe holds back a child that is faster than the parent, so neither has
-more than a few records in memory.
+whose end closes the child's standard input. The pipe holds back a child that is faster than the parent.
 """
 
 import atexit
@@ -66,7 +63,10 @@ def records(module: str, function: str, name: str, arguments: dict[str, Any], mo
         while (record := child.receive(name, max(most, _MOST_MESSAGE)))[0] != _END:
             if record[0] == _RAISED:
                 done = True
-                raise _to_error(record[2])
+                said = json.loads(record[2])
+                kind: Any = getattr(errors, str(said["class"]), None)
+                is_ours = isinstance(kind, type) and issubclass(kind, HornbookError)
+                raise (kind if is_ours else DataError)(str(said["message"]))
             yield record
         done = True
     finally:
@@ -118,7 +118,9 @@ class _Child:
                 raise DataError(f"{name}: pyarrow gave no row in {_MOST_SECONDS} seconds; the file is damaged")
             piece = os.read(self._stdout.fileno(), min(_PIECE, size - len(data)))
             if not piece:
-                raise DataError(f"reading {name} with pyarrow ended with {_ending(self._process.wait())}")
+                code = self._process.wait()
+                ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise DataError(f"reading {name} with pyarrow ended with {ending}: the file is damaged")
             data += piece
         return bytes(data)
 
@@ -128,16 +130,6 @@ def _kill_idle() -> None:
     for child in _idle:
         if child.owner == os.getpid():
             child.kill()
-
-
-def _ending(code: int) -> str:
-    return f"signal {-code}: the file is damaged" if code < 0 else f"exit code {code}: the file is damaged"
-
-
-def _to_error(content: bytes) -> HornbookError:
-    said = json.loads(content)
-    kind = getattr(errors, str(said["class"]), None)
-    return (kind if isinstance(kind, type) and issubclass(kind, HornbookError) else DataError)(str(said["message"]))
 
 
 def _serve() -> None:

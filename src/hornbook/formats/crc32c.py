@@ -5,12 +5,11 @@
 
 A CRC without its two complements is linear over XOR: that of a block is the XOR of what each byte gives by itself,
 followed by zeros. So one table says what byte value v gives with n bytes behind it, a block is one look-up and one
-reduction in numpy, and the state so far enters through the first four bytes of the next block. The price: a table of
-1 MiB, made in some milliseconds when it is first needed.
+reduction in numpy, and the state so far enters through the first four bytes of the next block.
 """
 
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ _MASK_DELTA: Final = 0xA282EAD8
 _ONES: Final = 0xFFFFFFFF
 _BLOCK: Final = 1024
 _BLOCKS_AT_ONCE: Final = 64
+_ROWS: Final = np.arange(_BLOCK, dtype=np.intp) * 256
+"""Where the rows of ``_table`` begin."""
 _FEW: Final = 24  # below, Python's loop is quicker than a call of numpy
 
 
@@ -27,11 +28,19 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
     """The CRC-32C of bytes, 0 .. 2**32 - 1."""
     values = np.frombuffer(data, dtype=np.uint8)
     head = len(values) % _BLOCK
-    state = _by_bytes(values[:head]) if head < _FEW else _by_block(values[:head])
+    if head < _FEW:
+        table, state = _byte_table(), _ONES
+        for value in values[:head].tolist():
+            state = table[(state ^ value) & 0xFF] ^ (state >> 8)
+    else:
+        state = _ones_through(head) ^ int(np.bitwise_xor.reduce(_table().take(values[:head] + _ROWS[-head:])))
     for start in range(head, len(values), _BLOCK * _BLOCKS_AT_ONCE):
         blocks = values[start : start + _BLOCK * _BLOCKS_AT_ONCE].reshape(-1, _BLOCK)
-        for own in np.bitwise_xor.reduce(_table().take(blocks + _rows(_BLOCK)), axis=1).tolist():
-            state = _through_block(state) ^ own
+        first, second, third, fourth = _first_rows()
+        for own in np.bitwise_xor.reduce(_table().take(blocks + _ROWS), axis=1).tolist():
+            # a state is as good as its four bytes at the beginning of the block
+            passed = first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
+            state = passed ^ own
     return state ^ _ONES
 
 
@@ -41,29 +50,10 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ONES
 
 
-def _by_bytes(values: NDArray[np.uint8]) -> int:
-    """The state after the first bytes."""
-    table, state = _byte_table(), _ONES
-    for value in values.tolist():
-        state = table[(state ^ value) & 0xFF] ^ (state >> 8)
-    return state
-
-
-def _by_block(values: NDArray[np.uint8]) -> int:
-    """The state after the first ``_FEW`` to ``_BLOCK`` bytes."""
-    return _ones_through(len(values)) ^ int(np.bitwise_xor.reduce(_table().take(values + _rows(len(values)))))
-
-
-def _through_block(state: int) -> int:
-    """The state after a block of zeros: a state is as good as its four bytes at the beginning of the block."""
-    first, second, third, fourth = _first_rows()
-    return first[state & 0xFF] ^ second[state >> 8 & 0xFF] ^ third[state >> 16 & 0xFF] ^ fourth[state >> 24]
-
-
 @cache
 def _ones_through(length: int) -> int:
     """The first state after ``length`` bytes of zero, 4 or more."""
-    return int(np.bitwise_xor.reduce(_table()[_rows(length)[:4] + 0xFF]))
+    return int(np.bitwise_xor.reduce(_table()[_ROWS[-length:][:4] + 0xFF]))
 
 
 @cache
@@ -85,16 +75,6 @@ def _table() -> NDArray[np.uint32]:
     for row in range(_BLOCK - 2, -1, -1):
         table[row] = table[row + 1] >> 8 ^ last[table[row + 1] & 0xFF]
     return table.ravel()
-
-
-@cache
-def _all_rows() -> NDArray[np.intp]:
-    return np.arange(_BLOCK, dtype=np.intp) * 256
-
-
-def _rows(length: int) -> NDArray[Any]:
-    """Where the table's rows begin that serve the last ``length`` bytes of a block."""
-    return _all_rows()[_BLOCK - length :]
 
 
 @cache

@@ -5,10 +5,9 @@ r"""TensorFlow's ``tf.train.Example``, a protocol buffer: named lists of integer
        0a 11  0a 09 "input_ids"  12 04 1a 02 ...        an entry of the map: its name and its feature
                                        0a 03 05 ac 02   int64_list, packed: 5 and 300 as varints
 
-A map has no order, and TensorFlow writes it in any; a dict keeps the order that was read, so that what is read and
-written again has the same bytes. Lists may be packed (as everybody writes them) or not. Every length is compared with
-what is left of its message before it is used, nothing recurses, and unknown fields are skipped, as in every protocol
-buffer. The price: numpy costs some 10 us a feature, however short.
+The order of features is kept, so that what is read and written again has the same bytes. Lists may be packed (as
+everybody writes them) or not. Every length is compared with what is left of its message, nothing recurses, and unknown
+fields are skipped. The price: numpy costs some 10 us a feature, however short.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,11 +34,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
 
 def decode_example(data: bytes) -> dict[str, Feature]:
-    """The features of an Example, in the order of their bytes.
-
-    Raises:
-        Malformed: the bytes are no Example; the message says why.
-    """
+    """Return the features of an Example, in the order of their bytes. Raises Malformed if it is none."""
     features: dict[str, Feature] = {}
     for number, message in _messages(data):
         if number == 1:
@@ -51,11 +46,7 @@ def decode_example(data: bytes) -> dict[str, Feature]:
 
 
 def integers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
-    """The integers that a feature has.
-
-    Raises:
-        DataError: there is no such feature, or it has none; the message begins with ``where``.
-    """
+    """Return the integers of a feature. Raises DataError, which begins with ``where``, if it has none."""
     value = features.get(name)
     if isinstance(value, np.ndarray) and value.dtype == np.int64:
         return value.view(np.int64)
@@ -69,11 +60,7 @@ def encode_varints(values: Int64s) -> bytes:
 
 
 def decode_varints(data: bytes) -> Int64s:
-    """The integers that varints stand for, of 64 bits.
-
-    Raises:
-        Malformed: the last one has no end, or one has more than ten bytes.
-    """
+    """Return the 64-bit integers that varints stand for. Raises Malformed if one does not end within ten bytes."""
     values = np.frombuffer(data, dtype=np.uint8)
     is_last = values < 0x80
     if is_last.all():
@@ -146,7 +133,7 @@ def _decode_entry(data: bytes) -> tuple[str, Feature]:
         elif number == 2:
             parts.append(message)
     try:
-        return name.decode(), _decode_feature(b"".join(parts))  # parts of a message are one message, says the format
+        return name.decode(), _decode_feature(b"".join(parts))  # the format: parts of a message are one message
     except UnicodeDecodeError:
         raise Malformed("the name of a feature is not UTF-8") from None
 

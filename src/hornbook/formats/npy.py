@@ -2,9 +2,8 @@ r"""Files in numpy's own format, ``.npy``, read strictly and mapped into memory,
 
     b"\x93NUMPY" 01 00 76 00  {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...items
 
-Anybody's ``np.load`` reads what is written here. We read with a parser of our own: numpy's takes a damaged header for
-Python source of 1999 and fails in a dozen ways. The header is compared with the size of the file, and no object array
-is ever unpickled. The price: forty lines.
+Reading uses a parser of its own: numpy's fails on damaged headers in a dozen ways. The header is compared with the size
+of the file, and no object array is ever unpickled.
 """
 
 import ast
@@ -42,12 +41,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Read how a ``.npy`` begins.
-
-    Raises:
-        DataError: it is another file, or its header is damaged.
-        StorageError: it cannot be read.
-    """
+    """Read how a ``.npy`` begins. Raises DataError if it is another file, or its header is damaged."""
     with storage_errors("read", path), path.open("rb") as file:
         start = file.read(_MAX_HEADER_BYTES)
     width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
@@ -57,7 +51,10 @@ def read_header(path: Path) -> Header:
     end = begin + int.from_bytes(start[len(_MAGIC) + 2 : begin], "little")
     if end > len(start):
         raise DataError(f"{path}: its header ends at byte {end}; expected {len(start)} at most: it is damaged")
-    values = _literal(start[begin:end])
+    try:
+        values = ast.literal_eval(start[begin:end].decode("latin-1").strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        values = None
     if not isinstance(values, dict) or set(values) != _KEYS or type(values["fortran_order"]) is not bool:
         raise DataError(f"{path}: its header is not that of an array; the file is damaged")
     shape = values["shape"]
@@ -67,12 +64,7 @@ def read_header(path: Path) -> Header:
 
 
 def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the items of a ``.npy`` as the array that its header says, taking them for ``dtype``; read-only.
-
-    Raises:
-        DataError: the file is shorter or longer than that.
-        StorageError: it cannot be read.
-    """
+    """Map the items of a ``.npy`` as ``dtype``, read-only. Raises DataError if the file has another size."""
     count = math.prod(header.shape)
     with storage_errors("read", path):
         size, expected = path.stat().st_size, header.offset + count * dtype.itemsize
@@ -85,12 +77,7 @@ def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a ``.npy`` of exactly this type, of any shape.
-
-    Raises:
-        DataError: it is damaged, or its items are of another type.
-        StorageError: it cannot be read.
-    """
+    """Map a ``.npy`` of exactly this type, of any shape. Raises DataError if it is damaged, or of another type."""
     header = read_header(path)
     if header.descr != np.lib.format.dtype_to_descr(dtype):
         raise DataError(f"{path}: its items are of type {str(header.descr)[:60]!r}; expected {dtype}")
@@ -110,11 +97,3 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=dtype))
     np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
     return file.getvalue()
-
-
-def _literal(text: bytes) -> object:
-    """Return the value that a Python literal stands for; None where it is none."""
-    try:
-        return ast.literal_eval(text.decode("latin-1").strip())
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None

@@ -3,8 +3,7 @@ r"""Protocol buffers, as far as files go that others wrote: bytes to numbered fi
     b"\x08\x96\x01\x12\x02hi"       field 1: the varint 150, field 2: the bytes "hi"
 
 Every length is compared with what is left of its message before it is used, nothing recurses, and every kind of field
-can be skipped. The price: a microsecond or two a field. The format:
-https://protobuf.dev/programming-guides/encoding/
+can be skipped. The format: https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Iterator
@@ -19,11 +18,7 @@ class Malformed(Exception):  # noqa: N818 - the reader of the file makes an erro
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, wire type and content of each field of a message; the content of a varint is its bytes.
-
-    Raises:
-        Malformed: a field reaches beyond the message, or has no number or no known wire type.
-    """
+    """Yield number, wire type and content of each field; of a varint, its bytes. Raises Malformed."""
     place = 0
     while place < len(data):
         key, place = read_varint(data, place)
@@ -46,11 +41,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """The varint at ``place``, and where it ends.
-
-    Raises:
-        Malformed: it has no end, or more than ten bytes.
-    """
+    """The varint at ``place``, and where it ends. Raises Malformed if it has no end, or more than ten bytes."""
     value = 0
     for group, byte in enumerate(data[place : place + LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * group

@@ -6,9 +6,8 @@
     write_records(Path("x.tfrecord"), records)                        one file, by one rename
     write_records(Path("folder"), records, records_per_file=100)      data_0.tfrecord, data_0.index, data_1.tfrecord ...
 
-A record's length is believed only when its checksum is right and the file is long enough. The ``.index`` files have
-the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers that share a file out. The
-price: the checksums are computed by numpy, some 100 MB a second.
+The ``.index`` files have the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers
+that share a file out. The price: numpy computes the checksums, at some 100 MB a second.
 """
 
 import struct
@@ -48,12 +47,7 @@ class Record(NamedTuple):
 
 
 def find_tfrecords(path: Path) -> tuple[Path, ...]:
-    """The files that a path stands for: the file itself, or those of a folder, ``data_2`` before ``data_10``.
-
-    Raises:
-        DataError: there is no such file, or none in the folder.
-        StorageError: the folder cannot be read.
-    """
+    """Return the file, or a folder's files, ``data_2`` before ``data_10``. Raises DataError if there is none."""
     if not path.is_dir():
         if not path.is_file():
             raise DataError(f"{path}: there is no such file; expected a TFRecord file, or a folder of .tfrecord files")
@@ -66,45 +60,40 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
 
 
 def begins_with_record(path: Path) -> bool:
-    """Tell by the first checksum whether a file, whatever its name, is of records.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Tell by the first checksum whether a file, whatever its name, is of records."""
     with storage_errors("read", path), path.open("rb") as file:
         header = file.read(_HEADER.size)
     return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
 
 
 def read_records(files: Iterable[Path]) -> Iterator[Record]:
-    """The records of files, one after the other; memory holds one.
-
-    Raises:
-        DataError: a file is truncated or damaged; the message has its name and the place.
-        StorageError: one cannot be read.
-    """
+    """Read the records of files, one at a time. Raises DataError if a file is truncated or damaged."""
     for number, path in enumerate(files):
-        for offset, data in _read_file(path):
-            yield Record(number, offset, data)
+        with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
+            offset, size = 0, path.stat().st_size
+            while offset < size:
+                header = file.read(_HEADER.size)
+                _check_header(path, offset, header, size)
+                length, _ = _HEADER.unpack(header)
+                data, footer = file.read(length), file.read(_FOOTER.size)
+                if len(data) + len(footer) != length + _FOOTER.size:
+                    raise DataError(
+                        f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile"
+                    )
+                _check_record(path, offset, data, footer)
+                yield Record(number, offset, data)
+                offset += _HEADER.size + length + _FOOTER.size
 
 
 def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Feature]]]:
-    """Records with the Examples that they are; arguments and errors as ``read_records``.
-
-    Raises:
-        DataError: as there, or a record is no Example.
-    """
+    """Yield records with the Examples that they are; raises as ``read_records`` and ``parse_example``."""
     paths = tuple(files)
     for record in read_records(paths):
         yield record, parse_example(record.data, f"{paths[record.file]}: the record at byte {record.offset}")
 
 
 def parse_example(record: bytes, where: str) -> dict[str, Feature]:
-    """The features of a record that is an Example.
-
-    Raises:
-        DataError: it is none; the message begins with ``where``.
-    """
+    """Return the features of a record. Raises DataError, which begins with ``where``, if it is no Example."""
     try:
         return decode_example(record)
     except Malformed as error:
@@ -114,12 +103,7 @@ def parse_example(record: bytes, where: str) -> dict[str, Feature]:
 class NumberedRecords:
     """The records of a file by their number; it is mapped into memory, and 8 bytes a record say where they are.
 
-    Args:
-        path: the file.
-
-    Raises:
-        DataError: the lengths in its headers do not lead to its end.
-        StorageError: it cannot be read.
+    Raises DataError if the lengths in its headers do not lead to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,11 +127,7 @@ class NumberedRecords:
         return len(self.offsets)
 
     def record(self, number: int) -> bytes:
-        """The bytes of record ``number`` (0 .. len - 1).
-
-        Raises:
-            DataError: its length or its bytes do not fit their checksums.
-        """
+        """Return the bytes of record ``number`` (0 .. len - 1). Raises DataError if a checksum is wrong."""
         offset = int(self.offsets[number])
         start = offset + _HEADER.size
         _check_header(self._path, offset, bytes(self._data[offset:start]), len(self._data))
@@ -158,16 +138,9 @@ class NumberedRecords:
 
 
 def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int | None = None) -> None:
-    """Write records to a new file, or to a new folder of files with ``records_per_file`` each.
+    """Write records to a new file, or to a new folder of files with ``records_per_file`` each, by one rename.
 
-    Args:
-        path: the file or folder; it appears when all of it is on the disk.
-        records: each record's bytes.
-        records_per_file: how many go to each file of a folder; None for one file.
-
-    Raises:
-        UserError: the folder is there already, or being written by another process.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
+    Raises UserError if the folder is there already, or is being written; after an error nothing is left behind.
     """
     if records_per_file is None:
         replace_file(path, buffered(map(frame, records)))
@@ -218,25 +191,7 @@ def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
     return len(lines)
 
 
-def _read_file(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of each record of a file."""
-    offset = 0
-    with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
-        size = path.stat().st_size
-        while offset < size:
-            header = file.read(_HEADER.size)
-            _check_header(path, offset, header, size)
-            length, _ = _HEADER.unpack(header)
-            data, footer = file.read(length), file.read(_FOOTER.size)
-            if len(data) + len(footer) != length + _FOOTER.size:
-                raise DataError(f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile")
-            _check_record(path, offset, data, footer)
-            yield offset, data
-            offset += _HEADER.size + length + _FOOTER.size
-
-
 def _check_record(path: Path, offset: int, data: bytes, footer: bytes) -> None:
-    """Raise DataError unless a record's bytes fit the checksum behind them."""
     if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
         raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
 

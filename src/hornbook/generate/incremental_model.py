@@ -15,7 +15,7 @@ from torch import Tensor
 from hornbook.model import LanguageModel
 from hornbook.model.incremental import IncrementalBlock, incremental_form
 
-_FORWARD = ("forward", "embed", "make_context")
+_FORWARD = ("forward", "make_context")
 """Methods of `LanguageModel` whose work `IncrementalModel` does."""
 
 
@@ -36,7 +36,7 @@ class IncrementalModel:
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
         self.max_positions = model.max_positions
         self._embedding, self._blocks = model.embedding, blocks
-        self._logits = incremental_form(model.head, dtype, computed_by=("logits", "prepare", "normed"))
+        self._logits = incremental_form(model.head, dtype, computed_by=("logits", "prepare"))
         self._logits = self._logits or model.head.logits
 
     @torch.inference_mode()

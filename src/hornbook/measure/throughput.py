@@ -22,7 +22,7 @@ from hornbook.engine.step import train_step
 from hornbook.errors import UserError
 from hornbook.parallel.world import World
 from hornbook.run.device import synchronize
-from hornbook.samples.loader import Loader
+from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 from hornbook.samples.training_samples import build_samples
 

@@ -19,7 +19,7 @@ from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
-from hornbook.ops.layers import cast, cast_for_few_rows, linear
+from hornbook.ops.layers import cast_for_few_rows, linear
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
 
@@ -68,9 +68,9 @@ class QueryKeyValue(nn.Module):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().flatten()
+        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
         weight = cast_for_few_rows(self.weight.flatten(0, 1), dtype)
-        return partial(functional.linear, weight=weight, bias=cast(bias, dtype))
+        return partial(functional.linear, weight=weight, bias=bias)
 
 
 class SelfAttention(nn.Module):
@@ -115,10 +115,8 @@ class SelfAttention(nn.Module):
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def weight_dropout(self, keys_BT: Tensor) -> WeightDropout | None:
-        """Return the dropout of the attention weights, None if none are dropped now."""
-        if not self.dropout.drops:
-            return None
+    def weight_dropout(self, keys_BT: Tensor) -> WeightDropout:
+        """Return the dropout of the attention weights."""
         keys_BHT = head_keys(keys_BT, self.num_heads, self.first_head)
         return WeightDropout(keys_BHT, self.dropout.site, self.dropout.probability)
 
@@ -128,7 +126,7 @@ class CausalSelfAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix tokens, ``[B, T, D]``."""
-        dropout = self.weight_dropout(context["keys"])
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = causal_attention(*self.split(self.qkv(x_BTD)), mask=context.get("mask"), dropout=dropout)
         y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
@@ -183,6 +181,6 @@ class EncoderSelfAttention(SelfAttention):
         """Return ``[G·t, H·K]`` for the rows of one group of ``size`` (G, t, whether there is padding)."""
         *shape, is_padded = size
         is_token_Gt = is_token_R.view(shape) if is_token_R is not None and is_padded else None
-        qkv = self.split(packed_RE.view(*shape, -1))
-        y_GHtK = attention(*qkv, is_token_BT=is_token_Gt, dropout=self.weight_dropout(keys_R.view(shape)))
+        dropout = self.weight_dropout(keys_R.view(shape)) if self.dropout.drops else None
+        y_GHtK = attention(*self.split(packed_RE.view(*shape, -1)), is_token_BT=is_token_Gt, dropout=dropout)
         return y_GHtK.transpose(1, 2).flatten(2).flatten(0, 1)

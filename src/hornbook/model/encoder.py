@@ -14,7 +14,7 @@ index maps that are made once a micro-batch (`hornbook.ops.sequence_groups`).
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
 from hornbook.model.attention import Context
@@ -41,11 +41,6 @@ class EncoderModel(LanguageModel):
     """
 
     is_causal = False
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the input of the first block, ``[B, T, D]``; without ``segments`` all tokens are of the first."""
-        x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
-        return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
         """Return ``keys``, the index maps of ``group_sequences``, and ``group_keys``."""

@@ -61,14 +61,14 @@ class EncoderHead(OutputHead):
         is_tied: bool = True,
     ) -> None:
         super().__init__(hidden_size, vocab_size, bias=bias, norm=norm, is_tied=is_tied, std=std)
-        self.transform = transform
+        self.transform = transform or nn.Identity()
         self.pooler = Linear(hidden_size, hidden_size, std=std) if relates else None
         self.classifier = Linear(hidden_size, 2, std=std) if relates else None
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
-        normed = self.normed(x)
-        return normed if self.transform is None else self.transform(normed)
+        prepared: Tensor = self.transform(self.norm(x))
+        return prepared
 
     def predict(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> tuple[Tensor, Tensor]:
         """Score the tokens at ``predictions``; targets of -100 are not scored.

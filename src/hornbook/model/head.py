@@ -19,7 +19,7 @@ from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
-from hornbook.ops.layers import cast, cast_for_few_rows
+from hornbook.ops.layers import cast_for_few_rows
 from hornbook.samples.batches import Batch
 
 
@@ -53,7 +53,7 @@ class OutputHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
-        self.norm = norm
+        self.norm = norm or nn.Identity()
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
         """Return ``use(self, x_BTD, batch)``: whoever uses a head calls it, so that hooks of the module run."""
@@ -70,23 +70,22 @@ class OutputHead(nn.Module):
         if self.is_tied:
             self.table = nn.Parameter(table.detach())
 
-    def normed(self, x: Tensor) -> Tensor:
-        """Return hidden states ``[..., D]`` after the final norm, if there is one."""
-        return x if self.norm is None else self.norm(x)
-
     def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
-        return self.normed(at_places(x_BTD, firsts_S))
+        first_SD: Tensor = self.norm(at_places(x_BTD, firsts_S))
+        return first_SD
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
-        return self.normed(x)
+        prepared: Tensor = self.norm(x)
+        return prepared
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
         prepared = self.prepare(x_ND)
         table = self.table[: self.vocab_size].to(prepared.dtype)
-        return functional.linear(prepared, table, cast(self.bias, prepared.dtype)).float()
+        bias = None if self.bias is None else self.bias.to(prepared.dtype)
+        return functional.linear(prepared, table, bias).float()
 
 
 class CausalHead(OutputHead):
@@ -108,7 +107,6 @@ class CausalHead(OutputHead):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return ``logits`` with weights cast once to ``dtype``."""
-        assert self.norm is not None, "the constructor gives it one"
         norm, table = token_form(self.norm, dtype), cast_for_few_rows(self.table[: self.vocab_size], dtype)
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 

@@ -84,7 +84,7 @@ class SpanHead(OutputHead):
         outside_ST = places >= lengths_S[:, None]
         flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
         flat_ST, outside_ST = (index.to(x_BTD.device, non_blocking=True) for index in (flat_ST, outside_ST))
-        logits_ST2: Tensor = self.spans(self.normed(x_BTD)).flatten(0, 1)[flat_ST].float()
+        logits_ST2: Tensor = self.spans(self.norm(x_BTD)).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 
     def locate(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

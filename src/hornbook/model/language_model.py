@@ -26,7 +26,8 @@ class LanguageModel(nn.Module):
     """``embedding``, ``blocks`` and ``head``.
 
     Args:
-        embedding: called with (tokens, positions, keys), each ``[B, T]``; holds the padded table ``tokens`` ``[V, D]``.
+        embedding: called with (tokens, positions, keys, segments), each ``[B, T]``, where segments may be None; holds
+            the padded table ``tokens`` ``[V, D]``.
         blocks: each called with (x ``[B, T, D]``, context).
         head: called with (use, x ``[B, T, D]``, batch); its output table may be the embedding's.
         max_positions: longest sequence that the model can take.
@@ -66,15 +67,10 @@ class LanguageModel(nn.Module):
             batch: on the model's device.
         """
         context = self.make_context(batch)
-        x_BTD = self.embed(batch)
+        x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
         return self.head(use, x_BTD, batch)
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the input of the first block, ``[B, T, D]``."""
-        x_BTD: Tensor = self.embedding(batch["tokens"], batch["positions"], batch["keys"])
-        return x_BTD
 
     def make_context(self, batch: Batch) -> Context:
         """Return what blocks need beside the hidden states: tensors, made once a micro-batch."""
@@ -114,9 +110,14 @@ class LanguageModel(nn.Module):
 
     def fold_tied_gradients(self) -> None:
         """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
-        if self.head.is_tied:
-            self.embedding.tokens.grad = _sum(self.embedding.tokens.grad, self.head.table.grad)
-            self.head.table.grad = None
+        if not self.head.is_tied:
+            return
+        tokens, table = self.embedding.tokens, self.head.table
+        if tokens.grad is None:
+            tokens.grad = table.grad
+        elif table.grad is not None:
+            tokens.grad += table.grad
+        table.grad = None
 
     def logical(self, name: str, tensor: Tensor) -> Tensor:
         """Return ``tensor``, which has the shape of parameter ``name``, without the padding that is in memory only."""
@@ -126,9 +127,3 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """Parameters without padding, a tied table counted once."""
         return sum(self.logical(name, parameter).numel() for name, parameter in self.own_parameters())
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return first if second is None else second
-    return first.add_(second)

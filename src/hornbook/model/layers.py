@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.ops.layers import affine_dtype, cast, cast_for_few_rows, dropout, layer_norm, linear
+from hornbook.ops.layers import affine_dtype, cast_for_few_rows, dropout, layer_norm, linear
 
 
 class MakeLinear(Protocol):
@@ -57,7 +57,8 @@ class Linear(nn.Linear):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
-        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=cast(self.bias, dtype))
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=bias)
 
 
 class LayerNorm(nn.Module):

@@ -79,7 +79,7 @@ def causal_attention(
         seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
     if mask is None and fits(q_BHTK):
-        return cpu_causal_attention(q_BHTK, k_BHTK, v_BHTK)
+        return cpu_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=mask is None)
 
 
@@ -167,11 +167,18 @@ class _Attention(torch.autograd.Function):
         y_ZTK = torch.empty_like(q_ZTK)
         saved = []
         for heads, queries, keys in _blocks(q_ZTK.shape, is_causal):
-            hidden = None if hidden_ZT is None else hidden_ZT[heads]
-            weights = _weights(q_ZTK[heads, queries], k_ZTK[heads, keys], is_causal, hidden).to(q_ZTK.dtype)
+            scores = (q_ZTK[heads, queries] @ k_ZTK[heads, keys].transpose(1, 2)).float().mul_(q_ZTK.shape[2] ** -0.5)
+            if is_causal:  # the queries are the last of the positions
+                num_queries = scores.shape[1]
+                later = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
+                scores[:, :, -num_queries:].masked_fill_(later, -math.inf)
+            if hidden_ZT is not None:
+                scores.masked_fill_(hidden_ZT[heads].unsqueeze(1), -math.inf)
+            kept = weights = torch.softmax(scores, -1).to(q_ZTK.dtype)
             if dropout is not None:
                 weights = _with_signs(weights, dropout.keys.flatten(0, 1)[heads, queries], dropout)
-            y_ZTK[heads, queries] = _kept(weights, dropout) @ v_ZTK[heads, keys]
+                kept = _kept(weights, dropout)
+            y_ZTK[heads, queries] = kept @ v_ZTK[heads, keys]
             saved.append(weights)
         ctx.save_for_backward(q_ZTK, k_ZTK, v_ZTK, *saved)
         ctx.is_causal, ctx.dropout = is_causal, dropout
@@ -185,20 +192,18 @@ class _Attention(torch.autograd.Function):
         dk_ZTK, dv_ZTK = torch.zeros_like(k_ZTK, dtype=torch.float32), torch.zeros_like(v_ZTK, dtype=torch.float32)
         for (heads, queries, keys), weights in zip(_blocks(q_ZTK.shape, ctx.is_causal), saved, strict=True):
             gradient = gradient_ZTK[heads, queries]
-            dv_ZTK[heads, keys] += _kept(weights, ctx.dropout).transpose(1, 2) @ gradient
-            weights_gradient = gradient @ v_ZTK[heads, keys].transpose(1, 2)
-            scores_gradient = _scores_gradient(weights_gradient, weights, ctx.dropout)
-            scores_gradient = scores_gradient.mul_(q_ZTK.shape[2] ** -0.5).to(q_ZTK.dtype)
+            kept = weights if ctx.dropout is None else _kept(weights, ctx.dropout)
+            dv_ZTK[heads, keys] += kept.transpose(1, 2) @ gradient
+            of_weights = (gradient @ v_ZTK[heads, keys].transpose(1, 2)).float()
+            if ctx.dropout is not None:
+                of_weights.mul_(1.0 / (1.0 - ctx.dropout.probability)).masked_fill_(weights.signbit(), 0.0)
+                weights = weights.abs()
+            # w · (g − Σ g·w) over the keys, in fp32
+            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights.float(), -1, torch.float32)
+            scores_gradient = of_scores.mul_(q_ZTK.shape[2] ** -0.5).to(q_ZTK.dtype)
             dq_ZTK[heads, queries] = scores_gradient @ k_ZTK[heads, keys]
             dk_ZTK[heads, keys] += scores_gradient.transpose(1, 2) @ q_ZTK[heads, queries]
         return dq_ZTK, dk_ZTK.to(k_ZTK.dtype), dv_ZTK.to(v_ZTK.dtype), None, None, None
-
-
-def cpu_causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-    """Return ``softmax(mask(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``; all arguments ``[B, H, T, K]``."""
-    flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
-    y_ZTK: Tensor = _Attention.apply(*flat, True, None, None)  # type: ignore[no-untyped-call]
-    return y_ZTK.view_as(q_BHTK)
 
 
 def cpu_attention(
@@ -206,21 +211,17 @@ def cpu_attention(
     k_BHTK: Tensor,
     v_BHTK: Tensor,
     *,
+    is_causal: bool = False,
     is_token_BT: Tensor | None = None,
     dropout: WeightDropout | None = None,
 ) -> Tensor:
-    """Return ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]`` in the dtype of ``q``.
+    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``.
 
-    Args:
-        q_BHTK: queries; keys and values are shaped alike.
-        k_BHTK: keys.
-        v_BHTK: values.
-        is_token_BT: bool, which keys are seen, at least one in a row; None for all.
-        dropout: of the weights, if any.
+    Arguments as for ``attention``; if ``is_causal``, tokens see no later ones.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
-    y_ZTK: Tensor = _Attention.apply(*flat, False, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
+    y_ZTK: Tensor = _Attention.apply(*flat, is_causal, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
     return y_ZTK.view_as(q_BHTK)
 
 
@@ -242,33 +243,11 @@ def _blocks(shape: torch.Size, is_causal: bool) -> Iterator[tuple[slice, slice, 
             yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
 
 
-def _weights(q_ZQK: Tensor, k_ZSK: Tensor, is_causal: bool, hidden_ZS: Tensor | None) -> Tensor:
-    """Return the attention weights ``[Z, Q, S]`` in fp32; if causal, the queries are the last Q of the S positions."""
-    num_queries = q_ZQK.shape[1]
-    scores_ZQS = (q_ZQK @ k_ZSK.transpose(1, 2)).float().mul_(q_ZQK.shape[2] ** -0.5)
-    if is_causal:
-        later_QQ = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
-        scores_ZQS[:, :, -num_queries:].masked_fill_(later_QQ, -math.inf)
-    if hidden_ZS is not None:
-        scores_ZQS.masked_fill_(hidden_ZS.unsqueeze(1), -math.inf)
-    return torch.softmax(scores_ZQS, -1)
-
-
 def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:
     """Give the weights that are dropped a minus sign."""
     return torch.where(keep_mask(keys_ZQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
 
 
-def _kept(weights: Tensor, dropout: WeightDropout | None) -> Tensor:
+def _kept(weights: Tensor, dropout: WeightDropout) -> Tensor:
     """Return the weights that values are multiplied by."""
-    return weights if dropout is None else weights.clamp(min=0.0).mul_(1.0 / (1.0 - dropout.probability))
-
-
-def _scores_gradient(gradient: Tensor, weights: Tensor, dropout: WeightDropout | None) -> Tensor:
-    """Return ``w · (g − Σ g·w)`` over the last dimension, in fp32."""
-    gradient = gradient.float()
-    if dropout is not None:
-        gradient = gradient.mul_(1.0 / (1.0 - dropout.probability)).masked_fill_(weights.signbit(), 0.0)
-        weights = weights.abs()
-    result: Tensor = torch.ops.aten._softmax_backward_data(gradient, weights.float(), -1, torch.float32)
-    return result
+    return weights.clamp(min=0.0).mul_(1.0 / (1.0 - dropout.probability))

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.ops.layers import cast
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
@@ -41,14 +40,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        compute_weight, compute_bias = weight_VD.to(x_ND.dtype), cast(bias_V, x_ND.dtype)
-        for rows in _chunks(x_ND.shape[0]):
+        compute_weight = weight_VD.to(x_ND.dtype)
+        for start in range(0, len(x_ND), _CHUNK_TOKENS):
+            rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, compute_bias, vocab_size)
+            log_probabilities = _log_probabilities(x, compute_weight, bias_V, vocab_size)
             total -= _gather(log_probabilities, targets).sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets)
-            exact = _logit_gradient(log_probabilities, targets)
+            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+            exact.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), exact.new_full((len(targets), 1), -1.0))
+            exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
             torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
@@ -90,16 +92,8 @@ def counted_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
 
-    Args:
-        x_ND: as above, like all that is not explained here.
-        weight_VD: output table.
-        targets_N: ``[N]`` int64.
-        vocab_size: columns that exist.
-        bias_V: ``[vocab_size]`` fp32, or None.
-
-    Returns:
-        Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
-        prediction.
+    Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
+    prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
     if torch.is_grad_enabled():
         arguments = (x_ND, weight_VD, bias_V, targets_N, vocab_size, True)
@@ -125,20 +119,16 @@ def token_losses(
 
 def _scores(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Iterator[tuple[slice, Tensor]]:
     """Yield the log-probabilities, fp32, of each chunk."""
-    compute_weight, compute_bias = weight_VD.to(x_ND.dtype), cast(bias_V, x_ND.dtype)
-    for rows in _chunks(x_ND.shape[0]):
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, compute_bias, vocab_size)
-
-
-def _chunks(num_tokens: int) -> Iterator[slice]:
-    for start in range(0, num_tokens, _CHUNK_TOKENS):
-        yield slice(start, start + _CHUNK_TOKENS)
+    compute_weight = weight_VD.to(x_ND.dtype)
+    for start in range(0, len(x_ND), _CHUNK_TOKENS):
+        rows = slice(start, start + _CHUNK_TOKENS)
+        yield rows, _log_probabilities(x_ND[rows], compute_weight, bias_V, vocab_size)
 
 
 def _log_probabilities(x: Tensor, weight: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
     logits = x @ weight.t()
     if bias is not None:
-        logits[:, :vocab_size] += bias
+        logits[:, :vocab_size] += bias.to(logits.dtype)
     logits[:, vocab_size:] = -torch.inf
     return torch.log_softmax(logits, -1, dtype=torch.float32)
 
@@ -163,11 +153,3 @@ def _first_largest(x_CV: Tensor) -> Tensor:
     best = blocks.amax(2).argmax(1, keepdim=True)
     inside = blocks.take_along_dim(best.unsqueeze(2), 1).squeeze(1).argmax(1)
     return best.squeeze(1) * size + inside
-
-
-def _logit_gradient(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Turn log-probabilities into ``softmax − onehot`` in place; rows without a target become zero."""
-    gradient = log_probabilities.exp_()
-    gradient.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), gradient.new_full((len(targets), 1), -1.0))
-    gradient[targets == NOT_SCORED] = 0.0
-    return gradient

@@ -56,7 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: ``[num_out, num_in]``, fp32; its gradient is fp32.
         bias: ``[num_out]``, fp32, or None.
     """
-    return functional.linear(x, weight.to(x.dtype), cast(bias, x.dtype))
+    return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -70,11 +70,6 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     parts, weights = x.chunk(len(weight), -1), weight.to(x.dtype).unbind(0)
     mapped = [functional.linear(part, matrix) for part, matrix in zip(parts, weights, strict=True)]
     return torch.cat(mapped, -1) + bias.to(x.dtype)
-
-
-def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a parameter that may be absent in ``dtype``."""
-    return None if parameter is None else parameter.to(dtype)
 
 
 def cast_for_few_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:

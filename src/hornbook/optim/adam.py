@@ -12,18 +12,21 @@ With ``epsilon_before_correction`` it is the form at the end of section 2 of Kin
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
-from hornbook.config.optimizers import AdamConfig, AdamWConfig, MomentsConfig
+from hornbook.config.optimizers import MomentsConfig
 from hornbook.optim.slots import Slot, by_group
 
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
 
 
-def adamw(slots: Sequence[Slot], config: AdamWConfig, *, learning_rate: float, count: int) -> None:
+def adamw(
+    slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool = True
+) -> None:
     """AdamW (Loshchilov & Hutter 2019, algorithm 2), in place: Adam after ``w -= lr · decay · w``.
 
     Args:
@@ -31,73 +34,44 @@ def adamw(slots: Sequence[Slot], config: AdamWConfig, *, learning_rate: float, c
         config: betas, epsilon and decay; slots with ``decay`` false are not decayed.
         learning_rate: of this update.
         count: t, the number of this update, from 1.
+        decoupled: False adds the decay to the gradient, as ``adam`` does.
     """
-    _by_group(slots, config, learning_rate, count, decoupled=True)
+    epsilon = config.epsilon
+    if config.epsilon_before_correction and config.bias_correction:
+        epsilon /= math.sqrt(1.0 - config.beta2**count)
+    past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
+    for decay, scale, group in by_group(slots):
+        torch_adam(
+            [slot.parameter for slot in group],
+            [slot.gradient for slot in group],
+            [slot.state["exp_avg"] for slot in group],
+            [slot.state["exp_avg_sq"] for slot in group],
+            [],
+            [torch.full((), float(past), device=slot.parameter.device) for slot in group],
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=learning_rate * scale,
+            weight_decay=config.weight_decay if decay else 0.0,
+            eps=epsilon,
+            maximize=False,
+            decoupled_weight_decay=decoupled,
+        )
 
 
-def adam(slots: Sequence[Slot], config: AdamConfig, *, learning_rate: float, count: int) -> None:
+def adam(slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int) -> None:
     """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``; arguments as for ``adamw``."""
-    _by_group(slots, config, learning_rate, count, decoupled=False)
+    adamw(slots, config, learning_rate=learning_rate, count=count, decoupled=False)
 
 
 def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
     """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
 
-    The fused pass writes them: with a rate of 1 they are what it adds to zeros.
+    The fused pass writes them: with a rate of 1 and no decay they are what it adds to zeros.
     """
-    directions = [torch.zeros_like(slot.parameter) for slot in slots]
-    _fused(directions, slots, config, learning_rate=1.0, count=count)
-    return directions
-
-
-def _by_group(
-    slots: Sequence[Slot], config: MomentsConfig, learning_rate: float, count: int, *, decoupled: bool
-) -> None:
-    for decay, scale, group in by_group(slots):
-        _fused(
-            [slot.parameter for slot in group],
-            group,
-            config,
-            learning_rate=learning_rate * scale,
-            count=count,
-            weight_decay=config.weight_decay if decay else 0.0,
-            decoupled=decoupled,
-        )
-
-
-def _fused(
-    parameters: list[Tensor],
-    slots: Sequence[Slot],
-    config: MomentsConfig,
-    *,
-    learning_rate: float,
-    count: int,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-) -> None:
-    """Update ``parameters``, which may be others than those of ``slots``, by the slots' gradients and moments."""
-    past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
-    torch_adam(
-        parameters,
-        [slot.gradient for slot in slots],
-        [slot.state["exp_avg"] for slot in slots],
-        [slot.state["exp_avg_sq"] for slot in slots],
-        [],
-        [torch.full((), float(past), device=slot.parameter.device) for slot in slots],
-        fused=True,
-        amsgrad=False,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        lr=learning_rate,
-        weight_decay=weight_decay,
-        eps=_epsilon(config, count),
-        maximize=False,
-        decoupled_weight_decay=decoupled,
-    )
-
-
-def _epsilon(config: MomentsConfig, count: int) -> float:
-    """What is added to the root of the second moment after its correction, in update number ``count``."""
-    if config.epsilon_before_correction and config.bias_correction:
-        return config.epsilon / math.sqrt(1.0 - config.beta2**count)
-    return config.epsilon
+    zeros = [
+        replace(slot, parameter=torch.zeros_like(slot.parameter), is_exempt=True, rate_scale=1.0) for slot in slots
+    ]
+    adam(zeros, config, learning_rate=1.0, count=count)
+    return [slot.parameter for slot in zeros]

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import LambConfig
 from hornbook.optim.adam import adam_directions
-from hornbook.optim.clipping import norms_of
-from hornbook.optim.slots import Slot
+from hornbook.optim.slots import Slot, norms_of
 
 _Move = tuple[Tensor, Tensor, float]
 """Weights, their direction, and the factor of the learning rate."""

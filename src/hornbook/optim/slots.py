@@ -1,4 +1,4 @@
-"""The input of an update for one parameter, and the kind of parameter that its name says it is.
+"""Slots, the input of an update for one parameter each: what kind of parameter it is, norms and clipping.
 
     "blocks.0.attention.qkv.weight" [3, H·K, D]  -> matrix, 3 parts      decayed; LAMB scales each part by itself
     "blocks.0.attention.qkv.bias"   [3, H·K]     -> bias, 3 parts        not decayed, LAMB has no trust ratio
@@ -7,14 +7,17 @@
     "head.norm.weight"              [D]          -> norm                 not decayed, with a trust ratio
 
 Names decide, so a parameter of one's own model that is called ``bias`` is one, and other vectors count as norms.
-`hornbook.optim.groups` changes decay and learning rate by patterns of names.
+`hornbook.optim.updates.in_groups` changes decay and learning rate by patterns of names.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
+
+from hornbook.config.optimizers import ClipScope
 
 Role = Literal["matrix", "norm", "bias"]
 
@@ -53,16 +56,6 @@ def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
         yield decay, scale, [slot for slot in slots if (slot.decay, slot.rate_scale) == (decay, scale)]
 
 
-def as_vector(name: str, tensor: Tensor) -> Tensor:
-    """Return a view of a bias as a vector, and other tensors as they are.
-
-    Args:
-        name: of a parameter.
-        tensor: of the parameter's shape, contiguous; a stacked bias is ``[3, H·K]``.
-    """
-    return tensor.view(-1) if role_of(name, tensor) == "bias" else tensor
-
-
 def role_of(name: str, parameter: Tensor) -> Role:
     """Return what a parameter is, by its name and shape."""
     if name.endswith("bias"):
@@ -73,3 +66,34 @@ def role_of(name: str, parameter: Tensor) -> Role:
 def num_parts_of(name: str) -> int:
     """Return how many parameters of equal shape are stacked in a parameter, by its name."""
     return 3 if ".qkv." in f".{name}" else 1
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of each fp32 tensor, ``[len(tensors)]``, without waiting for the device.
+
+    A CPU adds up all squares of a tensor in a few fp32 numbers, which stop growing long before the end of a large one:
+    the norm of BERT-base's token table comes out 1.3e-3 too small. So there it is the norm of the norms of the rows,
+    at the same speed.
+    """
+    rows = [
+        torch.linalg.vector_norm(tensor, dim=-1) if tensor.dim() > 1 and tensor.device.type == "cpu" else tensor
+        for tensor in tensors
+    ]
+    return torch.stack(torch._foreach_norm(rows))
+
+
+def clip(gradients: Sequence[Tensor], norm: float, limit: float | None, scope: ClipScope) -> None:
+    """Scale gradients in place so that no norm is above ``limit``.
+
+    Args:
+        gradients: fp32, of one part of the model.
+        norm: global L2 norm, of all parts together.
+        limit: None clips nothing.
+        scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
+            that their common direction changes.
+    """
+    if limit is not None and scope == "per_tensor":
+        scales = (limit / norms_of(gradients)).clamp(max=1.0)  # a norm of 0: an infinite quotient, a scale of 1
+        torch._foreach_mul_(list(gradients), list(scales.unbind()))
+    elif limit is not None and norm > limit:
+        torch._foreach_mul_(list(gradients), limit / norm)

@@ -11,13 +11,15 @@ that could fall out of step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial, singledispatch
 
-from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig
+from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig, read_scales
 from hornbook.errors import UserError
 from hornbook.optim import adam, lamb, sgd
 from hornbook.optim.slots import Slot
+from hornbook.wording import first_few
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +60,45 @@ def _update(config: object, rule: Callable[..., None], state_names: tuple[str, .
 
 for _config, (_rule, _names) in UPDATES.items():
     build_update.register(_config, partial(_update, rule=_rule, state_names=_names))
+
+
+def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:
+    """Return ``update`` with the parameter groups of a recipe's ``[optimizer]`` section, given by patterns of names.
+
+    ::
+
+        no_decay = ["*.positions"]                  learning_rate_scale = ["embedding.*=0.1", "blocks.0.*=0.5"]
+
+    A pattern is that of a shell: ``*`` stands for any characters, dots included, ``?`` for one, ``[0-3]`` for one of a
+    set.
+
+    Args:
+        update: takes slots; those that it gets have ``is_exempt`` and ``rate_scale``.
+        config: may have ``no_decay`` and ``learning_rate_scale``.
+        names: of all parameters of the model.
+
+    Raises:
+        UserError: a pattern matches no name.
+    """
+    exempt: Sequence[str] = getattr(config, "no_decay", ())
+    scales = read_scales(getattr(config, "learning_rate_scale", ()))
+    unmatched = [
+        f"optimizer.{option}: {pattern!r} matches no parameter"
+        for option, patterns in (("no_decay", exempt), ("learning_rate_scale", scales))
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if unmatched:
+        examples = [*names[:1], *[name for name in names if name.endswith("qkv.bias")][:1], *names[-1:]]
+        raise UserError(
+            f"{'; '.join(first_few(unmatched))}; the names are such as {', '.join(examples)}: "
+            "mend the pattern or remove it"
+        )
+    if not exempt and not scales:
+        return update
+
+    def grouped(slot: Slot) -> Slot:
+        scale = next((scale for pattern, scale in scales.items() if fnmatchcase(slot.name, pattern)), 1.0)
+        return replace(slot, is_exempt=any(fnmatchcase(slot.name, pattern) for pattern in exempt), rate_scale=scale)
+
+    return replace(update, apply=lambda slots, rate, count: update.apply([*map(grouped, slots)], rate, count))

@@ -16,10 +16,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``: auto, cpu, cuda (this rank's own), cuda:N or mps.
 
-    Raises:
-        UserError: the machine does not have it.
+    Raises UserError if the machine does not have it.
     """
-    present = _present_devices()
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    present = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]  # the fastest kind first
     wanted = present[0].partition(":")[0] if name == "auto" else name
     if wanted == "cuda":
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
@@ -29,12 +29,6 @@ def choose_device(name: str) -> torch.device:
             f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {there}; choose another --device"
         )
     return torch.device(wanted)
-
-
-def _present_devices() -> list[str]:
-    """Return the names of all devices, the fastest kind first."""
-    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
 
 
 def prepare(device: torch.device, threads: int | None) -> None:
@@ -60,8 +54,7 @@ def physical_cores() -> int:
     """Return the physical cores that this process may run on; hyperthreads do not count where Linux tells them."""
     if not hasattr(os, "sched_getaffinity"):
         return usable_cores()
-    cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
-    return len(cores)
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
 def _siblings(cpu: int) -> str:

@@ -72,12 +72,7 @@ class Origin:
 
 
 def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
-    """Read a source and return what is remembered of it.
-
-    Args:
-        asked: by the user.
-        recipe: of the new run, complete.
-        tokenizer: of its training data, where it is known.
+    """Read a source and return what is remembered of it; ``tokenizer`` is that of the training data, if known.
 
     Raises:
         UserError: a fine-tuning is to keep the moments of a pre-training.
@@ -100,10 +95,8 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
 def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
     """Return what an existing run started from, given that its start is asked for again.
 
-    A source that is gone is fine, since the run goes on from its own checkpoints.
-
-    Raises:
-        UserError: the run started from something else, or the source has changed since.
+    A source that is gone is fine, since the run goes on from its own checkpoints. Raises UserError if the run started
+    from something else, or the source has changed since.
     """
     if recorded is None:
         raise UserError(f"the run did not start from {asked.source}: remove --init-from, or choose another --output")

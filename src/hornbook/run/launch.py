@@ -20,10 +20,9 @@ from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.memory import refuse_oversize
-from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
 from hornbook.run.run_folder import RunFolder
-from hornbook.run.scheduled_tasks import check_before_training
+from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
@@ -100,7 +99,10 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             if state.progress.step < steps:
                 checkpoint.require_space(output, 2 * state.num_bytes)
-            _note_session(folder, state.progress.step, steps, console)
+            try:
+                folder.note_session(state.progress.step, steps)
+            except HornbookError as error:  # the file is damaged or cannot be written; a run does without
+                console.warn(f"cannot record this start: {error}")
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -117,10 +119,16 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
         if first:
             _open_logs(run, stack)
         if not run.is_finished:
-            check_before_training(run)
+            refuse_blind_stopping(recipe, samples)
+            if recipe.evaluation.tasks:
+                check_tasks_of(run)
         console.start(recipe.name, facts(run))
         if not run.is_finished:
-            _tell_slips(run, sources)
+            for slip in slips(recipe, samples, sources, steps):
+                console.warn(slip)
+            is_new = state.progress.step == 0 and folder.origin is None  # with weights, the vocabulary is given
+            if is_new and (note := large_vocabulary(recipe, sources)):
+                console.note(note)
         yield run
 
 
@@ -141,19 +149,6 @@ def facts(run: TrainingRun) -> dict[str, str]:
     }
 
 
-def _tell_slips(run: TrainingRun, sources: Sources) -> None:
-    """Tell what may be a slip; a vocabulary is only to be chosen as long as there are no weights."""
-    warnings = (
-        long_warmup(run.recipe, run.num_steps),
-        large_batch(run.recipe, run.samples.num_samples, run.samples.noun),
-        differing_ends(run.recipe, sources),
-    )
-    for warning in filter(None, warnings):
-        run.console.warn(warning)
-    if run.state.progress.step == 0 and run.folder.origin is None and (note := large_vocabulary(run.recipe, sources)):
-        run.console.note(note)
-
-
 def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
     """Open what the recipe names, and complete it with what only the data know."""
     sources: Sources
@@ -164,16 +159,8 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     return complete(recipe, sources), sources
 
 
-def _note_session(folder: RunFolder, from_step: int, to_step: int, console: Console) -> None:
-    """Record this start; a run does without the record where the file is damaged or cannot be written."""
-    try:
-        folder.note_session(from_step, to_step)
-    except HornbookError as error:
-        console.warn(f"cannot record this start: {error}")
-
-
 def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
-    """Record how the run ended, for `hornbook runs list`; a run does without, as in `_note_session`."""
+    """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
     if run.world.is_first:
         try:
             record_end(run.folder.path / "environment.json", ended)
@@ -242,9 +229,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
     """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
 
     The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
-
-    Raises:
-        CheckpointError: there are checkpoints, none of them sound.
+    Raises CheckpointError if there are checkpoints, none of them sound.
     """
     steps = checkpoint.steps_in(checkpoints) if world.is_first else []
     num_steps = world.from_first(len(steps))

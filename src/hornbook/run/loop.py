@@ -28,7 +28,8 @@ def train_until_done(run: TrainingRun) -> None:
             return
         for micro_batches in batches:
             run.record(train_step(run.state, micro_batches, run.step_config))
-            _refuse_divergence(run)
+            if run.state.progress.skipped_in_a_row:
+                _refuse_divergence(run)
             # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
             stopping = run.world.any(signals.name is not None) and not run.is_finished
             if not stopping:
@@ -53,7 +54,7 @@ def _measure(run: TrainingRun) -> None:
 
 def _refuse_divergence(run: TrainingRun) -> None:
     progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
-    if skipped < MAX_SKIPPED_IN_A_ROW and not (skipped and run.is_finished):
+    if skipped < MAX_SKIPPED_IN_A_ROW and not run.is_finished:
         return
     if skipped >= MAX_SKIPPED_IN_A_ROW:
         run.set_aside(progress.step - skipped)

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hornbook.config import LabelledConfig, Recipe, refuse_unknown_parts
+from hornbook.config import LabelledConfig, Recipe
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
-from hornbook.exchange.documents import stored_recipe
+from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
 from hornbook.samples.encoder_batches import EncoderBatches
@@ -113,7 +113,8 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
         raise UserError(f"{run} was trained on synthetic tokens, which have no source documents")
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(f"{run} learns {recipe.objective.name} from labeled files; expected a run on token stores")
-    sources = _open_training(recipe)
+    sources = open_sources(replace(recipe, data=replace(recipe.data, validation=None)))
+    sources = replace(sources, validation=None, held_out=())
     _refuse_other_data(run, fingerprint, sources.fingerprints["train"])
     samples = build_samples(recipe, sources, on_cpu=True)
     if step > (last := num_steps(recipe, samples)):
@@ -123,12 +124,6 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
     if sample is not None and sample not in numbers:
         raise UserError(f"step {step} has samples {numbers[0]} to {numbers[-1]}: expected one of them, not {sample}")
     return _trace(samples.maker, numbers if sample is None else [sample], recipe, sources)
-
-
-def _open_training(recipe: Recipe) -> Sources:
-    """The training data of a recipe alone."""
-    sources = open_sources(replace(recipe, data=replace(recipe.data, validation=None)))
-    return replace(sources, validation=None, held_out=())
 
 
 @singledispatch

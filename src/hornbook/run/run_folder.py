@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml, refuse_unknown_parts
+from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, UserError
-from hornbook.exchange.documents import stored_recipe
+from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import Origin
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
@@ -115,9 +115,7 @@ class RunFolder:
 def read_identity(path: Path) -> dict[str, Any]:
     """Return what a ``run.json`` holds: ``recipe``, still a document, ``data`` and ``init_from``.
 
-    Raises:
-        DataError: it is malformed, or of another version.
-        StorageError: it cannot be read.
+    Raises DataError if it is malformed, or of another version.
     """
     identity = read_json(path, "run identity")
     if not isinstance(identity, dict) or identity.get("format") != _FORMAT:

@@ -2,7 +2,7 @@
 
 ::
 
-    [evaluation] tasks, task_data -> check_before_training
+    [evaluation] tasks, task_data -> check_tasks_of
                                   -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
                                                    -> the best checkpoint, if checkpoint.best_by names one of them
 
@@ -24,25 +24,16 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.run.training_run import TrainingRun
 
 
-def check_before_training(run: TrainingRun) -> None:
+def check_tasks_of(run: TrainingRun) -> None:
     """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
 
     Raises:
-        UserError, DataError: a task or the metric that decides is unknown, a task's data are missing or malformed, or
-            options of tasks are given without a task, or early stopping has nothing to go by.
+        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
     """
-    evaluation, (task, _, metric) = run.recipe.evaluation, run.recipe.checkpoint.best_by.partition("/")
-    for name in ("task_data", "tasks_every_steps"):
-        if getattr(evaluation, name) and not evaluation.tasks:
-            raise UserError(f"evaluation.{name} has no effect without tasks: set evaluation.tasks, or remove it")
+    task, _, metric = run.recipe.checkpoint.best_by.partition("/")
     if metric:
         tasks.higher_is_better(task, metric)
-    elif evaluation.early_stopping_patience is not None and run.samples.held_out is None:
-        raise UserError(
-            "early stopping needs the validation loss, and the run has no validation data: set "
-            "data.validation, or a task in checkpoint.best_by"
-        )
-    error, failed = _checked(run, evaluation.tasks, _input(run), _data(run))
+    error, failed = _checked(run, run.recipe.evaluation.tasks, _input(run), _data(run))
     if failed:
         raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
 
@@ -56,7 +47,7 @@ def measure_tasks(run: TrainingRun) -> None:
     run.state.progress.evaluated_step = run.state.progress.step
     given, data = _input(run), _data(run)
     measure = _measure_alone if run.world.size == 1 else _measure_together
-    with run.clock.paused():
+    with run.paused():
         for name in run.recipe.evaluation.tasks:
             measure(run, name, replace(given, data=data.get(name)))
 

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -38,13 +38,8 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, told.encode())  # a handler may not use what it may have interrupted
 
-    heard = [number for number in _SIGNALS if not _is_ignored_hangup(number)]
-    previous = {number: signal.signal(number, handle) for number in heard}
-    try:
+    with _handled(_SIGNALS, handle):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -55,15 +50,19 @@ def leave_cleanly() -> Iterator[None]:
         name = signal.Signals(number).name
         raise StoppedBySignal(f"stopped by {name} outside the training loop; run the same command again to resume")
 
-    heard = [number for number in _SIGNALS if number != signal.SIGINT and not _is_ignored_hangup(number)]
-    previous = {number: signal.signal(number, handle) for number in heard}
+    with _handled((number for number in _SIGNALS if number != signal.SIGINT), handle):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let ``handle`` answer signals inside the block, but for a SIGHUP that `nohup` has switched off."""
+    previous = {}
+    for number in numbers:
+        if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
+            previous[number] = signal.signal(number, handle)
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    """Whether the signal is SIGHUP and `nohup` has switched it off."""
-    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN

@@ -1,6 +1,6 @@
 """A run: the state of a training, everything that it reads and writes, and what the loop asks of it.
 
-``open_run`` puts it together; ``engine.loop`` drives it; ``train`` is both, and what the command line calls.
+`hornbook.run.launch` puts it together, and `hornbook.run.loop` drives it.
 """
 
 import math
@@ -15,15 +15,14 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepConfig, StepResult, means, weighted_loss
+from hornbook.engine.step import StepConfig, StepResult, loss_of, means
 from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
-from hornbook.samples.batches import Batch, Samples, refuse_unknown_tokens
-from hornbook.samples.loader import Loader
+from hornbook.samples.batches import Batch, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog
@@ -54,9 +53,12 @@ class TrainingRun:
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
-    clock: "Clock" = field(default_factory=lambda: Clock())
     why_stopped: str | None = None
     """Why early stopping has ended the run; None where it has not."""
+    _counted_until: float = field(default=0.0, init=False)
+    """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
+    _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
+    """``seconds`` and ``tokens`` of the progress when it was last logged."""
 
     def __post_init__(self) -> None:
         self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
@@ -115,15 +117,18 @@ class TrainingRun:
             rank=self.world.data.rank,
             world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
+            vocab_size=self.state.model.vocab_size,
             pin_memory=self.device.type == "cuda",
         ) as loader:
-            self.clock.start()
-            yield (self._checked(batches) for batches in loader)
+            progress, self._counted_until = self.state.progress, time.perf_counter()
+            self._logged = (progress.seconds, progress.tokens)
+            yield loader
 
     def record(self, result: StepResult) -> None:
-        """Add a step to the clock and, when it is due, to the log and the screen."""
-        progress = self.state.progress
-        progress.seconds += self.clock.tick(result.num_tokens)
+        """Count a step's time and losses and add it, when it is due, to the log and the screen."""
+        progress, now = self.state.progress, time.perf_counter()
+        progress.seconds += now - self._counted_until
+        self._counted_until = now
         if not result.skipped:
             progress.add_losses(result.sums, result.counts)
         else:
@@ -137,13 +142,20 @@ class TrainingRun:
             if self.metrics is not None:
                 self.metrics.append(row)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out of the time spent in training."""
+        before = time.perf_counter()
+        yield
+        self._counted_until += time.perf_counter() - before
+
     def validate(self) -> None:
         """Measure the validation loss after the current step and log it."""
         progress = self.state.progress
         progress.validated_step = progress.step
         if self.samples.held_out is None:
             return
-        with self.clock.paused():
+        with self.paused():
             result = validate(
                 self.state.model,
                 self.samples.held_out,
@@ -181,32 +193,28 @@ class TrainingRun:
                 self.best_before = (progress.best_by, progress.best_value, progress.best_step)
             progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
 
-    def _forget_unsaved_best(self) -> None:
-        progress = self.state.progress
-        if progress.best_step == progress.step:
-            progress.best_by, progress.best_value, progress.best_step = self.best_before
-
     def sample(self) -> None:
-        """Let the model write a text, for the screen and the report."""
-        self.state.progress.sampled_step = self.state.progress.step
-        with self.clock.paused():
-            if self.tokenizer is not None:
-                self._sample(self.tokenizer)
+        """Let the model write a text, for the screen and the report.
 
-    def _sample(self, tokenizer: Tokenizer) -> None:
-        """Let all ranks write the same text, since each may hold a part of the model alone; the first one keeps it."""
-        ids = generate(
-            self.state.model,
-            [tokenizer.require_end_of_text()],
-            num_tokens=self.recipe.tracking.sample_tokens,
-            seed=self.recipe.training.seed,
-            vocab_size=tokenizer.vocab_size,
-            forward=self.step_config.forward,
-        )
-        text = tokenizer.decode(ids)
-        if self.samples_log is not None:
-            self.samples_log.append({"step": self.state.progress.step, "prompt": "", "text": text})
-        self.console.sample(self.state.progress.step, text)
+        All ranks write the same one, since each may hold a part of the model alone; the first one keeps it.
+        """
+        tokenizer, step = self.tokenizer, self.state.progress.step
+        self.state.progress.sampled_step = step
+        if tokenizer is None:
+            return
+        with self.paused():
+            ids = generate(
+                self.state.model,
+                [tokenizer.require_end_of_text()],
+                num_tokens=self.recipe.tracking.sample_tokens,
+                seed=self.recipe.training.seed,
+                vocab_size=tokenizer.vocab_size,
+                forward=self.step_config.forward,
+            )
+            text = tokenizer.decode(ids)
+            if self.samples_log is not None:
+                self.samples_log.append({"step": step, "prompt": "", "text": text})
+            self.console.sample(step, text)
 
     def save(self, *, must_succeed: bool) -> None:
         """Commit a checkpoint and prune old ones.
@@ -221,7 +229,7 @@ class TrainingRun:
         if self.state.progress.skipped_in_a_row:
             self.console.warn(f"checkpoint not saved: step {self.state.progress.step} was skipped")
             return
-        with self.clock.paused():
+        with self.paused():
             self._refuse_bad_weights()
             error = self._commit() if self.world.is_first else None
             self.world.barrier()
@@ -229,7 +237,9 @@ class TrainingRun:
         if not failed:
             self.failed_saves = 0
             return
-        self._forget_unsaved_best()
+        progress = self.state.progress
+        if progress.best_step == progress.step:
+            progress.best_by, progress.best_value, progress.best_step = self.best_before
         self.failed_saves += 1
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
             raise error or StorageError("the first rank could not save a checkpoint; see what it says")
@@ -296,11 +306,6 @@ class TrainingRun:
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
 
-    def _checked(self, batches: list[Batch]) -> list[Batch]:
-        for batch in batches:
-            refuse_unknown_tokens(batch, self.state.model.vocab_size)
-        return batches
-
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         """Return the row of the log: loss and terms are means over what was scored since the last row.
 
@@ -309,10 +314,12 @@ class TrainingRun:
         progress = self.state.progress
         terms = means(progress.unlogged_sums, progress.unlogged_counts) or result.terms
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
+        seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
+        self._logged = (progress.seconds, progress.tokens)
         return {
             "kind": "train",
             "step": progress.step,
-            "loss": weighted_loss(terms, self.step_config.objective.weights),
+            "loss": loss_of(terms, self.step_config.objective.weights),
             "last_loss": result.loss,
             **({} if len(terms) == 1 else terms),
             **({"padding": result.padding} if self.samples.shows_padding else {}),
@@ -320,40 +327,7 @@ class TrainingRun:
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,
             "samples": progress.samples,
-            "tokens_per_second": self.clock.lap(),
+            "tokens_per_second": tokens / max(seconds, 1e-9),
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
         }
-
-
-class Clock:
-    """Wall time of training alone: what happens while it is paused does not count."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._lap_seconds, self._lap_tokens = 0.0, 0
-
-    def start(self) -> None:
-        """Begin to count from now."""
-        self._last = time.perf_counter()
-
-    def tick(self, num_tokens: int) -> float:
-        """Return the seconds since the last tick, during which ``num_tokens`` were trained."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._lap_seconds += seconds
-        self._lap_tokens += num_tokens
-        return seconds
-
-    def lap(self) -> float:
-        """Return tokens per second since the last lap."""
-        rate = self._lap_tokens / max(self._lap_seconds, 1e-9)
-        self._lap_seconds, self._lap_tokens = 0.0, 0
-        return rate
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time of the block out."""
-        before = time.perf_counter()
-        yield
-        self._last += time.perf_counter() - before

@@ -1,26 +1,37 @@
-"""What a model is fed: batches of tensors, made of samples by their numbers.
+"""From samples to batches of tensors, and to what each rank computes at each step.
+
+    global_batch_size 8, micro_batch_size 2, 2 ranks          step 0     samples    0 1 | 2 3 | 4 5 | 6 7
+                                                              rank             0     1     0     1
+    rank 0 gets [{samples 0 1}, {samples 4 5}], rank 1 gets [{2 3}, {6 7}]; the next step begins at sample 8
+
+A ``BatchMaker`` maps sample numbers and a ``HeldOut`` window numbers to batches, both without a state, and samples are
+counted over the global batch, never over ranks. So a ``Loader``'s state is one integer, ``next_sample``, and any number
+of ranks, any prefetch depth and any resume point see the same samples in the same order. Every rank needs access to the
+whole store.
 
 A batch is a dict of int64 tensors, batch-first. Of windows it holds ``tokens``, ``targets`` (-100: not scored),
 ``positions`` and ``keys`` (32 random bits a token, the source of dropout), each [B, T]; and ``documents`` where
 attention is to stay within documents. Positions run from 0 to T - 1 across documents, as in GPT-2: documents mask
-attention, nothing else. What batches of an encoder hold is said in `hornbook.samples.encoder_batches`.
-
-A ``BatchMaker`` answers sample numbers and a ``HeldOut`` window numbers, both without a state: so any number of ranks,
-any prefetch depth and any resume point see the same batches.
+attention, nothing else. `hornbook.samples.encoder_batches` says what batches of an encoder hold.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
-from hornbook.errors import DataError
+from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Window
+from hornbook.samples.mixture import Mixture
+from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
+from hornbook.wording import counted
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 
@@ -74,17 +85,6 @@ class Samples:
     """What a reader wants to know of them before the first step."""
 
 
-class WindowSource(Protocol):
-    """Windows by sample number: `hornbook.samples.windows.Windows` is one."""
-
-    @property
-    def sequence_length(self) -> int:
-        """T, the inputs of a window."""
-
-    def batch(self, samples: Int64s, /) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
-
-
 class WindowBatches:
     """Training batches of windows for a decoder.
 
@@ -94,7 +94,7 @@ class WindowBatches:
         document_mask: whether batches hold ``documents``.
     """
 
-    def __init__(self, windows: WindowSource, *, seed: int, document_mask: bool) -> None:
+    def __init__(self, windows: Windows | Mixture, *, seed: int, document_mask: bool) -> None:
         self._windows, self._seed, self._document_mask = windows, seed, document_mask
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
@@ -130,6 +130,14 @@ class HeldOutWindows:
             keys=np.zeros((len(parts), self.windows.sequence_length), dtype=np.int64),
             documents=np.stack([part.documents for part in parts]) if self._document_mask else None,
         )
+
+
+def _as_batch(*, tokens: Int64s, targets: Int64s, keys: Int64s, documents: Int64s | None) -> Batch:
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int64), tokens.shape)
+    arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "positions": positions, "keys": keys}
+    if documents is not None:
+        arrays["documents"] = documents
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
 
 
 def token_keys(seed: int, samples: Integers, sequence_length: int) -> Int64s:
@@ -171,15 +179,141 @@ def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
             )
 
 
-def _as_batch(
-    *,
-    tokens: Int64s,
-    targets: Int64s,
-    keys: Int64s,
-    documents: Int64s | None,
-) -> Batch:
-    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int64), tokens.shape)
-    arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "positions": positions, "keys": keys}
-    if documents is not None:
-        arrays["documents"] = documents
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
+def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> Int64s:
+    """This rank's samples of a step, counted from its first one: int64[num_micro_batches, micro_batch_size].
+
+    Micro-batches are dealt round robin: number ``j * world_size + rank`` of the global batch is this rank's j-th.
+
+    Raises:
+        UserError: the global batch does not divide into whole micro-batches for every rank.
+    """
+    assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+    if global_batch_size < 1 or global_batch_size % (micro_batch_size * world_size):
+        raise UserError(
+            f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
+            f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
+        )
+    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
+    """Advise the largest smaller micro-batch that divides, which changes nothing that is learned, or else a batch."""
+    sizes = range(min(micro_batch_size, global_batch_size), 0, -1)
+    fitting = next((size for size in sizes if global_batch_size % (size * world_size) == 0), None)
+    if fitting:
+        return f"set training.micro_batch_size to {fitting}, which changes nothing that is learned"
+    round_size = micro_batch_size * world_size
+    below = max(global_batch_size // round_size, 1)
+    multiples = sorted({below * round_size, (global_batch_size // round_size + 1) * round_size})
+    return f"take a multiple of {round_size}, such as {' or '.join(map(str, multiples))}"
+
+
+class Loader:
+    """Endless steps of training: each item is the list of this rank's micro-batches.
+
+    Up to ``prefetch`` steps are made ahead in one background thread, 0 makes each when asked for. The thread starts
+    with the first item and `close` (or leaving the ``with`` block) ends it; an error in it is raised where its step is
+    asked for, and again if asked again.
+
+    Args:
+        maker: makes batches of samples.
+        global_batch_size: samples of a step, over all ranks.
+        micro_batch_size: samples of one batch.
+        rank: this process.
+        world_size: number of data-parallel ranks.
+        start_sample: where to go on, `next_sample` of an earlier loader; 0 for a new run.
+        vocab_size: of the model, to refuse tokens that it does not have; None to let all pass.
+        pin_memory: put tensors into page-locked memory, from which copies to a GPU overlap with its work.
+        prefetch: how many steps to make ahead.
+
+    Attributes:
+        next_sample: number of the first sample not handed out yet; the whole state.
+
+    Raises:
+        UserError: as `micro_batch_offsets`.
+    """
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int,
+        world_size: int,
+        start_sample: int,
+        vocab_size: int | None = None,
+        pin_memory: bool = False,
+        prefetch: int = 2,
+    ) -> None:
+        self._maker = maker
+        self._global_batch_size = global_batch_size
+        self._offsets = micro_batch_offsets(
+            global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
+        )
+        self._vocab_size, self._pin_memory, self._prefetch = vocab_size, pin_memory, prefetch
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hornbook-loader")
+        self._pending: deque[Future[list[Batch]]] = deque()
+        self._closed = False
+        self.next_sample = start_sample
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[Batch]:
+        if self._closed:
+            raise StopIteration
+        size = self._global_batch_size
+        if self._prefetch:
+            while len(self._pending) <= self._prefetch:
+                self._pending.append(self._executor.submit(self._step, self.next_sample + len(self._pending) * size))
+            batches = self._pending[0].result()
+            self._pending.popleft()
+        else:
+            batches = self._step(self.next_sample)
+        self.next_sample += size
+        return batches
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop what was made ahead and join the thread; asking for another item then ends the iteration."""
+        self._closed = True
+        self._pending.clear()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _step(self, first_sample: int) -> list[Batch]:
+        batches = self._maker.batches(first_sample + self._offsets)
+        if self._vocab_size is not None:
+            for batch in batches:
+                refuse_unknown_tokens(batch, self._vocab_size)
+        if self._pin_memory:
+            batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
+        return batches
+
+
+def evaluation_batches(
+    held_out: HeldOut, *, micro_batch_size: int, rank: int, world_size: int, max_windows: int | None = None
+) -> Iterator[Batch]:
+    """This rank's share of an evaluation, in batches of exactly ``micro_batch_size`` windows.
+
+    Every rank gets the same number of batches, since sharded models compute in step; what is missing at the end is
+    filled with windows in which nothing is scored. ``max_windows`` takes that many, spread evenly over the store.
+    """
+    chosen = spread_evenly(held_out.num_items, max_windows)
+    round_size = micro_batch_size * world_size
+    padded = np.concatenate([chosen, np.full(-len(chosen) % round_size, held_out.num_items)])
+    for numbers in padded.reshape(-1, world_size, micro_batch_size)[:, rank]:
+        yield held_out.batch(numbers)
+
+
+def spread_evenly(count: int, most: int | None) -> Int64s:
+    """``most`` of the numbers 0 .. count - 1 at even distances, or all of them: int64, rising."""
+    num_chosen = count if most is None else min(most, count)
+    return np.arange(num_chosen, dtype=np.int64) * count // max(num_chosen, 1)

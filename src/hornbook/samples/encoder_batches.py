@@ -14,9 +14,9 @@ import numpy as np
 from hornbook.arrays import Int64s
 from hornbook.errors import DataError
 from hornbook.samples.batches import Batch, token_keys
+from hornbook.samples.hashing import repeat_first
 from hornbook.samples.layout import Layout, lay_out
 from hornbook.samples.masking import MaskRules, dynamic_mask
-from hornbook.samples.order import repeat_first
 from hornbook.samples.sequences import SequenceSource, TokenSequence
 
 _MEASURED_SEQUENCES = 1024
@@ -35,7 +35,7 @@ class EncoderBatches:
         has_pairs: whether batches hold ``pair_labels``.
         pad_id: the token of padding.
         max_samples: sequences of an epoch at most, which are then the same ones in each
-            (`hornbook.samples.order.repeat_first`), masked anew; None for all.
+            (`hornbook.samples.hashing.repeat_first`), masked anew; None for all.
     """
 
     source: SequenceSource

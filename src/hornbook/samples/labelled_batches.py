@@ -14,8 +14,8 @@ import torch
 
 from hornbook.arrays import Int64s
 from hornbook.samples.batches import Batch, token_keys
+from hornbook.samples.hashing import permute
 from hornbook.samples.layout import Layout, lay_out
-from hornbook.samples.order import permute
 from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 

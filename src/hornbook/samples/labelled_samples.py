@@ -16,10 +16,10 @@ from hornbook.arrays import Int64s
 from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, SpanConfig
 from hornbook.errors import UserError
 from hornbook.samples.batches import Samples
+from hornbook.samples.hashing import permute
 from hornbook.samples.labelled_batches import LabelledBatches
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, labels_of, listed, read_examples
 from hornbook.samples.layout import choose_layout
-from hornbook.samples.order import permute
 from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.sources import Sources
 from hornbook.samples.squad import labelled_windows, read_questions

@@ -30,7 +30,7 @@ from hornbook.samples.pairs import truncated_lengths
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.storage.json_files import load_strictly, read_bytes
 from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
-from hornbook.text.readers.records import read_objects, utf8_of
+from hornbook.text.readers.jsonl import read_objects, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 LARGEST_FILE: Final = 1 << 30

@@ -129,7 +129,7 @@ def _scattered(values: Int64s, flat: Int64s, fill: int, places: Places) -> Int64
 
 
 def _predictions(sequences: Sequence[TokenSequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:
-    found = [_scored(sequence) for sequence in sequences]
+    found = [(s.positions, s.labels) for s in sequences if s.positions is not None and s.labels is not None]
     predictions = np.concatenate([first + positions for first, (positions, _) in zip(firsts, found, strict=True)])
     targets = np.concatenate([labels for _, labels in found])
     missing = 0 if fixed is None else fixed - len(targets)
@@ -137,9 +137,3 @@ def _predictions(sequences: Sequence[TokenSequence], firsts: Int64s, fixed: int 
         "predictions": np.pad(predictions, (0, missing)),
         "targets": np.pad(targets, (0, missing), constant_values=NOT_SCORED),
     }
-
-
-def _scored(sequence: TokenSequence) -> tuple[Int64s, Int64s]:
-    assert sequence.positions is not None, "the masking leaves positions and labels"
-    assert sequence.labels is not None, "the masking leaves positions and labels"
-    return sequence.positions, sequence.labels

@@ -115,7 +115,8 @@ def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRu
     is_free = ~rules.is_special[tokens]
     words = _words(tokens, lengths, rules)
     draws = hashes if words is None else hashes[words.first][words.number]
-    is_hidden = is_free & (draws < _share(rules.probability))
+    limit = np.uint64(min(round(rules.probability * 2**32) << 32, 2**64 - 1))  # this share of all hashes is below it
+    is_hidden = is_free & (draws < limit)
     ends = np.cumsum(lengths)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_hidden)))
     for number in np.flatnonzero(before[ends] - before[ends - lengths] > most):
@@ -218,11 +219,6 @@ def _hashes(lengths: Int64s, samples: Int64s, rules: MaskRules) -> Hashes:
     """uint64[N]: of (seed, sample, position); the high bits say what is hidden, the low ones by what."""
     positions = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return mix64(np.repeat(mix64(rules.seed, Purpose.MASKING, samples), lengths), positions)
-
-
-def _share(probability: float) -> np.uint64:
-    """The hashes below it are such a share of all, to 2**-32."""
-    return np.uint64(min(round(probability * 2**32) << 32, 2**64 - 1))
 
 
 def _flags(size: int, ids: list[int]) -> Bools:

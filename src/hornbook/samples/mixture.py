@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.order import repeat_first
+from hornbook.samples.hashing import Purpose, mix64, repeat_first
 from hornbook.samples.windows import Piece, TokenSource, Window, Windows
 
 _PAGE_SIZE = 1024
@@ -104,7 +103,7 @@ class Mixture:
         sequence_length: T, the inputs of a window.
         seed: any integer.
         weights: of each source, above 0, in any proportion; empty for the sources' sizes.
-        max_samples: of an epoch at most, which are then the same ones in each (``order.repeat_first``); None for all.
+        max_samples: of an epoch at most, which are then the same ones in each (``repeat_first``); None for all.
 
     Attributes:
         sequence_length: T.
@@ -135,6 +134,10 @@ class Mixture:
         self._num_all, self._seed = sum(sizes), seed
         self.num_items = min(self._num_all, max_samples or self._num_all)
         self.shares = [share / sum(shares) for share in shares]
+
+    def unmixed(self) -> "Windows | Mixture":
+        """Return the windows of the source if all samples are those of a single one, or else the mixture."""
+        return self if len(self._windows) > 1 or self.num_items < self._num_all else self._windows[0]
 
     def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""

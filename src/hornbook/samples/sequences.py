@@ -25,8 +25,8 @@ import numpy as np
 from hornbook.arrays import Int64s, Integers
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import UserError
+from hornbook.samples.hashing import permute
 from hornbook.samples.mixture import Provenance
-from hornbook.samples.order import permute
 from hornbook.samples.pairs import SPECIAL_TOKENS, PairRules, Sentences, first_sentences, pairs_at
 from hornbook.samples.windows import Piece, Windows
 from hornbook.text.special_tokens import MaskingTokens

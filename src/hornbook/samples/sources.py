@@ -67,7 +67,8 @@ def open_sources(recipe: Recipe) -> Sources:
         raise UserError(
             "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
         )
-    held_out = _open_held_out(recipe)
+    own = recipe.data.validation
+    held_out = open_held_out(recipe.data.train) if own is None else [open_store(own, split="validation")]
     refuse_other_tokenizers([*stores, *held_out])
     validation = join(held_out)
     return Sources(
@@ -171,9 +172,3 @@ def _synthetic(recipe: Recipe) -> SyntheticTokens:
         document_length=recipe.sequence_length + 1,
         seed=recipe.training.seed,
     )
-
-
-def _open_held_out(recipe: Recipe) -> list[TokenStore]:
-    if recipe.data.validation is not None:
-        return [open_store(recipe.data.validation, split="validation")]
-    return open_held_out(recipe.data.train)

@@ -23,7 +23,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special
 from hornbook.samples.sequences import TokenSequence
 from hornbook.storage.json_files import parse_json, read_bytes
-from hornbook.text.readers.records import utf8_of
+from hornbook.text.readers.jsonl import utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 NO_ANSWER = 0

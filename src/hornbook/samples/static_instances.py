@@ -24,7 +24,7 @@ from hornbook.corpus.convert.detect import detect_source
 from hornbook.corpus.store import splits_of
 from hornbook.errors import DataError, UserError
 from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
-from hornbook.samples.order import permute
+from hornbook.samples.hashing import permute
 from hornbook.samples.sequences import TokenSequence
 from hornbook.storage.system import storage_errors
 

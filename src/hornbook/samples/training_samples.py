@@ -15,7 +15,6 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
-from hornbook.samples.mixture import Mixture
 from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows
 
@@ -40,18 +39,18 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
 
 def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     windows = open_windows(recipe, sources)
-    mask = recipe.data.document_mask
+    mask, shares = recipe.data.document_mask, [*zip(windows.shares, recipe.data.train, strict=False)]
     held_out = None
     if sources.validation is not None:
         scored = EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
         held_out = HeldOutWindows(scored, document_mask=mask)
     return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows.unmixed(), seed=recipe.training.seed, document_mask=mask),
         num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
         held_out=held_out,
         held_out_bytes=sources.num_validation_bytes,
-        facts=_mixture(recipe, windows),
+        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
     )
 
 
@@ -64,9 +63,3 @@ def num_steps(recipe: Recipe, samples: Samples) -> int:
         return math.ceil(training.tokens / (training.global_batch_size * samples.tokens_per_sample))
     assert training.epochs is not None, "the validator asks for exactly one length"
     return math.ceil(training.epochs * samples.num_samples / training.global_batch_size)
-
-
-def _mixture(recipe: Recipe, windows: Mixture) -> dict[str, str]:
-    """What a mixture is made of; nothing for a single store."""
-    shares = zip(windows.shares, recipe.data.train, strict=False)
-    return {"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(windows.shares) > 1 else {}

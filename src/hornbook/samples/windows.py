@@ -6,7 +6,7 @@
     documents       0 0 1 1    0 0 1 1                an end-of-text token opens the document that it precedes
 
 ``Windows`` answers sample number n, counted since the run began: its epoch, its place in that epoch's order
-(`hornbook.samples.order`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
+(`hornbook.samples.hashing`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
 state of a data loader is the number n. Windows run across documents, as in GPT-2 and Megatron-LM: no padding, every
 token equally likely. The price: a window may begin in mid-document, and each epoch leaves out the last L mod T tokens
 of its round, other ones in each epoch since the starts shift.
@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s
 from hornbook.errors import DataError, UserError
-from hornbook.samples.hashing import Purpose, mix64
-from hornbook.samples.order import permute
+from hornbook.samples.hashing import Purpose, mix64, permute
 
 NOT_SCORED = -100  # the target that no loss counts, as torch's cross_entropy has it
 
@@ -118,25 +117,22 @@ class Stream:
         self.length = int(self._starts[-1])
 
     def read(self, starts: Int64s, count: int) -> Window:
-        """``count`` tokens from each place of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
+        """``count`` tokens from each position of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
         opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins; one past the end, too
         for row, start in enumerate(starts.tolist()):
-            self._fill(start, tokens[row], opens[row])
+            filled = 0
+            for document, offset, taken, at_end in self._spans(start, count):
+                own = taken - at_end * self._num_inserted
+                if own:
+                    tokens[row, filled : filled + own] = self._source.read(document, offset, own)
+                if own < taken:
+                    tokens[row, filled + own] = self.end_of_text_id
+                filled += taken
+                if at_end:
+                    opens[row, filled - self.has_end_of_text] = 1
         documents = np.cumsum(opens[:, :count], axis=1)
         return Window(tokens=tokens, documents=documents - documents[:, :1])
-
-    def _fill(self, start: int, tokens: Int64s, opens: Int64s) -> None:
-        place = 0
-        for document, offset, taken, at_end in self._spans(start, len(tokens)):
-            own = taken - at_end * self._num_inserted
-            if own:
-                tokens[place : place + own] = self._source.read(document, offset, own)
-            if own < taken:
-                tokens[place + own] = self.end_of_text_id
-            place += taken
-            if at_end:
-                opens[place - self.has_end_of_text] = 1
 
     def pieces(self, start: int, count: int) -> list[Piece]:
         """The parts of documents that `read` would read; inserted end-of-text tokens belong to none."""
@@ -155,7 +151,7 @@ class Stream:
             if taken:
                 yield document, start - int(self._starts[document]), taken, start + taken == end
             count -= taken
-            document = (document + 1) % self._source.num_documents
+            document = (document + 1) % (len(self._starts) - 1)
             start = int(self._starts[document])
 
 

@@ -2,13 +2,9 @@
 
     path or open stream -> its first bytes tell: gzip, bzip2, xz, zstd, plain -> BufferedReader of the content
 
-    with open_text_source(Path("dump.xml.bz2")) as stream:
-        for line in stream: ...
-
-Content is unpacked as it is asked for, at most a buffer at a time, so memory stays small (some 20 MB for a zstd bomb,
-else less than 1 MB, plus the dictionary that the format asks for: up to 128 MiB, refused above). A stream that is
-truncated, corrupt, or out of all proportion is a ``DataError`` that names the file and the offset in it. The price: the
-standard library's and ``zstandard``'s decompressors in one thread.
+Content is unpacked on demand, at most a buffer at a time, so memory stays small (some 20 MB for a zstd bomb, else less
+than 1 MB, plus the dictionary that the format asks for: up to 128 MiB, refused above). A stream that is truncated,
+corrupt, or out of all proportion is a ``DataError`` that names the file and the offset in it.
 """
 
 import bz2
@@ -144,7 +140,6 @@ def open_text_source(
     Raises:
         UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
         DataError: here or while reading: the stream is truncated, corrupt, or exceeds ``limits`` (``Limits()``).
-        StorageError: here or while reading: the disk failed.
     """
     limits = limits or Limits()
     if isinstance(source, str | Path):
@@ -164,12 +159,7 @@ def open_text_source(
 
 
 def open_source(path: Path) -> BinaryIO:
-    """Open a file as it is, packed or not.
-
-    Raises:
-        UserError: there is no such file, or it may not be read.
-        StorageError: the disk failed.
-    """
+    """Open a file as it is, packed or not. Raises UserError if there is no such file, or it may not be read."""
     try:
         return path.open("rb")
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
@@ -237,6 +227,8 @@ class _Unpacked(io.RawIOBase):
         self._source, self._kind, self._limits, self._start = source, kind, limits, start
         self._piece = _ZSTD_PIECE if kind == "zstd" else _PIECE
         self._decompressor = _DECOMPRESSORS[kind]()
+        zstd = (_import_zstandard().ZstdError,) if kind == "zstd" else ()
+        self._errors = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, *zstd)  # of corrupt data
         self._input, self._output = b"", memoryview(b"")
         self._num_members, self._member_bytes, self._total_bytes = 1, 0, 0
 
@@ -266,7 +258,7 @@ class _Unpacked(io.RawIOBase):
                 data, self._input = data[: self._piece], data[self._piece :]
         try:
             output = self._decompressor.decompress(data, size)
-        except _errors(self._kind) as error:
+        except self._errors as error:
             reason = " ".join(str(error).split())
             raise self._error(f"corrupt {self._kind} data ({reason})", "fetch the file again") from error
         self._count(len(output))
@@ -303,9 +295,3 @@ class _Unpacked(io.RawIOBase):
     def _error(self, what: str, remedy: str) -> DataError:
         offset = self._start + self._source.offset - len(self._input)
         return DataError(f"{self._source.name}: offset {offset}: {what}; {remedy}")
-
-
-def _errors(kind: str) -> tuple[type[Exception], ...]:
-    """Return what the decompressors raise on corrupt data."""
-    zstd = (_import_zstandard().ZstdError,) if kind == "zstd" else ()
-    return (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, *zstd)

@@ -11,18 +11,14 @@
         save(folder, contents)
 
 Every durable operation of hornbook goes through ``perform`` or ``write``, so a test that counts the operations of an
-action and then runs it with a fault at 1, 2, 3, ... has seen every crash point of it (SQLite's method). The price is
-one look at a list per operation, some 0.1 µs beside a system call.
+action and then runs it with a fault at 1, 2, 3, ... has tried every crash point of it (SQLite's method).
 """
 
 import errno
 import os
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
@@ -63,11 +59,7 @@ class Fault:
     lasting: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a fault that could never strike.
-
-        Raises:
-            UserError: the operation or the kind is unknown, ``n`` is below 1, or the kind does not fit the operation.
-        """
+        """Refuse a fault that could never strike, with a UserError."""
         if self.operation not in ("any", *get_args(OperationName)) or self.kind not in KINDS or self.n < 1:
             raise UserError(
                 f"{VARIABLE}: no fault {self.operation}:{self.n}:{self.kind}; expected OPERATION:N:KIND, with any or "
@@ -82,7 +74,7 @@ class _Armed:
     """A fault with its count of operations so far."""
 
     fault: Fault
-    seen: int = field(default=0)
+    seen: int = 0
 
     def strikes(self, name: OperationName) -> bool:
         if self.fault.operation not in ("any", name):
@@ -97,28 +89,16 @@ _environment_read = False
 
 
 def perform(name: OperationName, path: str | os.PathLike[str], action: Callable[[], T]) -> T:
-    """Run ``action``, the one system call that ``name`` stands for, at its fault point.
-
-    Raises:
-        OSError: the system call failed, or a test asked for it.
-    """
+    """Run ``action``, the one system call that ``name`` stands for, at its fault point. Raises OSError if it fails."""
     kind = _meet(name, path)
-    _die_if(kind == "crash-before")
-    _fail_if_asked(kind, path)
     result = action()
     _die_if(kind == "crash-after")
     return result
 
 
 def write(path: str | os.PathLike[str], descriptor: int, data: memoryview) -> int:
-    """Write bytes to an open file at its fault point; return how many were taken, as ``os.write`` does.
-
-    Raises:
-        OSError: the system call failed, or a test asked for it.
-    """
+    """Write bytes to an open file at its fault point; return how many were taken, and raise, as ``os.write`` does."""
     kind = _meet("write", path)
-    _die_if(kind == "crash-before")
-    _fail_if_asked(kind, path)
     taken = os.write(descriptor, data[: max(1, len(data) // 2)] if kind in _WRITE_ONLY else data)
     _die_if(kind in ("crash-middle", "crash-after"))
     return taken
@@ -126,11 +106,7 @@ def write(path: str | os.PathLike[str], descriptor: int, data: memoryview) -> in
 
 @contextmanager
 def inject(operation: AnyOperation, n: int, kind: str, *, lasting: bool = False) -> Iterator[Callable[[], bool]]:
-    """Let the ``n``-th such operation inside the block fail; yields a function that tells whether it came to that.
-
-    Raises:
-        UserError: there is no such fault.
-    """
+    """Let the ``n``-th such operation inside the block fail; yields a function that returns whether it came to that."""
     armed = _Armed(fault=Fault(operation=operation, n=n, kind=kind, lasting=lasting))
     _armed.append(armed)
     try:
@@ -150,28 +126,8 @@ def count_operations() -> Iterator[list[Operation]]:
         _logs[:] = [other for other in _logs if other is not log]
 
 
-def crashes_in_child(action: Callable[[], object], operation: AnyOperation, n: int, kind: str) -> bool:
-    """Run ``action`` with a fault in a forked child; tell whether the child died of it (else it came to its end).
-
-    Raises:
-        AssertionError: the child ended otherwise; its traceback is on standard error.
-    """
-    with warnings.catch_warnings():  # Python 3.12 warns of other threads; the child's one thread needs none of them
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _run_and_exit(action, Fault(operation=operation, n=n, kind=kind))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, CRASH_STATUS), f"the child at {operation}:{n}:{kind} ended with {status}"
-    return status == CRASH_STATUS
-
-
 def parse_fault(text: str) -> Fault:
-    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``.
-
-    Raises:
-        UserError: the text is no such fault.
-    """
+    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``. Raises UserError if the text is no such fault."""
     operation, _, rest = text.partition(":")
     count, _, kind = rest.partition(":")
     digits = count.removesuffix("+")
@@ -180,43 +136,24 @@ def parse_fault(text: str) -> Fault:
 
 
 def _meet(name: OperationName, path: str | os.PathLike[str]) -> str | None:
-    """Count an operation in; return the kind of the fault that is due now."""
+    """Count an operation in, and die or raise OSError if a fault asks for that here; return the kind of a later one."""
+    global _environment_read
     if not _environment_read:
-        _read_environment()
+        _environment_read = True
+        if text := os.environ.get(VARIABLE):
+            _armed.append(_Armed(fault=parse_fault(text)))
     if not _armed and not _logs:
         return None
     for log in _logs:
         log.append(Operation(name, Path(path)))
     due = [armed.fault.kind for armed in list(_armed) if armed.strikes(name)]
-    return due[0] if due else None
-
-
-def _read_environment() -> None:
-    global _environment_read
-    _environment_read = True
-    if text := os.environ.get(VARIABLE):
-        _armed.append(_Armed(fault=parse_fault(text)))
+    kind = due[0] if due else None
+    _die_if(kind == "crash-before")
+    if kind in _ERRORS:
+        raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), os.fspath(path))
+    return kind
 
 
 def _die_if(due: bool) -> None:
     if due:
         os._exit(CRASH_STATUS)
-
-
-def _fail_if_asked(kind: str | None, path: str | os.PathLike[str]) -> None:
-    if kind in _ERRORS:
-        raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), os.fspath(path))
-
-
-def _run_and_exit(action: Callable[[], object], fault: Fault) -> None:
-    """In a forked child: run the action and leave without the parent's clean-up (buffers, exit handlers, pytest)."""
-    status = 1
-    try:
-        with inject(fault.operation, fault.n, fault.kind):
-            action()
-        status = 0
-    except BaseException:
-        traceback.print_exc(file=sys.stderr)
-        sys.stderr.flush()
-    finally:
-        os._exit(status)

@@ -5,13 +5,11 @@
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
 
-An ``OSError`` becomes a ``StorageError`` of one line that names the path and, on a full disk, what was needed and what
-is free. A failed fsync is never tried again: the kernel may have dropped the pages and would then answer yes (Rebello
-et al., "Can Applications Recover from fsync Failures?", 2020). The one cure is to write again from scratch, which is up
-to the caller. The price of it all is an fsync a file; bytes are hashed on their way, which costs no second reading.
-
-A folder may come from a stranger, so no file in it leads a write elsewhere: a new file is created exclusively, and a
-log that continues must be a regular file with one name. Only a file that the user names is written through a link.
+An ``OSError`` becomes a ``StorageError`` of one line with the path and, on a full disk, the bytes needed and free.
+A failed fsync is never retried: the kernel may have dropped the pages and would then report success (Rebello et al.,
+"Can Applications Recover from fsync Failures?", 2020); the caller has to write again from scratch. A folder may come
+from a stranger, so no file in it redirects a write: a new file is created exclusively, and a log that continues must be
+a regular file with one name. Only a file that the user names is written through a link.
 """
 
 import hashlib
@@ -30,23 +28,6 @@ from typing import Final, Self, TypeAlias
 from hornbook.errors import PathError, StorageError
 from hornbook.storage import faults
 from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, storage_errors
-
-__all__ = [
-    "Appender",
-    "BytesLike",
-    "FileWriter",
-    "Written",
-    "commit_directory",
-    "fsync_directory",
-    "make_directory",
-    "remove_file",
-    "remove_tree",
-    "rename",
-    "replace_file",
-    "sha256_file",
-    "temporary_beside",
-    "write_file",
-]
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -87,25 +68,17 @@ class FileWriter:
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
-        """Append all bytes of ``data``.
-
-        Raises:
-            StorageError: they did not all fit, or the disk failed.
-        """
+        """Append all bytes of ``data``."""
         view = memoryview(data)
         if not view.nbytes:
             return
         with storage_errors("write", self.path, needed=view.nbytes):
-            _write_all(self.path, self._descriptor, view.cast("B"))
+            write_all(self.path, self._descriptor, view.cast("B"))
         self._hash.update(view)
         self._size += view.nbytes
 
     def finish(self) -> Written:
-        """Wait until the content is on the disk, close, and return size and hash.
-
-        Raises:
-            StorageError: the disk failed; whether the file has its content is not known.
-        """
+        """Wait until the content is on the disk, close, and return size and hash."""
         with storage_errors("write", self.path):
             _sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
@@ -138,16 +111,9 @@ class FileWriter:
 class Appender:
     """A log that grows line by line; each line is one system call, so ``kill -9`` never tears one.
 
-    A last line that a power cut tore is cut off when the file is opened, and a line that did not fit on the disk is
-    taken back, so that a reader meets whole lines.
-
-    Args:
-        path: the log. It is created where missing.
-        anew: empty the file first. ``path`` may then be a link, a device or a pipe as well: it is written to and stays.
-
-    Raises:
-        PathError: without ``anew``, ``path`` is a link, a device or a pipe, or the file has another name.
-        StorageError: the file cannot be opened.
+    A line that a power cut tore, or that did not fit on the disk, is removed, so that a reader meets whole lines.
+    ``anew`` empties the file first, which may then be a link, a device or a pipe; otherwise each of these raises
+    PathError.
     """
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
@@ -160,28 +126,20 @@ class Appender:
                 os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
-        """Add one line, given without its newline, and hand it to the operating system (not yet to the disk).
-
-        Raises:
-            StorageError: it did not fit, or the disk failed; the file then ends as before.
-        """
+        """Hand one line, without its newline, to the operating system; after an error the file ends as before."""
         assert "\n" not in line, "a line holds no newline"
         data = line.encode() + b"\n"
         before = os.fstat(self._descriptor).st_size
         with storage_errors("append to", self.path, needed=len(data)):
             try:
-                _write_all(self.path, self._descriptor, memoryview(data))
+                write_all(self.path, self._descriptor, memoryview(data))
             except OSError:
                 with suppress(OSError):  # what a device or a pipe has taken, it keeps
                     os.ftruncate(self._descriptor, before)
                 raise
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk; a device or a pipe has none.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Wait until all lines are on the disk; a device or a pipe has none."""
         with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 _sync(self.path, self._descriptor)
@@ -203,9 +161,6 @@ def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
     """Create a file, or replace what is there, wait until its content is on the disk, and return its size and hash.
 
     The folder's entry is made durable by whoever commits the folder. On an error the file is removed.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing.
     """
     with FileWriter(path) as writer:
         for chunk in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
@@ -214,11 +169,7 @@ def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
 
 
 def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
-    """Give ``path`` new content, durably and at once: a reader, or a crash, meets the old content or the new.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing; the old content is then untouched.
-    """
+    """Give ``path`` new content, durably and at once: readers, and crashes, meet the old content or the new."""
     temporary = temporary_beside(path)
     written = write_file(temporary, data)
     try:
@@ -237,11 +188,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
-    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise.
-
-    Raises:
-        StorageError: it cannot be created.
-    """
+    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise."""
     with storage_errors("create the folder", path):
         if exist_ok and path.is_dir():
             return
@@ -253,11 +200,7 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Wait until the entries of a folder (names that came, went or changed) are on the disk.
-
-    Raises:
-        StorageError: the folder cannot be opened, or the disk failed.
-    """
+    """Wait until the entries of a folder (names that came, went or changed) are on the disk."""
     with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -267,11 +210,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename, atomically, and wait until that is on the disk; a file at ``target`` is replaced.
-
-    Raises:
-        StorageError: it cannot be renamed, or the disk failed; a folder with content is never replaced.
-    """
+    """Rename, atomically, and wait until that is on the disk; replaces a file at ``target``, never a filled folder."""
     with storage_errors(f"rename {source.name} to", target):
         faults.perform("rename", target, lambda: source.rename(target))
     fsync_directory(target.parent)
@@ -280,11 +219,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Give a folder of finished files its final name: the rename is the moment at which all of it exists.
-
-    Raises:
-        StorageError: ``final`` exists already, or the disk failed.
-    """
+    """Give a folder of finished files its final name: the rename is the moment at which all of it exists."""
     if os.path.lexists(final):
         raise PathError(f"cannot create {final}: it exists already; remove it or choose another name")
     with storage_errors("read the folder", temporary):
@@ -295,21 +230,13 @@ def commit_directory(temporary: Path, final: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file or a link; none there is fine.
-
-    Raises:
-        StorageError: it cannot be removed.
-    """
+    """Remove a file or a link; none there is fine."""
     with storage_errors("remove", path), suppress(FileNotFoundError):
         faults.perform("unlink", path, path.unlink)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
+    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine."""
     if not path.is_dir() or path.is_symlink():
         remove_file(path)
         return
@@ -322,11 +249,7 @@ def remove_tree(path: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal; memory use is constant.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content in hexadecimal; memory use is constant."""
     with storage_errors("read", path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -342,7 +265,8 @@ def _create(path: Path) -> int:
     return os.open(path, _NEW, 0o666)
 
 
-def _write_all(path: Path, descriptor: int, view: memoryview) -> None:
+def write_all(path: Path, descriptor: int, view: memoryview) -> None:
+    """Write all bytes to an open file; raises OSError."""
     while view:
         view = view[faults.write(path, descriptor, view) :]
 

@@ -17,12 +17,7 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return the content of a small file; ``what`` says in an error what the file is, as in "the manifest".
-
-    Raises:
-        DataError: there is no such plain file, or it holds more than ``limit`` bytes.
-        StorageError: it cannot be read.
-    """
+    """Return a small file's content. Raises DataError if ``what``, as in "the manifest", is missing or too large."""
     try:
         with storage_errors("read", path):
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would let us wait for ever
@@ -39,21 +34,12 @@ def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Return the content of a JSON file; ``what`` says in an error what the file is, as in "the manifest".
-
-    Raises:
-        DataError: the file is missing, not UTF-8, not JSON, or larger than 64 MiB.
-        StorageError: it cannot be read.
-    """
+    """Return the content of a JSON file. Raises as ``read_bytes`` and ``parse_json``."""
     return parse_json(read_bytes(path, what), f"{path}: {what}")
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """Return the value that strict JSON in UTF-8 stands for: no key twice in an object, no NaN, no Infinity.
-
-    Raises:
-        DataError: it is malformed; the message begins with ``what``.
-    """
+    """Return the value of JSON in UTF-8, see ``load_strictly``. Raises DataError, which begins with ``what``."""
     try:
         return load_strictly(data.decode())
     except (ValueError, RecursionError) as error:
@@ -62,13 +48,8 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def load_strictly(text: str) -> Any:
-    """Return the value of strict JSON: no key twice in an object, no NaN, no Infinity.
-
-    Raises:
-        ValueError: it is malformed.
-        RecursionError: it is nested too deep.
-    """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    """Return the value of JSON without repeated keys, NaN and Infinity. Raises ValueError or RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
 def dump_sealed(values: dict[str, Any]) -> bytes:
@@ -88,11 +69,7 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def dump_json(value: Any) -> bytes:
-    """Return ``value`` as JSON, the same bytes for the same value: sorted keys, indented, a newline at the end.
-
-    Raises:
-        ValueError: a number in it is not finite, for which JSON has no word.
-    """
+    """Return JSON, the same bytes for the same value: keys sorted, indented. Raises ValueError for NaN and Infinity."""
     return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -103,5 +80,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not a number")

@@ -8,9 +8,8 @@
         remove_locked_folder(work)
 
 It is ``flock`` on ``folder/lock``; the file holds the holder's number for people to read. A lock belongs to a file, not
-to its name: whoever opened it just before the holder removed it would lock a file that nobody else can meet. So a lock
-counts only if the name still leads to the locked file, and else is taken anew. The price: a forked child shares the
-lock until it ends, too.
+to its name, and the holder may remove the file: so a lock counts only if the name still leads to the locked file, and
+else is taken anew. A forked child shares the lock until it ends, too.
 """
 
 import errno
@@ -39,11 +38,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
 
     Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
-    this process then writes to ``folder`` would go elsewhere, or to a folder that another process may hold.
-
-    Raises:
-        UserError: another process holds it.
-        StorageError: the lock file cannot be created, or its file system knows no locks.
+    this process then writes to ``folder`` would go elsewhere. Raises UserError if another process holds the folder.
     """
     descriptor = _lock(folder)
 
@@ -83,11 +78,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def remove_locked_folder(folder: Path) -> None:
-    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
+    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays."""
     if folder.is_symlink():
         remove_file(folder)  # never what it points to
         return

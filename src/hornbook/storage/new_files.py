@@ -7,8 +7,8 @@
     dump.bz2                                               after ``commit``, by one rename
 
 An error inside ``new_folder`` removes what was written; what a killed process left is cleared by the next conversion to
-the same place. What an attempt has written to a partial file stays for the next one, also when the power fails: some of
-its end may be lost or wrong then, so check the whole before ``commit``. Locks keep a second process out.
+the same path. A partial file stays for the next attempt; after a power cut its end may be wrong, so check the whole
+before ``commit``. Locks keep a second process out.
 """
 
 import os
@@ -27,6 +27,7 @@ from hornbook.storage import (
     remove_tree,
     rename,
 )
+from hornbook.storage.files import write_all
 from hornbook.storage.system import flush_to_disk, open_own, storage_errors
 
 
@@ -41,11 +42,7 @@ def refuse_existing(*paths: Path) -> None:
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield the path of a folder beside ``target``, on its file system; one process at a time has it.
 
-    It may hold what a process left that was killed. After the block it is gone.
-
-    Raises:
-        UserError: another process has it.
-        StorageError: it cannot be made.
+    It may hold what a killed process left. After the block it is gone. Raises UserError if another process has it.
     """
     work = target.with_name(f".{target.name}.converting")
     with lock_folder(work):
@@ -57,11 +54,7 @@ def working_folder(target: Path) -> Iterator[Path]:
 
 
 def make_empty(folder: Path) -> Path:
-    """Make a folder with nothing in it, and return its path.
-
-    Raises:
-        StorageError: what was in it cannot be removed, or the folder not be made.
-    """
+    """Make a folder with nothing in it, and return its path."""
     remove_tree(folder)
     make_directory(folder)
     return folder
@@ -69,12 +62,7 @@ def make_empty(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is committed as ``target`` when the block ends without an error.
-
-    Raises:
-        UserError: ``target`` is there already, or another process is about to write it.
-        StorageError: the disk failed.
-    """
+    """Yield a folder to fill, committed as ``target`` after the block. Raises UserError if ``target`` is taken."""
     refuse_existing(target)
     with working_folder(target) as work:
         folder = make_empty(work)
@@ -102,31 +90,17 @@ class PartialFile:
         return os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> None:
-        """Add to the end.
-
-        Raises:
-            StorageError: it did not fit, or the disk failed; what fitted stays.
-        """
-        view = memoryview(data)
-        with storage_errors("write", self.path, needed=len(view)):
-            while view:
-                view = view[faults.write(self.path, self._descriptor, view) :]
+        """Add to the end. Raises StorageError if it did not fit, or the disk failed; what fitted stays."""
+        with storage_errors("write", self.path, needed=len(data)):
+            write_all(self.path, self._descriptor, memoryview(data))
 
     def restart(self) -> None:
-        """Throw away what is there.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Throw away what is there."""
         with storage_errors("write", self.path):
             os.ftruncate(self._descriptor, 0)
 
     def commit(self) -> None:
-        """Give the content its final name, durably; a file that is there is replaced.
-
-        Raises:
-            StorageError: the disk failed.
-        """
+        """Give the content its final name, durably; a file that is there is replaced."""
         with storage_errors("write", self.path):
             faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
         rename(self.path, self.final)
@@ -139,12 +113,7 @@ class PartialFile:
 
 @contextmanager
 def open_partial(final: Path) -> Iterator[PartialFile]:
-    """Yield what former attempts left of ``final``, or a new one.
-
-    Raises:
-        UserError: another process is at it.
-        StorageError: it cannot be created.
-    """
+    """Yield what former attempts left of ``final``, or a new one. Raises UserError if another process is at it."""
     folder = _folder_of(final)
     with lock_folder(folder):
         partial = PartialFile(final, folder)
@@ -155,12 +124,7 @@ def open_partial(final: Path) -> Iterator[PartialFile]:
 
 
 def discard_partial(final: Path) -> None:
-    """Throw away what attempts at ``final`` have left, as one does that dies after its rename; none there is fine.
-
-    Raises:
-        UserError: another process is at it.
-        StorageError: the disk failed.
-    """
+    """Remove what attempts at ``final`` have left, if anything. Raises UserError if another process is at it."""
     if (folder := _folder_of(final)).exists():
         with lock_folder(folder):
             remove_locked_folder(folder)

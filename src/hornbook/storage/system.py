@@ -38,28 +38,22 @@ def storage_errors(verb: str, path: Path, needed: int | None = None) -> Iterator
 
 
 def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None = None) -> StorageError:
-    """What ``translated`` makes of an ``OSError``."""
+    """Return the error that ``storage_errors`` raises for an ``OSError``."""
     kind = PathError if error.errno in _MISTAKEN else StorageError
-    return kind(_explain(verb, path, error, needed))
-
-
-def _explain(verb: str, path: Path, error: OSError, needed: int | None) -> str:
-    reason = error.strerror or type(error).__name__
-    if error.errno not in _FULL:
-        return f"cannot {verb} {path}: {reason}; check the path, its permissions and the disk"
-    with suppress(OSError, StorageError):
-        reason += f" ({format_bytes(needed) + ' more needed, ' if needed else ''}{format_bytes(free_bytes(path))} free)"
-    return f"cannot {verb} {path}: {reason}; free some space or choose another folder"
+    reason, remedy = error.strerror or type(error).__name__, "check the path, its permissions and the disk"
+    if error.errno in _FULL:
+        remedy = "free some space or choose another folder"
+        with suppress(OSError, StorageError):
+            more = f"{format_bytes(needed)} more needed, " if needed else ""
+            reason += f" ({more}{format_bytes(free_bytes(path))} free)"
+    return kind(f"cannot {verb} {path}: {reason}; {remedy}")
 
 
 def open_own(path: Path, flags: int = 0) -> int:
     """Open a file of a run for reading and writing, created where missing, and return its descriptor.
 
-    Whoever made the folder may have put something else there, so that this process would write where the other may not.
-
-    Raises:
-        PathError: it is a link, a device or a pipe, or the file has another name.
-        OSError: it cannot be opened.
+    Raises PathError if there is a link, a device, a pipe, or a file with another name: whoever made the folder may have
+    put that there so that this process writes elsewhere. Raises OSError, too.
     """
     wrong = PathError(f"cannot open {path}: expected a regular file with one name, not a link or a device; remove it")
     try:
@@ -76,11 +70,7 @@ def open_own(path: Path, flags: int = 0) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``.
-
-    Raises:
-        StorageError: the disk cannot be asked.
-    """
+    """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``."""
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     with storage_errors("read", existing):
         status = os.statvfs(existing)
@@ -101,10 +91,7 @@ def flush_to_disk(descriptor: int) -> None:
     """Wait until what was written to a file, or the entries of a folder, would survive a power cut.
 
     On macOS ``fsync`` stops at the drive, whose cache a power cut empties; ``F_FULLFSYNC`` does not (its man page:
-    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``.
-
-    Raises:
-        OSError: the disk failed; what it has of the file is not known.
+    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``. Raises OSError.
     """
     full_fsync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_fsync is not None:

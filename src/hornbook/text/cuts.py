@@ -56,12 +56,9 @@ def stretches_for(settings: Settings) -> Stretches | None:
 
 
 def cuts(text: str, place: re.Pattern[str], size: int = CUT_CHARACTERS) -> Iterator[str]:
-    """Cut a text into stretches of ``size`` characters or a little more.
+    """Cut a text into stretches of ``size`` characters or a few more; an empty text is one stretch.
 
-    Args:
-        text: the text; an empty one is one stretch.
-        place: matches what a stretch may end with, whatever comes before and after it.
-        size: at least 1.
+    ``place`` matches what a stretch may end with, whatever comes before and after it.
     """
     start = 0
     while len(text) - start > size and (match := place.search(text, start + size - 1)):
@@ -77,12 +74,7 @@ def utf8_bound(stretch: str) -> int:
 
 
 def find_endless(text: str, stretches: Stretches | None) -> str | None:
-    """Say what is wrong with a text that would take too much memory; None where nothing is.
-
-    Args:
-        text: the text.
-        stretches: how the tokenizer's texts are cut, None if they stay whole.
-    """
+    """Return what is wrong with a text that would take too much memory, None where nothing is."""
     most = MAX_WHOLE_BYTES if stretches is None else MAX_STRETCH_BYTES
     if utf8_bound(text) <= most:
         return None

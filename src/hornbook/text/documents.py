@@ -5,14 +5,12 @@
                     {"text": "two", "id": 7}             Document("two", "b.jsonl.gz", offset 16, 3 bytes)
     dump.xml.bz2    <page> ... <text>'''a''' [[b]]       Document("a b", "dump.xml.bz2", offset 1189, 3 bytes)
 
-Inputs become a list of sources. Folders are searched to their depths, in the order of their entries' names, so that the
-same files give the same order on every machine; hidden files and folders are passed over, links are followed. A file is
-read once, under the first of its names, so nobody repeats a file by naming it twice.
+Inputs become a list of sources, each file once. Folders are searched recursively, in the order of names; hidden files
+and folders are skipped, links are followed.
 
-The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is: line
-ends, blanks and unusual characters stay, and only a byte-order mark at the very beginning goes. What cannot be read
-stops everything, with one line that names it, or is counted and passed over, as the user says; nothing is repaired in
-silence. Memory holds one document at a time, or as many rows as come to some megabytes.
+The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is; only a
+byte-order mark at the very beginning goes. A document that cannot be read is an error, or is counted and skipped, as
+the user says. Memory holds one document at a time, or some megabytes of rows.
 """
 
 import glob
@@ -27,10 +25,9 @@ from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
 from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
-from hornbook.text.readers.arrow import read_arrow
+from hornbook.text.readers.columns import read_columns
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
-from hornbook.text.readers.parquet import read_parquet
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
@@ -55,19 +52,6 @@ from hornbook.text.reading import (
 )
 from hornbook.wording import counted
 
-__all__ = [
-    "JSONL_SUFFIXES",
-    "Document",
-    "Position",
-    "ReadOptions",
-    "Tally",
-    "format_of",
-    "list_sources",
-    "offset_unit",
-    "read_documents",
-    "read_sources",
-]
-
 STREAM_READERS: Final[dict[str, StreamReader]] = {
     "text": read_whole,
     "lines": read_each_line,
@@ -78,7 +62,11 @@ STREAM_READERS: Final[dict[str, StreamReader]] = {
     "tsv": partial(read_table, ".tsv"),
     "wikiextractor": read_wikiextractor,
 }
-READERS: Final[dict[str, Reader]] = {"parquet": read_parquet, "arrow": read_arrow, "wikipedia": read_wikipedia}
+READERS: Final[dict[str, Reader]] = {
+    "parquet": partial(read_columns, "parquet"),
+    "arrow": partial(read_columns, "arrow"),
+    "wikipedia": read_wikipedia,
+}
 """Formats that open their files themselves."""
 
 _BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
@@ -103,7 +91,6 @@ def read_documents(
     Raises:
         UserError: an input names nothing, or a file may not be read.
         DataError: a document cannot be read, unless ``options.on_error`` is ``"skip"``.
-        StorageError: the disk failed.
         HornbookError: the Hugging Face hub failed half-way.
     """
     options = options or ReadOptions()
@@ -122,8 +109,7 @@ def list_sources(
         on_notice: gets a line about files that several inputs name.
 
     Raises:
-        UserError: an input names nothing, several splits were there and none was chosen, or one that is not there; a
-            pattern of names to leave out has a slash, or leaves nothing; a field is named, and no source has fields.
+        UserError: an input names nothing, or an option does not apply.
         DataError: a data set is damaged.
         HornbookError: the Hugging Face hub failed.
     """
@@ -200,11 +186,7 @@ def each_once(sources: Iterable[str]) -> list[str]:
 
 
 def check_patterns(exclude: Sequence[str]) -> None:
-    """Refuse patterns that are of a path, since no single name would ever fit one.
-
-    Raises:
-        UserError: one has a slash.
-    """
+    """Raise UserError if a pattern has a slash, since no single name would fit it."""
     for pattern in exclude:
         if "/" in pattern:
             name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")

@@ -8,8 +8,7 @@
     the cache's disk is full, or read-only, or fails                     StorageError, exit code 1
     the cache's place is wrong, or not this user's                       PathError, exit code 2
 
-The client's errors are of whichever HTTP library it was built on (requests, then httpx), so only the names that all its
-releases share are asked for.
+Only error names that all releases share are used, whichever HTTP library they were built on.
 """
 
 import errno
@@ -46,14 +45,7 @@ class OfflineError(UserError):
 
 
 def import_client(lead: str) -> Any:
-    """The module ``huggingface_hub``.
-
-    Args:
-        lead: what the message begins with, as in ``"hf:owner/name: "``.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the module ``huggingface_hub``. Raises UserError, beginning with ``lead``, if it is not installed."""
     purpose = f"{lead}the Hugging Face hub"
     for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
         require(module, extra="hub", purpose=purpose)
@@ -68,17 +60,12 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
 
 @contextmanager
 def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
-    """Tell in one line what the client reports inside the block.
-
-    Args:
-        lead: what messages begin with, as in ``"hf:owner/name: "``.
-        kind: what is fetched.
-        repository: its name on the hub.
+    """Turn the client's errors inside the block into errors of one line that begin with ``lead``.
 
     Raises:
         UserError: there is no such thing, or not for this user; ``OfflineError``, it may not be asked for.
         HornbookError: the hub failed; ``OutOfReachError``, it cannot be reached.
-        StorageError: the disk of the cache is full or failing; ``PathError``, its place is wrong or not this user's.
+        StorageError: the disk of the cache is full or failing; ``PathError``, its path is wrong or not this user's.
     """
     client = import_client(lead)
     errors = client.errors
@@ -101,7 +88,8 @@ def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise HornbookError(f"{lead}the Hugging Face hub failed ({type(error).__name__}); try again") from error
     except (OSError, errors.HTTPError) as error:
-        if isinstance(error, OSError) and _is_of_the_disk(error):
+        # an error of the disk names a file, or says so by its number, which no error of a network does
+        if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
             raise as_storage_error("use the cache", Path(client.constants.HF_HUB_CACHE), error) from error
         raise _not_cached(lead, error, is_offline=False) from error
 
@@ -113,8 +101,3 @@ def _not_cached(lead: str, error: Exception, *, is_offline: bool) -> HornbookErr
             "bring the files into a folder here"
         )
     return OutOfReachError(lead, reason=type(error.__cause__ or error).__name__)
-
-
-def _is_of_the_disk(error: OSError) -> bool:
-    """Whether an error is one of a file: it names one, or says so by its number, which no error of a network does."""
-    return error.filename is not None or error.errno in _OF_THE_DISK

@@ -63,10 +63,8 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         options: of the Parquet branch, the split and the configuration; the format, suffixes and names of files.
 
     Raises:
-        UserError: the name is malformed, there is no such data set, revision, configuration or split, it has no files
-            that can be read, the extra is not installed, or the cache does not have it and HF_HUB_OFFLINE is set.
-        HornbookError: the hub failed, or is out of reach and the cache does not have it; trying again may help.
-        StorageError: the disk of the cache is full or failing.
+        UserError: the name is malformed or names nothing, it has no files that can be read, or as ``hub_errors``.
+        HornbookError: as ``hub_errors``.
     """
     if is_file_name(name) and not has_magic(name):
         return [name]
@@ -78,9 +76,15 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         )
     repository, revision, pattern = match["repository"], match["revision"], match["pattern"]
     if pattern is None and revision in (None, CONVERTED) and options.format in ("auto", "parquet"):
-        branch = _parquet_branch(repository, is_named=revision == CONVERTED)
-        if branch is not None:
-            commit, files = branch
+        is_named = revision == CONVERTED
+        try:
+            commit, files = _listing(repository, CONVERTED)
+        except (UserError, OutOfReachError):  # if the hub is out of reach, the repository's own files tell so
+            if is_named:
+                raise
+            files = []
+        # of a split over 5 GB the hub converts the first 5, into a folder partial-<split>; read only by name
+        if is_named or (files and not any("/partial-" in file for file in files)):
             chosen = _of_split(_kept(files, options, (".parquet",)), options, f"hf:{repository}")
             return [f"hf:{repository}@{commit}/{file}" for file in chosen]
     commit, files = _listing(repository, revision)
@@ -104,13 +108,7 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
 
 
 def fetch(source: str) -> Path:
-    """Where a file of the hub lies in the cache, fetched if need be.
-
-    Raises:
-        UserError: it is not there, or not for this user, or not in the cache while HF_HUB_OFFLINE is set.
-        HornbookError: the hub failed half-way, or is out of reach; trying again goes on from there.
-        StorageError: the disk of the cache is full or failing.
-    """
+    """Return the path of a file of the hub in the cache, fetched if need be. Raises as ``hub_errors``."""
     match = _FILE.fullmatch(source)
     assert match is not None, "callers ask is_file_name"
     lead = f"{source}: "
@@ -121,33 +119,15 @@ def fetch(source: str) -> Path:
 
 
 def _kept(files: Iterable[str], options: ReadOptions, suffixes: tuple[str, ...]) -> list[str]:
-    """The data files of some suffix that the options do not leave out."""
-    return [
-        file
-        for file in files
-        if has_suffix(file, suffixes) and not is_excluded(file, options.exclude) and _is_data(PurePosixPath(file))
-    ]
-
-
-def _is_data(path: PurePosixPath) -> bool:
-    hidden = path.is_absolute() or any(part.startswith((".", "__")) for part in path.parts)
-    return str(path).isprintable() and not hidden and path.name not in _NO_DATA
-
-
-def _parquet_branch(repository: str, *, is_named: bool) -> tuple[str, list[str]] | None:
-    """The commit and the files of the Parquet branch; None where there is none, or one with a part of the rows alone.
-
-    The hub converts the first 5 GB of a split that is larger, into a folder ``partial-<split>``; such a branch is read
-    only by its name.
-    """
-    try:
-        commit, files = _listing(repository, CONVERTED)
-    except (UserError, OutOfReachError):  # if the hub is out of reach, the repository's own files tell so
-        if is_named:
-            raise
-        return None
-    is_partial = any("/partial-" in file for file in files)
-    return None if is_partial and not is_named else (commit, files)
+    """Return the data files of some suffix that the options do not leave out."""
+    kept = []
+    for file in files:
+        path = PurePosixPath(file)
+        hidden = path.is_absolute() or any(part.startswith((".", "__")) for part in path.parts)
+        is_data = file.isprintable() and not hidden and path.name not in _NO_DATA
+        if is_data and has_suffix(file, suffixes) and not is_excluded(file, options.exclude):
+            kept.append(file)
+    return kept
 
 
 def _of_split(files: list[str], options: ReadOptions, name: str) -> list[str]:
@@ -180,10 +160,7 @@ def _listing(repository: str, revision: str | None) -> tuple[str, list[str]]:
         if not saved.exists():
             raise
         return _read_listing(saved)
-    content = {
-        "commit": info.sha,
-        "files": [sibling.rfilename for sibling in info.siblings or []],
-    }
+    content = {"commit": info.sha, "files": [sibling.rfilename for sibling in info.siblings or []]}
     make_directory(folder)
     replace_file(saved, dump_json(content))
     return _to_listing(content, where)

@@ -7,14 +7,12 @@ A prompt with line ends in it needs JSONL. Blank lines of a text file are passed
 can be said outright, they are an error.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Final, Literal
 
 from hornbook.errors import DataError
-from hornbook.text.documents import JSONL_SUFFIXES
-from hornbook.text.readers.records import Remedies, line_text, read_objects, text_in, utf8_of
+from hornbook.text.readers.jsonl import JSONL_SUFFIXES, Remedies, line_text, read_objects, text_in, utf8_of
 from hornbook.text.reading import STANDARD_INPUT, Source, content_suffix, open_stream, read_lines
 
 _MAX_LINE_BYTES: Final = 16 << 20
@@ -32,36 +30,26 @@ class Prompt:
 
 
 def read_prompts(source: str, format: Format = "auto") -> list[Prompt]:  # noqa: A002 - the option's name
-    """Read the prompts of a file, plain or compressed, or of standard input.
+    """Read the prompts of a file, plain or compressed, or of standard input (``"-"``).
 
-    Args:
-        source: the file, ``"-"`` for standard input.
-        format: ``"text"``, one a line; ``"jsonl"``; ``"auto"`` goes by the file's ending.
-
-    Raises:
-        DataError: there is no prompt, or a line is malformed; the message has its number.
-        UserError: the file may not be read.
-        StorageError: the disk failed.
+    ``format`` is ``"text"``, one a line; ``"jsonl"``; or ``"auto"``, by the file's suffix. Raises DataError for a
+    malformed line, or if there is no prompt, and UserError if the file cannot be read.
     """
     is_jsonl = format == "jsonl" or (format == "auto" and content_suffix(source) in JSONL_SUFFIXES)
     file = Source(source, None if source == STANDARD_INPUT else Path(source))
     with open_stream(file) as stream:
-        prompts = list(_of_objects(stream, str(file)) if is_jsonl else _of_lines(stream, str(file)))
+        prompts = []
+        if is_jsonl:
+            for place, record in read_objects(stream, str(file), _MAX_LINE_BYTES, skip_blank=False, remedies=_REMEDIES):
+                text = text_in(record, "prompt", place, 'expected {"prompt": "..."}')
+                utf8_of(text, place, "the prompt")
+                prompts.append(Prompt(text, place))
+        else:
+            for number, _, content in read_lines(stream, _MAX_LINE_BYTES):
+                place = f"{file}, line {number}"
+                line = line_text(content, place, _MAX_LINE_BYTES, _REMEDIES).removesuffix("\n").removesuffix("\r")
+                if line.strip():
+                    prompts.append(Prompt(line, place))
     if not prompts:
         raise DataError(f"{file} holds no prompt; expected one a line{' as JSON' if is_jsonl else ''}")
     return prompts
-
-
-def _of_lines(stream: BinaryIO, name: str) -> Iterator[Prompt]:
-    for number, _, content in read_lines(stream, _MAX_LINE_BYTES):
-        place = f"{name}, line {number}"
-        line = line_text(content, place, _MAX_LINE_BYTES, _REMEDIES).removesuffix("\n").removesuffix("\r")
-        if line.strip():
-            yield Prompt(line, place)
-
-
-def _of_objects(stream: BinaryIO, name: str) -> Iterator[Prompt]:
-    for place, record in read_objects(stream, name, _MAX_LINE_BYTES, skip_blank=False, remedies=_REMEDIES):
-        text = text_in(record, "prompt", place, 'expected {"prompt": "..."}')
-        utf8_of(text, place, "the prompt")
-        yield Prompt(text, place)

@@ -4,12 +4,8 @@ r"""What a reader hands out, its options, how far the reading came, and what rea
     read_lines(stream, limit)                   ->  Line(1, 0, b"one\r\n"), Line(2, 5, b"two")
 
 A reader hands out, in the order of its source: documents, errors for documents that cannot be read, and notes on what
-is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted; so the
-count of what came before a document does not depend on how far a reader reads ahead. An error that a reader raises ends
-its source.
-
-A line that is too long becomes one without content, and memory never holds it; it is still unpacked to its end, since
-the next line is wanted.
+is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted. An error
+that a reader raises ends its source. A line that is too long becomes one without content, and memory never holds it.
 """
 
 import sys
@@ -28,19 +24,9 @@ from hornbook.storage.system import format_bytes
 from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
-    "auto",
-    "text",
-    "lines",
-    "blank-lines",
-    "wikitext",
-    "jsonl",
-    "csv",
-    "tsv",
-    "parquet",
-    "arrow",
-    "wikipedia",
-    "wikiextractor",
-]
+    "auto", "text", "lines", "blank-lines", "wikitext", "jsonl",
+    "csv", "tsv", "parquet", "arrow", "wikipedia", "wikiextractor",
+]  # fmt: skip
 T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
 STANDARD_INPUT: Final = "-"
@@ -259,7 +245,9 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
         size = len(content)
         mark = len(BYTE_ORDER_MARK) if number == 1 and content.startswith(BYTE_ORDER_MARK) else 0
         if size > limit:
-            size += _skip_line(stream, content)
+            block = content
+            while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
+                size += len(block)
             yield Line(number, offset, None)
         elif content := content[mark:]:
             yield Line(number, offset + mark, content)
@@ -281,11 +269,7 @@ def plain_document(data: bytes, source: Source, place: str, offset: int) -> Docu
 
 
 def plain_text(data: bytes, place: str, offset: int) -> str:
-    """Decode plain bytes at an offset of a source.
-
-    Raises:
-        DataError: they are not UTF-8, or hold a zero byte; the message begins with ``place``.
-    """
+    """Decode bytes at an offset. Raises DataError, which begins with ``place``, for a zero byte or other than UTF-8."""
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
             f"{place}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
@@ -311,11 +295,3 @@ def _buffered_blank_lines(stream: BinaryIO) -> bytes:
     data = stream.peek() if isinstance(stream, BufferedReader) else b""
     num_blank = len(data) - len(data.lstrip())
     return stream.read(data.rfind(b"\n", 0, num_blank) + 1)
-
-
-def _skip_line(stream: BinaryIO, begun: bytes) -> int:
-    """Read to the end of a line that has begun, a block at a time; return how many bytes that took."""
-    skipped, block = 0, begun
-    while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
-        skipped += len(block)
-    return skipped

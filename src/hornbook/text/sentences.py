@@ -4,17 +4,16 @@ r"""A text as its sentences, which together are the text again.
     "one line\nanother line\n"             ->   "one line"         "\nanother line\n"         split_lines
 
 White space opens the sentence that it stands before, so byte-level BPE, whose words begin with their space, gives the
-tokens of the whole text, and a decoder that reads a sentence store misses nothing; WordPiece drops it.
+tokens of the whole text; WordPiece drops it.
 
 Sentences are found by sentencex, of the Wikimedia Foundation (rules and abbreviations for some 30 languages, MIT), the
-extra ``sentences``. It was chosen of five: the only one that is kept up, knows more than English and splits Wikipedia's
-sentences well, and the fastest. It is given one paragraph at a time, since it may look far ahead for the end of a
-quotation, with plain spaces for other white space, since some of that ends the process (1.0.32, U+2028). The price: it
-leaves direct speech whole. A quotation alone is split here, one with "said he" in it is not.
+extra ``sentences``. It is given one paragraph at a time, since it may look far ahead for the end of a quotation, with
+plain spaces for other white space, since some of that ends the process (1.0.32, U+2028). It leaves direct speech whole;
+a quotation alone is split here, one with "said he" in it is not.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -36,14 +35,13 @@ _QUOTATION: Final = re.compile(rf"\s*[{_MARKS}](?P<inner>[^{_MARKS}]+)[{_MARKS}]
 
 
 def sentence_splitter(language: str = "en", on_notice: Callable[[str], None] = lambda line: None) -> Splitter:
-    """What splits a text of one language into its sentences; ``"".join`` makes the text of them, a blank one has none.
+    """Return what splits a text of one language into its sentences, which together are the text; a blank one has none.
 
     An empty line ends a sentence, a line's end does not; nor is a sentence longer than 20,000 characters.
 
     Args:
-        language: a code of Wikipedia, as ``en`` or ``pt``; one that sentencex does not know is split by the rules of a
-            related language or, for want of one, of English.
-        on_notice: told, in a line, that it is by those of English.
+        language: a code of Wikipedia, as ``en``; an unknown one has the rules of a related language, or of English.
+        on_notice: gets a line where English's rules are used.
 
     Raises:
         UserError: sentencex is not installed, or the language is no code; by the splitter, a text has lone surrogates.
@@ -66,35 +64,27 @@ def sentence_splitter(language: str = "en", on_notice: Callable[[str], None] = l
     if language.partition("-")[0] != "en" and starts(language, _TELLING) == starts("en", _TELLING):
         on_notice(f"no rules for {language!r} are known: sentences are found by those of English")
 
-    return lambda text: _joined(
-        part for paragraph in _paragraphs(text) for piece in pieces(paragraph) for part in _of_quotation(piece, pieces)
-    )
+    def split(text: str) -> list[str]:
+        found: list[str] = []
+        for whole in _PARAGRAPH.findall(text):
+            for paragraph in (whole,) if len(whole) <= _MAX_PARAGRAPH else _CUT.findall(whole):
+                for piece in pieces(paragraph):
+                    if quotation := _QUOTATION.fullmatch(piece):  # one quotation: its marks go to the first and last
+                        start, end = quotation.span("inner")
+                        inner = pieces(piece[start:end])
+                        inner[0] = piece[:start] + inner[0]
+                        inner[-1] += piece[end:]
+                        found += inner
+                    else:
+                        found.append(piece)
+        return _joined(found)
+
+    return split
 
 
 def split_lines(text: str) -> list[str]:
-    r"""The lines of a text that has one sentence a line; ``"".join`` makes the text of them, blank lines are no lines.
-
-    A line ends with ``\n``, ``\r\n`` or ``\r``.
-    """
+    r"""Split a text behind its line ends (``\n``, ``\r\n``, ``\r``); blank lines belong to their neighbors."""
     return _joined(re.split(r"(?<=[\r\n])", text))
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """What stands between empty lines, with the empty line after it; cut where it is very long."""
-    for paragraph in _PARAGRAPH.findall(text):
-        yield from (paragraph,) if len(paragraph) <= _MAX_PARAGRAPH else _CUT.findall(paragraph)
-
-
-def _of_quotation(piece: str, split: Splitter) -> Iterator[str]:
-    """The sentences of a piece that is one quotation, with its marks on the first and last; any other piece whole."""
-    if not (quotation := _QUOTATION.fullmatch(piece)):
-        yield piece
-        return
-    start, end = quotation.span("inner")
-    inner = split(piece[start:end])
-    inner[0] = piece[:start] + inner[0]
-    inner[-1] += piece[end:]
-    yield from inner
 
 
 def _joined(pieces: Iterable[str]) -> list[str]:

@@ -10,22 +10,16 @@ beginning, bytes of one character), so the last few are decoded again with each 
 
 import codecs
 from collections.abc import Sequence
-from functools import cache
 
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import BYTE_TOKEN, byte_symbols
+from hornbook.text.tokenizer_json import BYTE_TOKEN, symbol_bytes
 
 
 class TextStream:
-    """One text that grows; bytes that are no UTF-8 become U+FFFD.
+    """The text of ids that come one at a time; bytes that are no UTF-8 become U+FFFD.
 
-    Args:
-        tokenizer: whose ids come.
-        stop_strings: the text ends before the first of them that is complete. None is empty.
-        context: the ids that the text continues; their text is not given out.
-
-    Attributes:
-        has_stopped: True once there was a stop string.
+    The text ends before the first of ``stop_strings`` that is complete, and then ``has_stopped``. It continues that of
+    the ids ``context``, which is not given out.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), context: Sequence[int] = ()) -> None:
@@ -43,7 +37,9 @@ class TextStream:
             return ""
         if self._has_ended(self._take(text)):
             return self._release(len(self._held))
-        return self._release(len(self._held) - self._num_undecided())
+        longest = min(max(map(len, self._stop_strings), default=1) - 1, len(self._held))
+        ends = (n for n in range(longest, 0, -1) if any(s.startswith(self._held[-n:]) for s in self._stop_strings))
+        return self._release(len(self._held) - next(ends, 0))  # a stop string may begin with what is held back
 
     def finish(self) -> str:
         """Return what was held back; no more ids come."""
@@ -52,7 +48,9 @@ class TextStream:
 
     def _is_half(self) -> bool:
         """Tell whether the ids end in bytes that further ones may make a character."""
-        data = b"".join(_spelled(self._tokenizer.token(number)) for number in self._ids)
+        bytes_of, data = symbol_bytes(), b""
+        for token in map(self._tokenizer.token, self._ids):  # of a byte-level model, or any other
+            data += bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= set(token) else token.encode()
         return codecs.utf_8_decode(data, "replace", False)[1] < len(data)
 
     def _take(self, text: str) -> str:
@@ -77,22 +75,3 @@ class TextStream:
     def _release(self, end: int) -> str:
         certain, self._held = self._held[:end], self._held[end:]
         return certain
-
-    def _num_undecided(self) -> int:
-        """Return the length of the longest end of the text that a stop string begins with."""
-        longest = max(map(len, self._stop_strings), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
-                return length
-        return 0
-
-
-def _spelled(token: str) -> bytes:
-    """Return the bytes that a token of a byte-level model spells; any other token in UTF-8."""
-    bytes_of = _bytes_of_symbols()
-    return bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= set(token) else token.encode()
-
-
-@cache
-def _bytes_of_symbols() -> dict[str, int]:
-    return {symbol: byte for byte, symbol in enumerate(byte_symbols())}

@@ -24,8 +24,16 @@ from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.cuts import CUT_CHARACTERS, find_endless, stretches_for, utf8_bound
 from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
-from hornbook.text.tokenizer_files import read_settings
-from hornbook.text.tokenizer_json import BYTE_TOKEN, MAX_VOCAB_SIZE, Settings, by_id, dump, form_of, parse
+from hornbook.text.tokenizer_json import (
+    BYTE_TOKEN,
+    MAX_VOCAB_SIZE,
+    Settings,
+    by_id,
+    dump,
+    form_of,
+    parse,
+    read_settings,
+)
 from hornbook.text.tokenizer_training import Kind, train_settings
 
 _FILE: Final = "tokenizer.json"
@@ -72,32 +80,20 @@ class Tokenizer:
 
         Args:
             path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
-                of `hornbook.text.tokenizer_files`.
-
-        Raises:
-            DataError: there is none, it is malformed, or the library does not run it.
-            StorageError: a file cannot be read.
+                of `hornbook.text.tokenizer_json`. Raises DataError if there is none that runs.
         """
         return cls(read_settings(Path(path)), str(path))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the tokenizer of a ``tokenizer.json``'s text, as ``to_json`` gives it.
-
-        Raises:
-            DataError: it is malformed, or the library does not run it.
-        """
+        """Return the tokenizer of a ``tokenizer.json``'s text. Raises DataError if it is malformed or cannot run."""
         return cls(parse(text.encode(errors="surrogatepass"), _FILE))
 
     @classmethod
     def train(
         cls, documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
     ) -> Self:
-        """Learn a tokenizer from texts, the same one from the same texts; see ``train_settings``.
-
-        Raises:
-            UserError: ``vocab_size`` is out of range for the kind, or there is no text.
-        """
+        """Learn a tokenizer from texts, the same one from the same texts. Raises UserError; see ``train_settings``."""
         return cls(train_settings(documents, vocab_size, kind=kind, lowercase=lowercase))
 
     @cached_property
@@ -170,11 +166,7 @@ class Tokenizer:
         return found[0] if found else None
 
     def require_end_of_text(self) -> int:
-        """``end_of_text_id``, for what cannot do without.
-
-        Raises:
-            UserError: there is no such token.
-        """
+        """``end_of_text_id``, for what cannot do without. Raises UserError if there is no such token."""
         if self.end_of_text_id is None:
             raise UserError(
                 "the tokenizer has no end-of-text token, so it is none for a model that continues texts; "
@@ -183,11 +175,7 @@ class Tokenizer:
         return self.end_of_text_id
 
     def require_masking(self) -> MaskingTokens:
-        """The special tokens of a model that guesses hidden tokens.
-
-        Raises:
-            UserError: one of them is missing from the vocabulary.
-        """
+        """Return the special tokens that masking needs. Raises UserError if one is missing."""
         roles: tuple[Role, ...] = ("cls", "sep", "mask", "pad")
         ids = {role: number for role in roles if (number := self._id_of(role)) is not None}
         if missing := [" or ".join(ROLE_NAMES[role]) for role in roles if role not in ids]:
@@ -203,20 +191,13 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any special token around it.
-
-        Raises:
-            UserError: it has lone surrogates, so it is no Unicode text.
-        """
+        """Return the ids of a text, without special tokens. Raises UserError if it has lone surrogates."""
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
-        """The ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
+        """Return the ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
 
-        White space before it is dropped, as transformers does for RoBERTa; for WordPiece it is nothing anyway.
-
-        Raises:
-            UserError: the tokenizer has no mask token, or the text has lone surrogates.
+        White space before it is dropped, as transformers does for RoBERTa. Raises UserError without a mask token.
         """
         name = self.name_of("mask")
         if name is None:
@@ -230,15 +211,11 @@ class Tokenizer:
         return cast("list[int]", ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of each text, int32[number of tokens], by all cores (``RAYON_NUM_THREADS`` sets how many).
-
-        Raises:
-            UserError: a text has lone surrogates, so it is no Unicode text.
-        """
+        """Return each text's ids, int32[number of tokens], on ``RAYON_NUM_THREADS`` threads. Raises as ``encode``."""
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
-            encodings = self._encode_cuts([cut for _, cut in batch])
+            encodings = self._run(self._library.encode_batch_fast, [cut for _, cut in batch])
             for (number, _), encoding in zip(batch, encodings, strict=True):
                 parts[number].append(np.asarray(encoding.ids, dtype=np.int32))
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
@@ -252,34 +229,24 @@ class Tokenizer:
         return [text] if self._stretches is None else self._stretches(text, size)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the ids of each text, int64[T], and the first and last place of each token in it, int64[T, 2].
-
-        Raises:
-            UserError: a text has lone surrogates, so it is no Unicode text.
-        """
+        """Return each text's ids, int64[T], and each token's start and end, int64[T, 2]. Raises as ``encode``."""
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
-            for each in self._run(lambda: self._library.encode_batch(list(texts), add_special_tokens=False))
+            for each in self._run(self._library.encode_batch, list(texts))
         ]
 
-    def _encode_cuts(self, batch: list[str]) -> list[tokenizers.Encoding]:
-        return self._run(lambda: self._library.encode_batch_fast(batch, add_special_tokens=False))
-
-    def _run(self, encode: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:
+    def _run(self, encode: Callable[..., list[tokenizers.Encoding]], texts: list[str]) -> list[tokenizers.Encoding]:
         try:
-            return encode()
+            return encode(texts, add_special_tokens=False)
         except TypeError as error:  # what the library says of a string that has no UTF-8
             raise UserError(
                 "a text has lone surrogates, so it is not Unicode; decode it anew from its bytes"
             ) from error
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """The text of the ids, special tokens as their names; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of the ids, special tokens as their names. Raises UserError if an id is unknown.
 
-        WordPiece's is put together again, in lower case perhaps, and where blanks were is a guess.
-
-        Raises:
-            UserError: an id is outside the vocabulary.
+        Bytes that are no UTF-8 become U+FFFD. Of WordPiece's text, case and blanks may be lost.
         """
         numbers = np.asarray(ids, dtype=np.int64)
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:
@@ -292,11 +259,7 @@ class Tokenizer:
         return dump(self.settings)
 
     def save(self, folder: Path) -> Path:
-        """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path."""
         data = self.to_json().encode()
         if folder.exists():
             replace_file(folder / _FILE, data)

@@ -1,8 +1,14 @@
-"""The JSON of a tokenizer: any that the tokenizers library runs, and two forms that hornbook knows well.
+"""The JSON of a tokenizer: any that the tokenizers library runs, two forms that hornbook knows well, and older files.
 
+    read_settings(path)                   a file below, or a folder with some, of which the first in this list counts:
+        tokenizer.json                        any tokenizer of the tokenizers library
+        encoder.json, vocab.bpe, dict.txt     byte-level BPE with RoBERTa's ids (fairseq)
+        encoder.json, vocab.bpe               byte-level BPE (OpenAI)
+        vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
+        vocab.txt                             WordPiece (Google's BERT): a token a line, the id is the line's number
     byte_bpe(vocab, merges, special)      byte-level BPE with GPT-2's pattern, as GPT-2 and RoBERTa use it
     word_piece(vocab, special)            WordPiece with BERT's normalizer and pre-tokenizer
-    parse(data, "tokenizer.json")         a file: in one of these forms if it gives the same ids, else as it is
+    parse(data, "tokenizer.json")         a file's JSON: in one of these forms if it gives the same ids, else as it is
 
 A store knows its tokenizer by the digest of this JSON, so a form is the same text for the same tokenizer, whatever else
 its file says. Truncation and padding are dropped from every file: they are settings of a caller, not of a tokenizer.
@@ -12,10 +18,12 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from hornbook.errors import DataError
-from hornbook.storage.json_files import parse_json
+from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
 
 Settings = dict[str, Any]
@@ -39,14 +47,105 @@ _PLAIN_BPE: Final = {
     "ignore_merges": False,
 }
 _BERT_SWITCHES: Final = ("clean_text", "handle_chinese_chars", "lowercase", "strip_accents")
+_PAIRS: Final = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"), ("*-vocab.json", "*-merges.txt"))
+_BERT_NAMES: Final = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the JSON of the tokenizer in a file or folder. Raises DataError if there is none, or it is malformed."""
+    if not path.is_dir():
+        return _read_vocab_txt(path) if path.suffix == ".txt" else parse(read_bytes(path, "the tokenizer"), str(path))
+    if (path / "tokenizer.json").exists():
+        return read_settings(path / "tokenizer.json")
+    for names in _PAIRS:
+        found = [file for name in names for file in path.glob(name)]
+        if len(found) == 2:
+            return _read_byte_pairs(found[0], found[1], path / "dict.txt" if names == _PAIRS[0] else None)
+    if (path / "vocab.txt").exists():
+        return _read_vocab_txt(path / "vocab.txt")
+    raise DataError(
+        f"{path} holds no tokenizer: expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
+        "or vocab.txt"
+    )
+
+
+def read_bert_config(path: Path) -> dict[str, Any]:
+    """Return BERT's normalizer switches in a ``tokenizer_config.json``. Raises DataError if it is malformed."""
+    config = read_json(path, "the settings of the tokenizer")
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: expected an object with the settings of the tokenizer; restore the file")
+    switches = {ours: config[theirs] for theirs, ours in _BERT_NAMES.items() if theirs in config}
+    for theirs, ours in _BERT_NAMES.items():
+        if type(switches.get(ours, True)) is not bool and not (ours == "strip_accents" and switches[ours] is None):
+            raise DataError(f"{path}: {theirs} is {switches[ours]!r:.40}; expected true or false")
+    return switches
+
+
+def _read_vocab_txt(path: Path) -> Settings:
+    """Read a vocabulary of BERT; whether texts are lowercased is in ``tokenizer_config.json``, or shows in its case."""
+    vocab: dict[str, int] = {}
+    for number, token in enumerate(_read_lines(path, "the vocabulary")):
+        if not token or vocab.setdefault(token, number) != number:
+            earlier = f"is that of line {vocab[token] + 1} again" if token else "is empty"
+            raise DataError(f"{path}, line {number + 1}: the token {earlier}; expected a token a line, each once")
+    if "[UNK]" not in vocab:
+        raise DataError(f"{path}: the vocabulary has no token for unknown words; expected [UNK]")
+    config = path.with_name("tokenizer_config.json")
+    switches = read_bert_config(config) if config.exists() else {}
+    is_lower = all(token == token.lower() for token in vocab if token not in BERT_TOKENS)
+    return word_piece(vocab, **({"lowercase": is_lower} | switches))
+
+
+def _read_byte_pairs(vocabulary: Path, merges: Path, dictionary: Path | None) -> Settings:
+    vocab = parse_json(read_bytes(vocabulary, "the vocabulary"), f"{vocabulary}: it")
+    if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
+        raise DataError(f"{vocabulary}: expected tokens and their ids 0 to n - 1, each once; restore the file")
+    if lost := sum(symbol not in vocab for symbol in byte_symbols()):  # the library would drop those without a word
+        raise DataError(f"{vocabulary}: {lost} of the 256 bytes have no token, so not every text can be encoded")
+    lines = _read_lines(merges, "the list of merges")
+    pairs = []
+    for number, line in enumerate(lines[int(lines[0].startswith("#version")) :], 1 + lines[0].startswith("#version")):
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise DataError(f"{merges}, line {number} is not two tokens: {line!r:.40}; restore the file")
+        if not vocab.keys() >= {left, right, left + right}:
+            raise DataError(f"{merges}, line {number} ({line!r:.80}) is not in the vocabulary {vocabulary.name}")
+        pairs.append((left, right))
+    return byte_bpe(_robertas_ids(dictionary, vocab) if dictionary and dictionary.exists() else vocab, pairs)
+
+
+def _robertas_ids(dictionary: Path, vocab: dict[str, int]) -> dict[str, int]:
+    """Return RoBERTa's ids for GPT-2's tokens.
+
+    The dictionary's row n (from 0) is the token n + 4, after ``<s>``, ``<pad>``, ``</s>``, ``<unk>``. Its last rows are
+    fillers, as many as make a multiple of 8 of it; more of them are left out. ``<mask>`` has the last id.
+    """
+    token_of = {str(number): token for token, number in vocab.items()}
+    names = [line.rpartition(" ")[0] for line in _read_lines(dictionary, "RoBERTa's dictionary")]
+    known = [name in token_of for name in names]
+    if sum(known) != len(token_of) or not all(known[: len(token_of)]) or len(set(names)) < len(names):
+        raise DataError(f"{dictionary}: expected a row for each of the {len(token_of)} ids of GPT-2, and then fillers")
+    *first, mask = ROBERTA_TOKENS
+    fillers = names[len(token_of) :][: -(len(first) + len(token_of)) % 8]
+    tokens = [*first, *(token_of[name] for name in names[: len(token_of)]), *fillers, mask]
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _read_lines(path: Path, what: str) -> list[str]:
+    """Return the lines of a small file in UTF-8, of Unix or Windows."""
+    try:
+        lines = read_bytes(path, what).decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; restore the file") from error
+    return [line.removesuffix("\r") for line in lines]
 
 
 def parse(data: bytes, name: str) -> Settings:
-    """Return the JSON of a ``tokenizer.json``; ``name`` is the file's in errors.
-
-    Raises:
-        DataError: the file is not JSON, or has no model, or a model that drops merges at random.
-    """
+    """Return the JSON of a ``tokenizer.json``. Raises DataError if it has no model, or one with dropout."""
     settings = parse_json(data, f"{name}: the tokenizer")
     model = settings.get("model") if isinstance(settings, dict) else None
     if not isinstance(model, dict):
@@ -83,13 +182,16 @@ def byte_symbols() -> tuple[str, ...]:
     return tuple(moved.get(byte, chr(byte)) for byte in range(256))
 
 
-def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:
-    """Return the JSON of a byte-level BPE with GPT-2's pattern.
+@cache
+def symbol_bytes() -> dict[str, int]:
+    """Return the byte that each of ``byte_symbols`` stands for."""
+    return {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 
-    Args:
-        vocab: the id of each token, special ones included.
-        merges: pairs of tokens, best first.
-        special: the special tokens beside the end of text, or those of RoBERTa.
+
+def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:
+    """Return the JSON of a byte-level BPE with GPT-2's pattern; ``merges`` are pairs of tokens, best first.
+
+    ``special`` are the special tokens beside the end of text, or those of RoBERTa; ``vocab`` has all ids.
     """
     is_robertas = vocab.keys() >= set(ROBERTA_TOKENS)
     own = ROBERTA_TOKENS if is_robertas else [name for name in END_OF_TEXT_NAMES if name in vocab][:1]
@@ -131,9 +233,7 @@ def word_piece(
         unknown: the token of a word that has no others.
     """
     names = dict.fromkeys((*special, unknown, *(token for token in BERT_TOKENS if token in vocab)))
-    switches = dict(
-        zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True),
-    )
+    switches = dict(zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True))
     return _settings(
         vocab,
         tuple(names),
@@ -154,28 +254,25 @@ def word_piece(
 def _known(settings: Settings) -> Settings | None:
     """Return the known form with the same ids, None where there is none."""
     try:
-        return _known_form(settings, settings["model"])
+        model = settings["model"]
+        added = settings.get("added_tokens") or []
+        special = {token["content"]: token["id"] for token in added}
+        vocab = {**special, **model["vocab"]}
+        same = all(token.get("special") is True or token["content"] in END_OF_TEXT_NAMES for token in added)
+        if not same or vocab != {**vocab, **special} or sorted(vocab.values()) != list(range(len(vocab))):
+            return None
+        kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+        if kind == "BPE" and _is_gpt2s(settings, model, vocab):
+            merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+            return byte_bpe({**model["vocab"], **special}, merges, tuple(special))
+        if kind == "WordPiece" and _is_berts(settings, model) and all(map(_is_no_text, special)):
+            switches = {name: settings["normalizer"][name] for name in _BERT_SWITCHES}
+            longest = model["max_input_chars_per_word"]
+            return word_piece(
+                vocab, tuple(special), **switches, max_input_chars_per_word=longest, unknown=model["unk_token"]
+            )
     except (KeyError, TypeError, ValueError, AttributeError):  # a value of a type that no known form has
-        return None
-
-
-def _known_form(settings: Settings, model: Settings) -> Settings | None:
-    added = settings.get("added_tokens") or []
-    special = {token["content"]: token["id"] for token in added}
-    vocab = {**special, **model["vocab"]}
-    same = all(token.get("special") is True or token["content"] in END_OF_TEXT_NAMES for token in added)
-    if not same or vocab != {**vocab, **special} or sorted(vocab.values()) != list(range(len(vocab))):
-        return None
-    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-    if kind == "BPE" and _is_gpt2s(settings, model, vocab):
-        merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        return byte_bpe({**model["vocab"], **special}, merges, tuple(special))
-    if kind == "WordPiece" and _is_berts(settings, model) and all(map(_is_no_text, special)):
-        switches = {name: settings["normalizer"][name] for name in _BERT_SWITCHES}
-        longest = model["max_input_chars_per_word"]
-        return word_piece(
-            vocab, tuple(special), **switches, max_input_chars_per_word=longest, unknown=model["unk_token"]
-        )
+        pass
     return None
 
 

@@ -5,8 +5,7 @@
 
 The same texts give the same tokenizer, in any order, on any machine. The library's own trainer breaks ties by the
 numbers of the symbols, and those of WordPiece's ``##x`` come in the order of a hash table that differs from process to
-process; so the words are counted here first and their symbols handed over in order. The price: WordPiece goes over the
-text twice, the second time as words. Memory holds the distinct words, not the texts.
+process; so the words are counted here first and their symbols handed over in order. Memory holds the distinct words.
 """
 
 import json
@@ -120,10 +119,7 @@ def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], at_most: int) -> set[str]:
-    """The most frequent characters: 1000 of them, or more until 99.95 % of the text are made of them.
-
-    A word with others is unknown. The limits are those of BERT's and SentencePiece's trainers.
-    """
+    """Return the most frequent characters, by BERT's and SentencePiece's limits: 1000, or 99.95 % of the text."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:

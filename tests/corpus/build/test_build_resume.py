@@ -9,10 +9,11 @@ import sys
 import pytest
 from tiny_text import TEXTS, build_tiny, one_line, write_texts
 
+from crashes import crashes_in_child
 from hornbook.corpus.build import parts
 from hornbook.corpus.build import token_pipeline as pipeline
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.faults import count_operations, crashes_in_child, inject
+from hornbook.storage.faults import count_operations, inject
 from hornbook.text.documents import ReadOptions
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.tokenizer import Tokenizer

@@ -76,7 +76,7 @@ def test_filters_that_keep_next_to_nothing_do_not_hold_up_batches(monkeypatch):
 
 def test_a_reading_goes_through_json():
     tally = Tally(documents=3, messages=["x: bad"], skipped=Counter(redirects=2), position=Position(4, 5))
-    reading = Reading(tally=tally, dropped=Counter(a=1), lost=Counter({7: 2}), lost_bytes=Counter({7: 90}))
+    reading = Reading(tally=tally, dropped=Counter(a=1), lost=Counter({7: 2}))
     assert Reading.from_json(reading.to_json()) == reading
     copy = reading.copy()
     tally.messages.append("more")

@@ -1,15 +1,11 @@
-from hornbook.text.quality.policy import KINDS, SourceCounts, find_suspicions
+from hornbook.text.quality.policy import KINDS, find_suspicions
 
 LISTS = {"list_items": 100, "empty_list_items": 51}
 FINE = {"documents": 100, "dropped": {"too short": 10}, "tokens": 2500, "num_bytes": 10_000}
 
 
-def counts(source, documents, kept):
-    return SourceCounts(source=source, documents=documents, kept=kept, num_bytes=100 * documents)
-
-
-def kinds(sources, totals, **bound):
-    return list(find_suspicions(sources, **totals, **bound))
+def kinds(totals, **bound):
+    return list(find_suspicions(**totals, **bound))
 
 
 def totals(**changes):
@@ -17,13 +13,13 @@ def totals(**changes):
 
 
 def test_a_corpus_that_looks_right():
-    assert kinds([counts("a.txt", 1, 1), counts("b.txt", 99, 89)], FINE) == []
+    assert kinds(FINE) == []
 
 
 def test_everything_at_once_is_named_with_its_remedy():
-    sources = [counts("a.txt", 0, 0), counts("-", 0, 0), counts("b.txt", 5, 0), counts("c.txt", 5, 2)]
+    files = {"empty_files": ["a.txt", "-"], "unused_files": ["b.txt"]}
     dropped = {"too short": 5, "exact duplicates": 3, "near duplicates": 0}
-    found = find_suspicions(sources, documents=10, dropped=dropped, tokens=1500, num_bytes=1000, **LISTS)
+    found = find_suspicions(**files, documents=10, dropped=dropped, tokens=1500, num_bytes=1000, **LISTS)
     assert list(found) == list(KINDS)
     for (kind, message), *parts in zip(
         found.items(),
@@ -42,26 +38,26 @@ def test_everything_at_once_is_named_with_its_remedy():
 
 
 def test_many_files_are_one_line():
-    found = find_suspicions([counts(f"{number}.txt", 0, 0) for number in range(9000)], **FINE)
+    found = find_suspicions(empty_files=[f"{number}.txt" for number in range(9000)], **FINE)
     assert found["empty-file"].startswith("9,000 files (0.txt, 1.txt, 2.txt, ...) gave no document")
 
 
 def test_the_bound_of_empty_list_items():
-    assert kinds([], totals(list_items=100, empty_list_items=40)) == []
-    assert kinds([], totals(list_items=100, empty_list_items=41)) == ["empty-list-items"]
-    assert kinds([], totals(list_items=19, empty_list_items=19)) == [], "too few to tell"
+    assert kinds(totals(list_items=100, empty_list_items=40)) == []
+    assert kinds(totals(list_items=100, empty_list_items=41)) == ["empty-list-items"]
+    assert kinds(totals(list_items=19, empty_list_items=19)) == [], "too few to tell"
 
 
 def test_the_bound_of_dropped_documents():
-    assert kinds([], totals(dropped={"too short": 50})) == []
-    assert kinds([], totals(dropped={"too short": 51})) == ["dropped"]
-    assert kinds([], totals(dropped={"too short": 51}), max_dropped=0.51) == []
-    assert kinds([], totals(dropped={"too short": 1}), max_dropped=0) == ["dropped"]
-    assert kinds([], totals(documents=0, tokens=0, num_bytes=0), max_dropped=0) == []
+    assert kinds(totals(dropped={"too short": 50})) == []
+    assert kinds(totals(dropped={"too short": 51})) == ["dropped"]
+    assert kinds(totals(dropped={"too short": 51}), max_dropped=0.51) == []
+    assert kinds(totals(dropped={"too short": 1}), max_dropped=0) == ["dropped"]
+    assert kinds(totals(documents=0, tokens=0, num_bytes=0), max_dropped=0) == []
 
 
 def test_the_bounds_of_tokens_per_byte():
-    assert kinds([], totals(tokens=10_600)) == []  # a token a byte, and the ends of a hundred documents
-    assert kinds([], totals(tokens=10_601)) == ["tokens-per-byte"]
-    assert kinds([], totals(tokens=500)) == []
-    assert kinds([], totals(tokens=499)) == ["tokens-per-byte"]
+    assert kinds(totals(tokens=10_600)) == []  # a token a byte, and the ends of a hundred documents
+    assert kinds(totals(tokens=10_601)) == ["tokens-per-byte"]
+    assert kinds(totals(tokens=500)) == []
+    assert kinds(totals(tokens=499)) == ["tokens-per-byte"]

@@ -9,7 +9,7 @@ from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
-from hornbook.text.readers.arrow import outcomes
+from hornbook.text.readers.columns import outcomes
 from hornbook.text.reading import Source
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
@@ -193,7 +193,7 @@ def test_a_failing_disk_is_no_damaged_file(tmp_path, monkeypatch, number, expect
     path = write_texts(tmp_path / "a.arrow")
     monkeypatch.setattr(pyarrow, "memory_map", fail)
     with pytest.raises(expected) as caught:
-        list(outcomes(Source(str(path), path), ReadOptions(), 0))
+        list(outcomes("arrow", Source(str(path), path), ReadOptions(), 0))
     assert one_line(caught.value, str(path), "says")
 
 

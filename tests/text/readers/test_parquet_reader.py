@@ -11,7 +11,7 @@ from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
-from hornbook.text.readers.parquet import outcomes
+from hornbook.text.readers.columns import outcomes
 from hornbook.text.reading import Source
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
@@ -168,7 +168,7 @@ BOMBS = {
 
 def in_this_process(path):
     """What the child does, for a test that lets pyarrow fail."""
-    return list(outcomes(Source(str(path), path), ReadOptions(), 0))
+    return list(outcomes("parquet", Source(str(path), path), ReadOptions(), 0))
 
 
 def raising(error):

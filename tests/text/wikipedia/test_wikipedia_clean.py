@@ -85,7 +85,7 @@ CASES = {
 
 @pytest.mark.parametrize("wikitext", CASES)
 def test_prose(wikitext):
-    names = LinkNames.of_site(frozenset({"fails"}), frozenset({"kategoreja"}))
+    names = LinkNames.of_site({"fails": 6, "kategoreja": 14})
     assert clean(wikitext, names=names) == CASES[wikitext]
 
 

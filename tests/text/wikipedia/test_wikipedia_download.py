@@ -1,11 +1,12 @@
 import random
 
 import pytest
+from crashes import crashes_in_child
 from tiny_mirror import NAME, PREFIX, serve
 from tiny_text import one_line
 
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
-from hornbook.storage.faults import crashes_in_child, inject
+from hornbook.storage.faults import inject
 from hornbook.text.wikipedia import download
 from hornbook.text.wikipedia.download import download_dump
 

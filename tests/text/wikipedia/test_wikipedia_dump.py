@@ -33,7 +33,7 @@ def test_pages_with_their_fields(block):
 def test_the_dump_names_its_namespaces():
     site = Site()
     list(read_pages([tiny_dump()], "x.xml", site))
-    assert site.file_names == {"fails"} and site.category_names == {"kategoreja"}
+    assert (site.namespaces["fails"], site.namespaces["kategoreja"]) == (6, 14)
 
 
 def test_old_dumps_tell_by_names():

@@ -13,10 +13,9 @@
     corpora/mine/build.json, train/..., validation/...                    after the rename
 
 A build that was stopped, killed or met a full disk leaves the parts that it has finished. The next build of the same
-inputs, tokenizer and options to the same output goes on behind them, and any other build removes them; the bytes are
+inputs, tokenizer and options to the same output continues behind them, and any other build removes them; the bytes are
 those of a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs
-(paths, sizes, modification times), tokenizer and options, the build is done already, else the user has to decide. The
-price: what was tokenized since the last finished part, some tens of megabytes of text, is done again.
+(paths, sizes, modification times), tokenizer and options, the build is done already, else the user has to decide.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +54,9 @@ from hornbook.storage import (
 from hornbook.storage.decompress import InputMeter
 from hornbook.storage.json_files import dump_sealed, parse_json, read_json
 from hornbook.text.accelerate import accelerated
-from hornbook.text.documents import Document, Position, ReadOptions, format_of, list_sources, read_sources
+from hornbook.text.documents import format_of, list_sources, read_sources
 from hornbook.text.quality.policy import build_filters, find_suspicions
+from hornbook.text.reading import Document, Position, ReadOptions
 from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted, counted_kind
@@ -138,8 +138,7 @@ def build_corpus(
 
     Raises:
         UserError: an option or an input is wrong, the output is there already, or another build to it is running.
-        DataError: a document cannot be read, there is none, an input changed meanwhile, a split would be empty, or the
-            outcome is suspicious.
+        DataError: a document cannot be read, an input changed meanwhile, or the outcome is suspicious.
         StorageError: the disk is full, read-only or failing; finished parts stay.
     """
     options = options or BuildOptions()
@@ -239,9 +238,11 @@ class _Build:
             self._report(parts.counts(), reading, before, meter)
             parts.write(stages, lambda counts: self._report(counts, reading, before, meter))
         if not parts.finished:
-            raise DataError(
-                f"there is no document to build a corpus of ({_describe_loss(job, reading)}); check the inputs"
-            )
+            tally, files = reading.tally, counted(len(job.sources), "file")
+            lost = [files, counted(tally.empty, "empty document"), f"{tally.faults:,} unreadable"]
+            lost += [counted_kind(count, name) for name, count in reading.dropped.items() if count]
+            lost += [f"the first: {message}" for message in tally.messages[:1]]
+            raise DataError(f"there is no document to build a corpus of ({', '.join(lost)}); check the inputs")
         parts.finish(reading)
         return reading
 
@@ -265,8 +266,10 @@ class _Build:
         whole = sum(parts.counts().values(), SplitCounts())
         tolerance, faults = self._job.options.tolerance, reading.tally.faults
         self._is_suspicious = True
+        empty_files, unused_files = parts.barren_sources(self._job.sources)
         found = find_suspicions(
-            parts.source_counts(self._job.sources),
+            empty_files=empty_files,
+            unused_files=unused_files,
             documents=reading.tally.documents + faults,
             dropped=reading.dropped | {"unreadable": faults},
             tokens=whole.tokens,
@@ -287,9 +290,15 @@ class _Build:
             folder = corpus / split
             if not counts.documents:
                 total = counted(sum(counts.documents for counts in parts.counts().values()), "document")
+                remedy = "give more documents, or another share"
+                if all(format_of(source, job.options.reading) == "text" for source in job.sources):
+                    remedy = (
+                        "a text file is one document: read it by paragraphs with --from blank-lines, by lines with "
+                        "--from lines, or give more files"
+                    )
                 raise DataError(
                     f"the {split} split would be empty: {total}, and none fell to it with "
-                    f"--validation {job.options.validation:g}; {_suggest_more(job)}"
+                    f"--validation {job.options.validation:g}; {remedy}"
                 )
             make_directory(folder)
             files = parts.join(split, folder)
@@ -333,12 +342,7 @@ class _Build:
 
 
 def _recognize(job: BuildJob) -> BuildReport:
-    """Report on the corpus that is there already, if it is what this build would make.
-
-    Raises:
-        UserError: it is not.
-        DataError: it is damaged.
-    """
+    """Report on the corpus that is there already, if it is what this build would make."""
     remedy = "choose another --output, or remove it"
     if not (job.output / BUILD).is_file():
         raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
@@ -352,25 +356,6 @@ def _recognize(job: BuildJob) -> BuildReport:
             documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
         )
     return BuildReport(output=job.output, already_built=True, splits=splits, **read)
-
-
-def _describe_loss(job: BuildJob, reading: Reading) -> str:
-    """Say what became of all that was read, where nothing stayed."""
-    tally = reading.tally
-    dropped = "".join(f", {counted_kind(count, name)}" for name, count in reading.dropped.items() if count)
-    first = f", the first: {tally.messages[0]}" if tally.messages else ""
-    read = f"{counted(len(job.sources), 'file')}, {counted(tally.empty, 'empty document')}, {tally.faults:,} unreadable"
-    return f"{read}{dropped}{first}"
-
-
-def _suggest_more(job: BuildJob) -> str:
-    """Say how to get more documents, where too few leave a split empty."""
-    if all(format_of(source, job.options.reading) == "text" for source in job.sources):
-        return (
-            "a text file is one document: read it by paragraphs with --from blank-lines, by lines with --from lines, "
-            "or give more files"
-        )
-    return "give more documents, or another share"
 
 
 def _count_parts(parts: Parts) -> str:

@@ -5,9 +5,8 @@
     parts/end.json                                                                        there are no more
 
 A part is by itself a Megatron data set. Its record, written last, says how far the inputs were read, so that a build
-that was killed goes on behind the last record, and how large the files are, so that a torn one is seen. Joining copies
-bytes and adds up indices, so memory holds some batches, whatever the size of the corpus. The price: the tokens are
-written twice.
+that was killed continues behind the last record, and how large the files are, so that a torn one is noticed. Joining
+copies bytes and adds up indices, so memory holds some batches; the tokens are written twice.
 """
 
 from collections import Counter
@@ -30,7 +29,6 @@ from hornbook.formats.npy import map_array, npy_bytes, npy_header
 from hornbook.storage import BytesLike, Written, remove_file, replace_file, write_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.text.quality.filters import Filter
-from hornbook.text.quality.policy import SourceCounts
 
 BATCHES_PER_PART: Final = 16
 _END: Final = "end.json"
@@ -77,11 +75,7 @@ class Parts:
     """
 
     def __init__(self, folder: Path, splits: tuple[str, ...], dtype: DTypeLike) -> None:
-        """Load the finished parts whose files are all there; other records are removed.
-
-        Raises:
-            StorageError: the folder cannot be read or changed.
-        """
+        """Load the finished parts whose files are all there; other records are removed."""
         self._folder, self._splits, self._dtype = folder, splits, dtype
         self.finished: list[Part] = []
         for number in count():
@@ -114,19 +108,14 @@ class Parts:
         """How far the inputs were read when the last part ended; a copy in which no document is lost yet."""
         if not self.finished:
             return Reading()
-        return replace(self.finished[-1].reading.copy(), lost=Counter(), lost_bytes=Counter())
+        return replace(self.finished[-1].reading.copy(), lost=Counter())
 
     def counts(self) -> dict[str, SplitCounts]:
         """Return what all parts have of each split."""
         return {split: sum((part.splits[split] for part in self.finished), SplitCounts()) for split in self._splits}
 
     def restore_filters(self, filters: Sequence[Filter]) -> None:
-        """Give filters back what they learned while the parts were made.
-
-        Raises:
-            DataError: a part is damaged.
-            StorageError: it cannot be read.
-        """
+        """Give filters back what they learned while the parts were made. Raises DataError if a part is damaged."""
         for number, part in enumerate(self.finished):
             for index, each in enumerate(filters):
                 name = f"{number:06d}-memory-{index}.npy"
@@ -136,11 +125,7 @@ class Parts:
     def write(
         self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
     ) -> None:
-        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch.
-
-        Raises:
-            StorageError: a part cannot be written; the finished ones stay.
-        """
+        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch."""
         while (first := next(batches, None)) is not None:
             self._write_part(chain((first,), islice(batches, BATCHES_PER_PART - 1)), after_batch)
 
@@ -150,7 +135,7 @@ class Parts:
         splits = dict.fromkeys(self._splits, SplitCounts())
         rows: dict[str, list[NDArray[np.void]]] = {split: [] for split in self._splits}
         memory: list[list[Hashes]] = []
-        lost, lost_bytes = Counter[int](), Counter[int]()
+        lost = Counter[int]()
         with ExitStack() as stack:
             writers = {
                 split: stack.enter_context(IndexedWriter(prefix, self._dtype)) for split, prefix in prefixes.items()
@@ -166,7 +151,6 @@ class Parts:
                     )
                 memory.append(batch.memory)
                 lost += batch.reading.lost
-                lost_bytes += batch.reading.lost_bytes
                 after_batch({split: before[split] + splits[split] for split in splits})
         arrays = {f"{prefixes[split].name}.npy": np.concatenate(some) for split, some in rows.items()}
         for index, learned in enumerate(zip(*memory, strict=True)):  # what each filter learned, batch by batch
@@ -176,7 +160,7 @@ class Parts:
             write_file(self._folder / name, npy_bytes(array))
         names = [f"{prefix.name}{suffix}" for prefix in prefixes.values() for suffix in (".bin", ".idx")]
         part = Part(
-            reading=replace(batch.reading, lost=lost, lost_bytes=lost_bytes),
+            reading=replace(batch.reading, lost=lost),
             splits=splits,
             files={name: (self._folder / name).stat().st_size for name in (*names, *arrays)},
         )
@@ -185,11 +169,7 @@ class Parts:
         self.finished.append(part)
 
     def finish(self, reading: Reading) -> None:
-        """Record that the inputs were read to their end.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Record that the inputs were read to their end."""
         record = {"parts": len(self.finished), "reading": reading.to_json()}
         replace_file(self._folder / _END, dump_json(record))
         self.end = reading
@@ -202,7 +182,6 @@ class Parts:
 
         Raises:
             DataError: a part is damaged.
-            StorageError: a file cannot be read or written.
         """
         prefixes = [self._prefix(number, split) for number in range(len(self.finished))]
         tokens, index = join_indexed(prefixes, target / "tokens")
@@ -215,25 +194,22 @@ class Parts:
         documents = write_file(target / "documents.npy", rows())
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
-    def source_counts(self, sources: Sequence[str]) -> list[SourceCounts]:
-        """Return what became of each source; raises as ``join``."""
-        kept, num_bytes, lost, lost_bytes = (np.zeros(len(sources), dtype=np.int64) for _ in range(4))
+    def barren_sources(self, sources: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the sources that gave no document and no fault, and those of whose documents none stayed."""
+        kept, lost = np.zeros(len(sources), dtype=np.int64), Counter[int]()
         for number in range(len(self.finished)):
             for split in self._splits:
                 rows = _map_npy(self._prefix(number, split).with_suffix(".npy"), DOCUMENT_ROW)
                 np.add.at(kept, rows["source"], 1)
-                np.add.at(num_bytes, rows["source"], rows["num_bytes"])
         readings = [part.reading for part in self.finished] + ([self.end] if self.end else [])
         for reading in readings:
-            for total, some in ((lost, reading.lost), (lost_bytes, reading.lost_bytes)):
-                for number, amount in some.items():
-                    total[number] += amount
-        columns = (kept + lost).tolist(), kept.tolist(), (num_bytes + lost_bytes).tolist()
+            lost += reading.lost
         faulty = readings[-1].tally.faulty if readings else set()
-        return [
-            SourceCounts(source=name, documents=read, kept=stayed, num_bytes=size, has_faults=number in faulty)
-            for number, (name, read, stayed, size) in enumerate(zip(sources, *columns, strict=True))
-        ]
+        barren = [number for number in range(len(sources)) if not kept[number]]
+        return (
+            [sources[number] for number in barren if not lost[number] and number not in faulty],
+            [sources[number] for number in barren if lost[number]],
+        )
 
     def _prefix(self, number: int, split: str) -> Path:
         return self._folder / f"{number:06d}-{split}"
@@ -248,12 +224,6 @@ def _read_record(path: Path) -> Any:
 
 
 def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map an array of a part.
-
-    Raises:
-        DataError: it is damaged.
-        StorageError: it cannot be read.
-    """
     try:
         return map_array(path, dtype)
     except DataError as error:

@@ -3,8 +3,8 @@
     plan_build(sources, tokenizer, output, options).request
         {"inputs": "<hash of names, sizes, times>", "tokenizer": "<digest>", "options": {"validation": 0.02, ...}}
 
-By it a build recognizes the corpus that is there already, and the parts that an interrupted build has left. The price:
-inputs are compared by their modification times, as make and rsync do, and not by their bytes.
+By it a build recognizes the corpus that is there already, and the parts that an interrupted build has left. Inputs are
+compared by their modification times, as make and rsync do, and not by their bytes.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from typing import Any, Literal
 from hornbook.corpus.store_manifest import splits_of_share
 from hornbook.errors import UserError
 from hornbook.storage.json_files import dump_json, parse_json
-from hornbook.text.documents import ReadOptions, list_sources
+from hornbook.text.documents import list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
-from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT
+from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -81,11 +81,7 @@ class BuildJob:
 
 
 def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: BuildOptions) -> BuildJob:
-    """Check that the options fit each other, the tokenizer and the output, and describe the build.
-
-    Raises:
-        UserError: they do not fit, or an input or evaluation set cannot be read.
-    """
+    """Describe the build. Raises UserError if options, tokenizer and output do not fit, or an input cannot be read."""
     if not 0 <= options.validation < 1:
         raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
     if not output.name:
@@ -125,11 +121,7 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
 
 
 def describe_sources(sources: Sequence[str]) -> str:
-    """Return a hash of the names, sizes and modification times of sources; a name on the hub has its commit.
-
-    Raises:
-        UserError: one cannot be read.
-    """
+    """Hash the names, sizes and modification times of sources; on the hub, the commit. Raises UserError."""
     digest = hashlib.sha256()
     for source in sources:
         facts = ""

@@ -5,7 +5,7 @@
            -> the writer of parts
 
 `ahead` makes the next item in a thread while the last is used. So the order, and with it every byte, is that of a plain
-loop, and memory holds two batches a stage. The price: an interrupt waits for the batch that is under way.
+loop, and memory holds two batches a stage.
 """
 
 from collections import Counter
@@ -43,13 +43,12 @@ class Reading:
     Attributes:
         tally: what was read.
         dropped: documents that a filter dropped, by its name.
-        lost, lost_bytes: documents and bytes of text that filters dropped since the last batch, by number of source.
+        lost: documents that filters dropped since the last batch, by number of source.
     """
 
     tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)
     lost: Counter[int] = field(default_factory=Counter)
-    lost_bytes: Counter[int] = field(default_factory=Counter)
 
     def copy(self) -> Self:
         """Return a snapshot; the reader goes on changing its own."""
@@ -60,7 +59,7 @@ class Reading:
             skipped=Counter(self.tally.skipped),
             totals=Counter(self.tally.totals),
         )
-        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost")}
         return replace(self, tally=tally, **counters)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,16 +73,12 @@ class Reading:
             "totals": dict(self.tally.totals),
             "position": asdict(self.tally.position),
         }
-        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost")}
         return {"tally": tally | special} | counters
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Restore what ``to_json`` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: the values are something else.
-        """
+        """Restore what ``to_json`` returned. Raises KeyError, TypeError or ValueError if it is something else."""
         tally = dict(values["tally"])
         tally |= {
             "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version
@@ -91,7 +86,7 @@ class Reading:
             "totals": Counter(tally.get("totals")),
             "position": Position(**tally["position"]),
         }
-        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost", "lost_bytes")}
+        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost")}
         return cls(tally=Tally(**tally), **counters)
 
 
@@ -198,10 +193,8 @@ def read_batches(
             num_bytes_read += document.num_bytes
             dropper = next((each for each in filters if not each.keeps(document)), None)
             if dropper is not None:
-                source = source_numbers[document.source]
                 reading.dropped[dropper.name] += 1
-                reading.lost[source] += 1
-                reading.lost_bytes[source] += document.num_bytes
+                reading.lost[source_numbers[document.source]] += 1
                 continue
             batch.append(document)
             num_bytes += document.num_bytes
@@ -211,7 +204,6 @@ def read_batches(
             return
         done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
         reading.lost.clear()
-        reading.lost_bytes.clear()
         yield done
 
 

@@ -5,9 +5,8 @@
                                                  only read: bert-tfrecord-packed
 
 Every format is a reader (path -> ``Documents`` or ``Instances``, which can be iterated again and again and hold one
-document or instance at a time) and a writer of the same; `hornbook.corpus.convert.conversion` joins the two. No length
-that a file states is believed before it is compared with the size of the file. The price of own codecs: each speaks the
-layout that pre-training writes, and refuses the rest of what its format might hold.
+document or instance at a time) and a writer of the same; `hornbook.corpus.convert.conversion` joins the two. Each codec
+knows the layout that pre-training writes, and refuses the rest of what its format might hold.
 """
 
 from typing import Final

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hornbook.arrays import Int64s, Integers
+from hornbook.arrays import Integers
 from hornbook.corpus.convert.bert_instances import Instance, Instances, check_instance, length_of_mask, padded, unpadded
 from hornbook.errors import DataError
 from hornbook.formats.arrow import STATE, import_pyarrow, list_dataset_files, open_batches
@@ -40,17 +40,10 @@ _ROWS_PER_BATCH: Final = 1000
 
 
 def read_arrow(path: Path, split: str | None = None) -> Instances:
-    """The instances of a data set folder, or of an ``.arrow`` file.
+    """Return the instances of an ``.arrow`` file, or of a split of a folder that ``save_to_disk`` made.
 
-    Args:
-        path: a folder that ``save_to_disk`` made, of one split or of several; or one file of it.
-        split: which split, where there are several.
-
-    Raises:
-        UserError: pyarrow is not installed, or one of several splits was not chosen.
-        DataError: there is no such data set, it lacks a column, or the first row is malformed; while iterating: a file
-            is damaged, or a row malformed or longer or shorter than the first.
-        StorageError: a file cannot be read.
+    Raises UserError without pyarrow, or if one of several splits has to be chosen; and DataError, here or while
+    iterating, if a file is missing or damaged, or a row is not as the first.
     """
     import_pyarrow()
     files = (path,) if path.is_file() else list_dataset_files(path, split)
@@ -68,12 +61,7 @@ def read_arrow(path: Path, split: str | None = None) -> Instances:
 
 
 def write_arrow(path: Path, instances: Instances) -> None:
-    """Write a data set folder of one file, which ``datasets.load_from_disk`` takes.
-
-    Raises:
-        UserError: pyarrow is not installed, or the folder is there already.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
-    """
+    """Write a folder of one file for ``datasets.load_from_disk``. Raises UserError without pyarrow, or if it exists."""
     arrow = import_pyarrow()
     lists = [(name, arrow.list_(arrow.type_for_alias(kind))) for name, kind in _LISTS.items()]
     features = {name: {"feature": _value(kind), "_type": "Sequence"} for name, kind in _LISTS.items()}
@@ -89,17 +77,20 @@ def write_arrow(path: Path, instances: Instances) -> None:
                     stream.write_batch(_to_batch(batch, instances.sequence_length, schema))
         fingerprint = hashlib.sha256(writer.written.sha256.encode()).hexdigest()[:16]
         write_file(folder / "dataset_info.json", dump_json(info))
-        write_file(folder / STATE, dump_json(_state(name, fingerprint)))
+        # what ``load_from_disk`` reads beside the rows
+        state = dict.fromkeys(("_format_columns", "_format_type", "_split")) | {
+            "_data_files": [{"filename": name}],
+            "_fingerprint": fingerprint,
+            "_format_kwargs": {},
+            "_output_all_columns": False,
+        }
+        write_file(folder / STATE, dump_json(state))
 
 
 class NumberedRows:
     """The rows of a data set by their number; its files are mapped into memory, and each is read through once.
 
-    Args:
-        path, split: as of ``read_arrow``.
-
-    Raises:
-        UserError, DataError, StorageError: as there.
+    Takes and raises what ``read_arrow`` does.
     """
 
     def __init__(self, path: Path, split: str | None = None) -> None:
@@ -112,11 +103,7 @@ class NumberedRows:
         return int(self._ends[-1]) if self._batches else 0
 
     def row(self, number: int) -> tuple[Instance, int]:
-        """The instance of row ``number`` (0 .. len - 1), and the length that it is padded to.
-
-        Raises:
-            DataError: its columns do not fit together.
-        """
+        """Return the instance of row ``number`` (0 .. len - 1), and the length it is padded to. Raises DataError."""
         path, batch, place = self._find(number)
         one = batch.slice(place, 1)
         (row,) = zip(*(_column(one, name, path) for name in (*_LISTS, _LABEL)), strict=True)
@@ -147,12 +134,7 @@ def _rows(files: tuple[Path, ...]) -> Iterator[tuple[Instance, int]]:
 
 
 def check_batches(path: str) -> Iterator[Record]:
-    """Check all batches of a file in full; it runs in a child process and yields nothing.
-
-    Raises:
-        DataError: the file is missing or damaged, or lacks a column.
-        StorageError: it cannot be read.
-    """
+    """Check all batches of a file in full, in a child process; yields nothing, and raises DataError."""
     with open_batches(Path(path)) as (schema, batches):
         _check_schema(Path(path), schema)
         for batch in batches:
@@ -161,12 +143,7 @@ def check_batches(path: str) -> Iterator[Record]:
 
 
 def _batches(path: Path) -> Iterator["pyarrow.RecordBatch"]:
-    """The batches of a file; a child process has checked all of them before, so reading them here does no harm.
-
-    Raises:
-        DataError: the file is missing or damaged, or lacks a column.
-        StorageError: it cannot be read.
-    """
+    """Yield the batches of a file; a child process checks all of them first, so reading them here does no harm."""
     for _ in records(__name__, check_batches.__name__, str(path), {"path": str(path)}, most=0):
         raise AssertionError("the check has no records")
     with open_batches(path) as (_, batches):
@@ -201,11 +178,7 @@ def _column(batch: "pyarrow.RecordBatch", name: str, path: Path) -> Iterator[Any
 
 
 def _decode(row: tuple[Any, ...], where: str) -> Instance:
-    """The instance of a row.
-
-    Raises:
-        DataError: its columns do not fit together.
-    """
+    """The instance of a row. Raises DataError if its columns do not fit together."""
     tokens, mask, segments, labels, label = row
     if not len(tokens) == len(mask) == len(segments) == len(labels):
         raise DataError(f"{where}: its columns are of several lengths")
@@ -223,11 +196,14 @@ def _decode(row: tuple[Any, ...], where: str) -> Instance:
 
 def _to_batch(rows: list[Instance], length: int, schema: "pyarrow.Schema") -> "pyarrow.RecordBatch":
     arrow = import_pyarrow()
+    labels = np.full((len(rows), length), NOT_SCORED, dtype=np.int64)
+    for number, row in enumerate(rows):
+        labels[number, row.positions] = row.labels
     columns: dict[str, list[Integers]] = {
         "input_ids": [padded(row.tokens, length) for row in rows],
         "attention_mask": [padded(np.ones_like(row.tokens), length) for row in rows],
         "token_type_ids": [padded(row.segments, length) for row in rows],
-        "labels": [_labels(row, length) for row in rows],
+        "labels": [*labels],
     }
     offsets = arrow.array(np.arange(0, (len(rows) + 1) * length, length, dtype=np.int32))
     lists = [
@@ -238,27 +214,8 @@ def _to_batch(rows: list[Instance], length: int, schema: "pyarrow.Schema") -> "p
     return arrow.record_batch([*lists, label], schema=schema)
 
 
-def _labels(instance: Instance, length: int) -> Int64s:
-    labels = np.full(length, NOT_SCORED, dtype=np.int64)
-    labels[instance.positions] = instance.labels
-    return labels
-
-
 def _value(kind: str) -> dict[str, str]:
     return {"dtype": kind, "_type": "Value"}
-
-
-def _state(name: str, fingerprint: str) -> dict[str, Any]:
-    """What ``load_from_disk`` asks of a data set beside its rows."""
-    return {
-        "_data_files": [{"filename": name}],
-        "_fingerprint": fingerprint,
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
 
 
 class _Sink:

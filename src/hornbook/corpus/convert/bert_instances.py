@@ -7,8 +7,7 @@
     remasked TFRecord    the masked tokens first, in slots 0 .. max_predictions - 1, the others behind them
     Arrow                labels at their places in the sequence, -100 elsewhere
 
-The formats hold the same instance, so each can be made of each other. The price: what none of them states (the
-tokenizer, whether words were masked whole) is not known, and what one of them lacks has to be given.
+The formats hold the same instance, so each converts to each other; what one of them lacks has to be given.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,11 +68,7 @@ class Instances:
 
 
 def check_instance(instance: Instance, where: str) -> Instance:
-    """The same instance, once its parts are known to fit together.
-
-    Raises:
-        DataError: they do not; the message begins with ``where``.
-    """
+    """Return the instance if its parts fit together. Raises DataError, which begins with ``where``."""
     tokens, segments, positions, labels, label = instance
     if len(tokens) != len(segments):
         problem = f"{len(tokens)} tokens and {len(segments)} segments"
@@ -93,22 +88,14 @@ def check_instance(instance: Instance, where: str) -> Instance:
 
 
 def unpadded(values: Integers, length: int, what: str, where: str) -> Integers:
-    """The first ``length`` values, once all others are known to be 0.
-
-    Raises:
-        DataError: one is not.
-    """
+    """The first ``length`` values, once all others are known to be 0. Raises DataError if one is not."""
     if values[length:].any():
         raise DataError(f"{where}: its {what} go on where its padding begins, at {length}")
     return values[:length]
 
 
 def length_of_mask(mask: NDArray[Any], what: str, where: str) -> int:
-    """How many ones a mask begins with, once all others are known to be zeros.
-
-    Raises:
-        DataError: it is anything else.
-    """
+    """Return how many ones a mask begins with. Raises DataError unless all others are zeros."""
     length = int(np.count_nonzero(mask))
     if (mask[:length] != 1).any():
         raise DataError(f"{where}: its {what} are not ones followed by zeros")
@@ -123,11 +110,7 @@ def padded(values: Integers, length: int) -> Int64s:
 
 
 def resized(instances: Instances, sequence_length: int | None, max_predictions: int | None) -> Instances:
-    """The same instances with other padding; None leaves it as it is.
-
-    Raises:
-        UserError: while iterating, an instance is too large for it.
-    """
+    """Return the instances with other padding, None for the same. Iterating raises UserError if one is too large."""
     target = replace(
         instances,
         sequence_length=sequence_length or instances.sequence_length,
@@ -136,18 +119,17 @@ def resized(instances: Instances, sequence_length: int | None, max_predictions: 
 
     def read() -> Iterator[Instance]:
         for number, instance in enumerate(instances):
-            _refuse_too_large(number, "tokens", len(instance.tokens), target.sequence_length, "--sequence-length")
-            if target.max_predictions is not None:
-                predictions = len(instance.positions)
-                _refuse_too_large(number, "predictions", predictions, target.max_predictions, "--max-predictions")
+            for what, found, most, option in (
+                ("tokens", len(instance.tokens), target.sequence_length, "--sequence-length"),
+                ("predictions", len(instance.positions), target.max_predictions, "--max-predictions"),
+            ):
+                if most is not None and found > most:
+                    raise UserError(
+                        f"instance {number} has {found} {what}; expected {most} at most: give a larger {option}"
+                    )
             yield instance
 
     return replace(target, read=read)
-
-
-def _refuse_too_large(number: int, what: str, found: int, expected: int, option: str) -> None:
-    if found > expected:
-        raise UserError(f"instance {number} has {found} {what}; expected {expected} at most: give a larger {option}")
 
 
 def _within(values: Integers, end: int) -> bool:

@@ -10,8 +10,8 @@
                          next_sentence_labels   label of 1, label of 2 .. 0
 
 Mask and positions say where each token belongs, so one reader takes both: they differ in their names, and in the end at
-which labels begin. Instances of a record come in the order of their numbers. The price: an instance is padded to the
-length of the record unless told otherwise, as its own padding is not known any more.
+which labels begin. Instances of a record come in the order of their numbers, each padded to the length of the record
+unless told otherwise, as its own padding is not known any more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from hornbook.formats.example import Feature, integers
 
 
 class _Schema(NamedTuple):
-    """Names of the features of a packer, and whether labels stand at the end of their list, the last one first."""
+    """Names of the features of a packer, and whether its pair labels stand at the end of their list, last one first."""
 
     tokens: str
     mask: str
@@ -40,11 +40,6 @@ class _Schema(NamedTuple):
     pair_labels: str
     pair_mask: str
     backwards: bool
-    others: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset((*self[:9], *self.others))
 
 
 _GRAPHCORE: Final = _Schema(
@@ -70,20 +65,13 @@ _HABANA: Final = _Schema(
     pair_labels="next_sentence_labels",
     pair_mask="next_sentence_weights",
     backwards=False,
-    others=("next_sentence_positions",),
 )
-PACKED: Final = {schema.names: schema for schema in (_GRAPHCORE, _HABANA)}
+PACKED: Final = {frozenset(_GRAPHCORE[:9]): _GRAPHCORE, frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA}
 """The schemas by the names of their features."""
 
 
 def read_packed(path: Path) -> Instances:
-    """The instances of a packed TFRecord file, or of a folder of them.
-
-    Raises:
-        DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
-            malformed or of another length than the first.
-        StorageError: a file cannot be read.
-    """
+    """Return the instances of a packed TFRecord file, or of a folder of them; raises as ``instances_of_records``."""
     return instances_of_records(path, _unpack)
 
 

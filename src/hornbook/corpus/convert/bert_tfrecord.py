@@ -7,8 +7,7 @@
 
 A remasked model predicts at slots 0 .. K - 1 alone, K being the most predictions; ``input_position`` is where each
 token would stand. Tokens of id 0 ([PAD] as a random replacement) are left out there, and known again by the gap between
-positions. Other loaders take the features by name and length; that they agree with each other is checked here. The
-price: a remasked instance needs K slots for its predictions, however many it has, so a full one may not fit.
+positions. A remasked instance needs K slots for its predictions, however many it has, so a full one may not fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,26 +27,11 @@ from hornbook.formats.tfrecord import find_tfrecords, read_examples, write_recor
 PAD_POSITION: Final = 384
 """What system E gives the slots without a token as their position."""
 
-PLAIN: Final = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
+_MASKED: Final = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
+PLAIN: Final = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", *_MASKED)
 REMASKED: Final = (
-    "input_ids",
-    "input_position",
-    "segment_ids",
-    "mask_padding_index",
-    "seq_padding_index",
-    "masked_lm_positions",
-    "masked_labels",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
+    *("input_ids", "input_position", "segment_ids", "mask_padding_index", "seq_padding_index"),
+    *("masked_lm_positions", "masked_labels", *_MASKED),
 )
 
 _Features = Mapping[str, Feature]
@@ -56,13 +40,7 @@ Sizes = tuple[int, int]
 
 
 def read_plain(path: Path) -> Instances:
-    """The instances of a plain TFRecord file, or of a folder of them.
-
-    Raises:
-        DataError: there is none, or the first is malformed; while iterating: a file is damaged, or an instance
-            malformed or padded to another length than the first.
-        StorageError: a file cannot be read.
-    """
+    """Return the instances of a plain TFRecord file, or of a folder of them; raises as ``instances_of_records``."""
     return instances_of_records(path, partial(_decode_one, "bert-tfrecord"))
 
 
@@ -72,12 +50,7 @@ def read_remasked(path: Path) -> Instances:
 
 
 def write_plain(path: Path, instances: Instances, records_per_file: int | None = None) -> None:
-    """Write a record an instance; arguments as `hornbook.formats.tfrecord.write_records`.
-
-    Raises:
-        UserError: the most predictions are not known, or the target folder is there already.
-        StorageError: the disk is full, read-only or failing.
-    """
+    """Write a record an instance, as ``write_records``. Raises UserError if the most predictions are not known."""
     length, most = instances.sequence_length, _most_predictions(instances)
     records = (encode_example(encode_plain(instance, length, most)) for instance in instances)
     write_records(path, records, records_per_file=records_per_file)
@@ -86,12 +59,7 @@ def write_plain(path: Path, instances: Instances, records_per_file: int | None =
 def write_remasked(
     path: Path, instances: Instances, records_per_file: int | None = None, pad_position: int = PAD_POSITION
 ) -> None:
-    """Write a record an instance, the masked tokens first; as ``write_plain``.
-
-    Raises:
-        UserError: as there, or an instance does not fit with its masked tokens in front.
-        StorageError: the disk is full, read-only or failing.
-    """
+    """Write a record an instance, the masked tokens first. Raises UserError if one does not fit so."""
     length, most = instances.sequence_length, _most_predictions(instances)
     records = (
         encode_example(encode_remasked(instance, length, most, pad_position, f"instance {number}"))
@@ -116,11 +84,7 @@ def encode_plain(instance: Instance, sequence_length: int, max_predictions: int)
 def encode_remasked(
     instance: Instance, sequence_length: int, max_predictions: int, pad_position: int, where: str
 ) -> dict[str, Feature]:
-    """The ten features of system E's schema.
-
-    Raises:
-        UserError: the instance does not fit; the message begins with ``where``.
-    """
+    """Return the ten features of system E's schema. Raises UserError if the instance does not fit."""
     is_masked = np.zeros(len(instance.tokens), dtype=bool)
     is_masked[instance.positions] = True
     is_kept = instance.tokens != 0
@@ -153,11 +117,7 @@ def encode_remasked(
 
 
 def decode_plain(features: _Features, where: str) -> Instance:
-    """The instance of a plain record.
-
-    Raises:
-        DataError: its features do not fit together; the message begins with ``where``.
-    """
+    """Return the instance of a plain record. Raises DataError if its features do not fit together."""
     tokens, mask, segments, positions, labels = (integers(features, name, where) for name in PLAIN[:5])
     if not len(tokens) == len(mask) == len(segments):
         raise DataError(f"{where}: input_ids, input_mask and segment_ids are of several lengths")
@@ -175,15 +135,15 @@ def decode_plain(features: _Features, where: str) -> Instance:
 
 
 def decode_remasked(features: _Features, where: str) -> Instance:
-    """The instance of a remasked record, its tokens back in their places.
-
-    Raises:
-        DataError: its features do not fit together; the message begins with ``where``.
-    """
+    """Return the instance of a remasked record, its tokens back in their places. Raises as ``decode_plain``."""
     slots, places, segments = (integers(features, name, where) for name in REMASKED[:3])
     if not len(slots) == len(places) == len(segments):
         raise DataError(f"{where}: input_ids, input_position and segment_ids are of several lengths")
-    used = _used_slots(features, len(slots), where)
+    most = len(integers(features, "masked_labels", where))
+    masked, end = _only(features, "mask_padding_index", where), _only(features, "seq_padding_index", where)
+    if not 0 <= masked <= most <= end <= len(slots):
+        raise DataError(f"{where}: {masked} masked tokens of {most}, {end} slots of {len(slots)} do not fit together")
+    used = np.concatenate((np.arange(masked), np.arange(most, end)))  # the slots that hold a token
     positions, labels = integers(features, "masked_lm_positions", where), integers(features, "masked_lm_ids", where)
     if len(positions) != _num_predictions(features, len(labels), where):
         raise DataError(f"{where}: has {len(positions)} masked_lm_positions, and another number of weights")
@@ -198,25 +158,14 @@ def decode_remasked(features: _Features, where: str) -> Instance:
         next_sentence_label=_only(features, "next_sentence_labels", where),
     )
     check_instance(instance, where)
-    _check_front(features, instance, where)
+    is_kept = instance.tokens[positions] != 0
+    front = unpadded(integers(features, "masked_labels", where), masked, "masked_labels", where)
+    if not np.array_equal(places[:masked], positions[is_kept]) or not np.array_equal(front, instance.labels[is_kept]):
+        raise DataError(f"{where}: the tokens in front are not those at masked_lm_positions")
     return instance
 
 
-def _used_slots(features: _Features, num_slots: int, where: str) -> Int64s:
-    """The slots that hold a token: those of masked ones, and those from slot K on."""
-    most = len(integers(features, "masked_labels", where))
-    masked, end = _only(features, "mask_padding_index", where), _only(features, "seq_padding_index", where)
-    if not 0 <= masked <= most <= end <= num_slots:
-        raise DataError(f"{where}: {masked} masked tokens of {most}, {end} slots of {num_slots} do not fit together")
-    return np.concatenate((np.arange(masked), np.arange(most, end)))
-
-
-def _in_place(
-    slots: Int64s,
-    places: Int64s,
-    segments: Int64s,
-    where: str,
-) -> tuple[Int64s, Int64s]:
+def _in_place(slots: Int64s, places: Int64s, segments: Int64s, where: str) -> tuple[Int64s, Int64s]:
     """Tokens and segments in the order of their places; a place that none has is a token of id 0.
 
     Its segment is that of the next token, since every sentence ends with [SEP], which is none of those.
@@ -231,22 +180,8 @@ def _in_place(
     return np.where(owner >= 0, slots[owner], 0) if length else slots, segments[next_owner]
 
 
-def _check_front(features: _Features, instance: Instance, where: str) -> None:
-    """Raise DataError unless the masked tokens are those at ``masked_lm_positions``, with their labels beside them."""
-    front = _only(features, "mask_padding_index", where)
-    is_kept = instance.tokens[instance.positions] != 0
-    places = integers(features, "input_position", where)[:front]
-    labels = unpadded(integers(features, "masked_labels", where), front, "masked_labels", where)
-    if not np.array_equal(places, instance.positions[is_kept]) or not np.array_equal(labels, instance.labels[is_kept]):
-        raise DataError(f"{where}: the tokens in front are not those at masked_lm_positions")
-
-
 def decode_instance(features: _Features, format_name: str, where: str) -> tuple[Sizes, Instance]:
-    """The instance of a record of either format, and what it is padded to.
-
-    Raises:
-        DataError: its features are others, or do not fit together; the message begins with ``where``.
-    """
+    """Return the instance of a record of either format, and what it is padded to. Raises as ``decode_plain``."""
     names, decode, padded_by = _SCHEMAS[format_name]
     if set(features) != set(names):
         odd = ", ".join(sorted(set(features) ^ set(names)))[:200]
@@ -268,16 +203,10 @@ def _decode_one(format_name: str, features: _Features, where: str) -> Iterator[t
 def instances_of_records(
     path: Path, decode: Callable[[Mapping[str, Feature], str], Iterator[tuple[Sizes, Instance]]]
 ) -> Instances:
-    """The instances of a TFRecord file, or of a folder of them.
+    """Return the instances of a TFRecord file, or of a folder of them.
 
-    Args:
-        path: the file or folder.
-        decode: gives the instances of a record, each with what it is padded to, of its features and its place.
-
-    Raises:
-        DataError: there is none, or the first record is malformed; while iterating: a file is damaged, or a record
-            malformed or padded to another length than the first.
-        StorageError: a file cannot be read.
+    ``decode`` yields the instances of a record, each with what it is padded to. Raises DataError, here or while
+    iterating, if a file is missing or damaged, or a record is not padded as the first.
     """
     files = find_tfrecords(path)
 

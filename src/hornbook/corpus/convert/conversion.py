@@ -6,12 +6,11 @@
     read -> pad otherwise                       -> write        instances: bert-tfrecord, ...-remasked, bert-arrow
     source and target, read again, are the same                 with verify
 
-Documents become documents and instances instances: one kind cannot be made of the other, which is said before anything
-is read. The target appears at once when all of it is on the disk, and nothing is ever overwritten. The price: one
-process, at some millions of tokens a second.
+Documents become documents, and instances become instances. The target appears by one rename when all of it is on the
+disk, and nothing is overwritten.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -127,30 +126,13 @@ class _Count:
 
 OnProgress = Callable[[int, int], None]
 
-_DOCUMENT_READERS: Final[Mapping[str, Callable[[Path], Documents]]] = {
-    "tfrecord": read_gpt2_tfrecords,
-    "pickle": read_pickle,
-    "npy": read_npy,
-    "nanogpt": read_nanogpt,
-    "llm.c": read_llmc,
-}
-_INSTANCE_READERS: Final[Mapping[str, Callable[[Path], Instances]]] = {
-    "bert-tfrecord": read_plain,
-    "bert-tfrecord-remasked": read_remasked,
-    "bert-tfrecord-packed": read_packed,
-}
-
 
 def convert(
     source: Path, target: Path, options: ConvertOptions, on_progress: OnProgress = lambda items, tokens: None
 ) -> ConvertReport:
-    """Convert a tokenized file, folder or store.
+    """Convert a tokenized file, folder or store to a new one.
 
-    Args:
-        source: what to read.
-        target: what to write; it must not be there yet.
-        options: how.
-        on_progress: called now and then with the items and tokens so far.
+    ``on_progress`` is called now and then with the items and tokens so far.
 
     Raises:
         UserError: an option does not apply, something is missing that only the user knows, or the target is there.
@@ -159,7 +141,13 @@ def convert(
     """
     source_format = options.source_format or detect_source(source)
     target_format = options.target_format or detect_target(target, source_format)
-    _refuse_other_kind(source_format, target_format)
+    is_documents = source_format in DOCUMENT_SOURCES
+    if is_documents is not (target_format in DOCUMENT_FORMATS):
+        holds = "documents" if is_documents else "BERT's masked instances"
+        fitting = ", ".join(DOCUMENT_FORMATS if is_documents else INSTANCE_FORMATS)
+        raise UserError(
+            f"{source_format} holds {holds}, of which no {target_format} can be made; choose one of {fitting}"
+        )
     _refuse_useless(source, source_format, target_format, options)
     if target_format != "megatron":  # whose writer knows its two files, and a half that was left
         refuse_existing(target)
@@ -168,7 +156,7 @@ def convert(
     read: Callable[[Path, str, str | None], Any]
     content: Any
     joins_sentences = False
-    if source_format in DOCUMENT_SOURCES:
+    if is_documents:
         kind, read = "documents", read_documents
         if options.verify and source_format in ("store", "megatron"):
             verify_hashes(source, split_of(source, options.split))
@@ -176,14 +164,13 @@ def convert(
         content = _prepare(documents, target_format, options, left_out)
         has_sentences = target_format in HAVE_SENTENCES and content.sequences == "sentences"
         joins_sentences = documents.sequences == "sentences" and not has_sentences
-        _write_documents(target, target_format, _counted(content, source, count, on_progress), options)
     else:
         kind, read = "instances", read_instances
         instances = read_instances(source, source_format, options.split)
         content = resized(instances, options.sequence_length, options.max_predictions)
-        _write_instances(target, target_format, _counted(content, source, count, on_progress), options)
+    _write(target, target_format, _counted(content, source, count, on_progress), options)
     if options.verify:
-        _verify(content, read(target, target_format, None), target)
+        _compare(content, read(target, target_format, None), target)
     return ConvertReport(
         source=source,
         source_format=source_format,
@@ -200,38 +187,34 @@ def convert(
 
 
 def read_documents(path: Path, format_name: str, split: str | None = None) -> Documents:
-    """The documents at ``path``, in one of ``DOCUMENT_SOURCES``; ``split`` is for stores.
+    """Return the documents at ``path``, in one of ``DOCUMENT_SOURCES``; ``split`` is for stores.
 
-    Raises:
-        UserError: a corpus has several splits and none was chosen.
-        DataError: there is nothing, or it is damaged.
-        StorageError: a file cannot be read.
+    Raises UserError if a corpus has several splits and none was chosen, DataError if the source is missing or damaged.
     """
-    if format_name in ("store", "megatron"):
-        return read_store(path, split)
-    return _DOCUMENT_READERS[format_name](path)
+    readers: dict[str, Callable[[Path], Documents]] = {
+        "store": partial(read_store, split=split),
+        "megatron": partial(read_store, split=split),
+        "tfrecord": read_gpt2_tfrecords,
+        "pickle": read_pickle,
+        "npy": read_npy,
+        "nanogpt": read_nanogpt,
+        "llm.c": read_llmc,
+    }
+    return readers[format_name](path)
 
 
 def read_instances(path: Path, format_name: str, split: str | None = None) -> Instances:
-    """The instances at ``path``, in one of ``INSTANCE_SOURCES``; ``split`` is for Arrow data sets.
+    """Return the instances at ``path``, in one of ``INSTANCE_SOURCES``; ``split`` is for Arrow data sets.
 
-    Raises:
-        UserError: one of several splits was not chosen, or an extra is not installed.
-        DataError: there is nothing, or it is damaged.
-        StorageError: a file cannot be read.
+    Raises UserError if one of several splits has to be chosen or an extra is not installed, DataError as above.
     """
-    if format_name == "bert-arrow":
-        return read_arrow(path, split)
-    return _INSTANCE_READERS[format_name](path)
-
-
-def _refuse_other_kind(source_format: str, target_format: str) -> None:
-    if (source_format in DOCUMENT_SOURCES) is (target_format in DOCUMENT_FORMATS):
-        return
-    is_documents = source_format in DOCUMENT_SOURCES
-    holds = "documents" if is_documents else "BERT's masked instances"
-    fitting = ", ".join(DOCUMENT_FORMATS if is_documents else INSTANCE_FORMATS)
-    raise UserError(f"{source_format} holds {holds}, of which no {target_format} can be made; choose one of {fitting}")
+    readers: dict[str, Callable[[Path], Instances]] = {
+        "bert-tfrecord": read_plain,
+        "bert-tfrecord-remasked": read_remasked,
+        "bert-tfrecord-packed": read_packed,
+        "bert-arrow": partial(read_arrow, split=split),
+    }
+    return readers[format_name](path)
 
 
 def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
@@ -272,7 +255,9 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
                 f"the end-of-text token is {documents.end_of_text_id} by the source or tokenizer, not "
                 f"{options.end_of_text_id}; leave out --end-of-text-id"
             )
-        _refuse_outside(options.end_of_text_id, documents.vocab_size)
+        largest = (documents.vocab_size or 1 << 31) - 1
+        if options.end_of_text_id > largest:
+            raise UserError(f"--end-of-text-id {options.end_of_text_id} is no token: expected 0 to {largest:,}")
         documents = replace(documents, end_of_text_id=options.end_of_text_id)
     end_of_text = _end_of_text(documents, options) if target_format == "store" else options.end_of_text
     if target_format == "store" and end_of_text is None:
@@ -294,11 +279,7 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
 
 
 def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | None:
-    """How a store of the documents is to have end-of-text tokens; None where nobody says.
-
-    Raises:
-        UserError: the tokenizer has none, and an option speaks of it.
-    """
+    """Return how a store of the documents is to have end-of-text tokens; None where nobody says."""
     if documents.tokenizer is None or documents.tokenizer.end_of_text_id is not None:
         is_said = documents.end_of_text != "absent" or not options.split_at_end_of_text
         return options.end_of_text or (documents.end_of_text if is_said else None)
@@ -307,13 +288,6 @@ def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | N
         if is_given:
             raise UserError(f"the tokenizer has no end-of-text token, and so no store of its tokens; leave out {name}")
     return "absent"
-
-
-def _refuse_outside(token: int, vocab_size: int | None) -> None:
-    """Raise UserError if a token cannot be one of so many, or of any number."""
-    largest = (vocab_size or 1 << 31) - 1
-    if token > largest:
-        raise UserError(f"--end-of-text-id {token} is no token: expected 0 to {largest:,}")
 
 
 def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: ConvertOptions) -> None:
@@ -327,27 +301,22 @@ def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: Conve
         )
 
 
-def _write_documents(target: Path, target_format: str, documents: Documents, options: ConvertOptions) -> None:
-    writers: dict[str, Callable[[Path, Documents], None]] = {
-        "store": partial(write_store, split=options.split or documents.split or "train"),
+def _write(target: Path, target_format: str, content: Any, options: ConvertOptions) -> None:
+    pad_position = PAD_POSITION if options.pad_position is None else options.pad_position
+    split = options.split or getattr(content, "split", None) or "train"
+    writers: dict[str, Callable[[Path, Any], None]] = {
+        "store": partial(write_store, split=split),
         "megatron": write_megatron,
         "tfrecord": partial(write_gpt2_tfrecords, records_per_file=options.records_per_file),
         "pickle": write_pickle,
         "npy": write_npy,
-    }
-    writers[target_format](target, documents)
-
-
-def _write_instances(target: Path, target_format: str, instances: Instances, options: ConvertOptions) -> None:
-    pad_position = PAD_POSITION if options.pad_position is None else options.pad_position
-    writers: dict[str, Callable[[Path, Instances], None]] = {
         "bert-tfrecord": partial(write_plain, records_per_file=options.records_per_file),
         "bert-tfrecord-remasked": partial(
             write_remasked, records_per_file=options.records_per_file, pad_position=pad_position
         ),
         "bert-arrow": write_arrow,
     }
-    writers[target_format](target, instances)
+    writers[target_format](target, content)
 
 
 def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:
@@ -367,20 +336,19 @@ def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress)
     return replace(content, read=read)
 
 
-def _verify(content: Documents | Instances, written: Documents | Instances, target: Path) -> None:
+def _compare(content: Documents | Instances, written: Documents | Instances, target: Path) -> None:
     """Raise StorageError unless the target, read again, holds what was to be written."""
     what = "document" if isinstance(content, Documents) else "instance"
     pairs: Iterator[tuple[Any, Any]] = zip_longest(content, written)
     for number, (old, new) in enumerate(pairs):
-        if old is None or new is None or not _same(old, new):
+        if isinstance(old, Instance) and isinstance(new, Instance):
+            same = old.equals(new)
+        else:
+            same = isinstance(old, TokenDocument) and isinstance(new, TokenDocument)
+            same = same and np.array_equal(old.tokens, new.tokens)
+            same = same and (old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes))
+        if not same:
             raise StorageError(
                 f"{target} is not what was written: {what} {number} differs from the source; check the disk, remove "
                 "it and convert again"
             )
-
-
-def _same(old: TokenDocument | Instance, new: TokenDocument | Instance) -> bool:
-    if isinstance(old, Instance) or isinstance(new, Instance):
-        return isinstance(old, Instance) and isinstance(new, Instance) and old.equals(new)
-    same_sizes = old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes)
-    return same_sizes and np.array_equal(old.tokens, new.tokens)

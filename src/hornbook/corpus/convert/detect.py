@@ -7,8 +7,7 @@
     a folder with state.json, x.arrow     bert-arrow
     a file that begins as llm.c's         llm.c
 
-The price: raw tokens, as nanoGPT's, need ``--from``, as does another file of a strange name; a folder as target needs
-``--to``.
+Raw tokens, as nanoGPT's, need ``--from``, as does a file of a strange name; a folder as target needs ``--to``.
 """
 
 from pathlib import Path
@@ -42,10 +41,17 @@ def detect_source(path: Path) -> str:
     Raises:
         UserError: nothing is there, or it looks like none of the formats.
         DataError: a TFRecord file is damaged, or of a schema that is not known.
-        StorageError: a file cannot be read.
     """
+    found: str | None
     if path.is_dir():
-        found = _detect_folder(path)
+        if (path / MANIFEST).exists() or splits_of(path):
+            found = "store"
+        elif is_dataset(path):
+            found = "bert-arrow"
+        elif any(path.glob("*.tfrecord*")):
+            found = _detect_schema(path)
+        else:
+            found = "megatron" if any(path.glob("*.idx")) else None
     elif index_paths(megatron_prefix(path))[1].is_file():
         found = "store" if (path.parent / MANIFEST).exists() and path.stem == "tokens" else "megatron"
     elif not path.exists():
@@ -67,27 +73,13 @@ def detect_source(path: Path) -> str:
 
 
 def detect_target(path: Path, source_format: str) -> str:
-    """The format that a target's name asks for, given that of the source.
-
-    Raises:
-        UserError: it asks for none.
-    """
+    """The format that a target's name asks for, given that of the source. Raises UserError if it asks for none."""
     if path.suffix == ".tfrecord":
         return "tfrecord" if source_format in DOCUMENT_SOURCES else "bert-tfrecord"
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
     fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_SOURCES else INSTANCE_FORMATS
     raise UserError(f"the name {path} does not tell the format; give --to with one of {', '.join(fitting)}")
-
-
-def _detect_folder(path: Path) -> str | None:
-    if (path / MANIFEST).exists() or splits_of(path):
-        return "store"
-    if is_dataset(path):
-        return "bert-arrow"
-    if any(path.glob("*.tfrecord*")):
-        return _detect_schema(path)
-    return "megatron" if any(path.glob("*.idx")) else None
 
 
 def _detect_schema(path: Path) -> str:

@@ -2,8 +2,7 @@
 
     {"input_ids": [464, 3797, 3332, ...]}      one record a sequence, of one length or of many
 
-Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``. The price of the
-format: 8 bytes of checksums and some 30 of names a record, and no word about the tokenizer.
+Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``.
 """
 
 from collections.abc import Iterator
@@ -21,12 +20,7 @@ FEATURES: Final = frozenset({"input_ids"})
 
 
 def read_gpt2_tfrecords(path: Path) -> Documents:
-    """The sequences of a TFRecord file, or of a folder of them, as documents.
-
-    Raises:
-        DataError: there is none; while iterating: a file is damaged, or a record is not ``input_ids`` of token ids.
-        StorageError: a file cannot be read.
-    """
+    """Read the sequences of a TFRecord file, or of a folder of them, as documents. Raises DataError."""
     files = find_tfrecords(path)
 
     def read() -> Iterator[TokenDocument]:
@@ -41,20 +35,14 @@ def read_gpt2_tfrecords(path: Path) -> Documents:
 
 
 def write_gpt2_tfrecords(path: Path, documents: Documents, records_per_file: int | None = None) -> None:
-    """Write a record a document; arguments as `hornbook.formats.tfrecord.write_records`.
+    """Write a record a document, as ``write_records``. Raises UserError if a document is too long for a record."""
 
-    Raises:
-        UserError: a document is too long for a record, or the target folder is there already.
-        StorageError: the disk is full, read-only or failing.
-    """
-    write_records(path, _records(documents), records_per_file=records_per_file)
+    def records() -> Iterator[bytes]:
+        for number, document in enumerate(documents):
+            record = encode_example({"input_ids": document.tokens.astype(np.int64)})
+            if len(record) > MAX_RECORD_BYTES:
+                size = f"{len(document.tokens)} tokens"
+                raise UserError(f"document {number} has {size}, too many for a record; give --sequence-length")
+            yield record
 
-
-def _records(documents: Documents) -> Iterator[bytes]:
-    for number, document in enumerate(documents):
-        record = encode_example({"input_ids": document.tokens.astype(np.int64)})
-        if len(record) > MAX_RECORD_BYTES:
-            raise UserError(
-                f"document {number} has {len(document.tokens)} tokens, too many for a record; give --sequence-length"
-            )
-        yield record
+    write_records(path, records(), records_per_file=records_per_file)

@@ -5,10 +5,8 @@ r"""System B's pickled token lists, read without unpickling: a list of articles,
 
 A pickle is a program for a stack machine. This one knows lists, integers and how to append; a name to import, a call, a
 string, a tuple or a reference ends it in one line, before anything is made of it. Nothing of Python's pickle module
-takes part. Articles are given as they are appended, so memory holds one batch of the writer's, a thousand articles;
-runs of integers are decoded by numpy. A flat list of integers is one document. What is written has the bytes of
-``pickle.dump(lists, protocol=2)``. The price: lists that refer to each other, which no tokenizer writes, are refused
-with all the rest.
+takes part. Articles are given as they are appended, so memory holds one batch of the writer's, a thousand articles. A
+flat list of integers is one document. What is written has the bytes of ``pickle.dump(lists, protocol=2)``.
 """
 
 import mmap
@@ -71,12 +69,7 @@ class _Refused(Exception):  # noqa: N818 - becomes a DataError, which knows the 
 
 
 def read_pickle(path: Path) -> Documents:
-    """The articles of a pickle as documents; nothing in the file is run.
-
-    Raises:
-        DataError: it is missing; while iterating: it is damaged, or more than a list of lists of token ids.
-        StorageError: it cannot be read.
-    """
+    """Read the articles of a pickle as documents, running nothing. Raises DataError if it holds anything else."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")
 
@@ -85,29 +78,21 @@ def read_pickle(path: Path) -> Documents:
             if not path.stat().st_size:
                 raise DataError(f"{path}: is empty; expected a pickle of lists of token ids")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                yield from _documents(path, data)
+                try:
+                    for number, article in enumerate(_Machine(data).run()):
+                        tokens = as_tokens(article.tokens, f"{path}: list {number}")
+                        yield TokenDocument(tokens.astype(TOKEN), 0, article.offset)
+                except _Refused as error:
+                    raise DataError(
+                        f"{path}: {error}; expected a pickle of lists of token ids, and nothing of it was run"
+                    ) from None
 
     return Documents(files=(str(path),), read=read)
 
 
 def write_pickle(path: Path, documents: Documents) -> None:
-    """Write a list of lists of integers, as ``pickle.dump(lists, file, protocol=2)`` would.
-
-    Raises:
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
-    """
+    """Write a list of lists of integers, as ``pickle.dump(lists, file, protocol=2)`` would."""
     replace_file(path, buffered(_pickle(documents)))
-
-
-def _documents(path: Path, data: mmap.mmap) -> Iterator[TokenDocument]:
-    try:
-        for number, article in enumerate(_Machine(data).run()):
-            tokens = as_tokens(article.tokens, f"{path}: list {number}")
-            yield TokenDocument(tokens.astype(TOKEN), 0, article.offset)
-    except _Refused as error:
-        raise DataError(
-            f"{path}: {error}; expected a pickle of lists of token ids, and nothing of it was run"
-        ) from None
 
 
 class _Machine:
@@ -120,11 +105,7 @@ class _Machine:
         self._items: type | None = None
 
     def run(self) -> Iterator[_Article]:
-        """The articles, as they are appended to the outer list.
-
-        Raises:
-            _Refused: the pickle holds something else, or is damaged.
-        """
+        """Yield the articles, as they are appended to the outer list."""
         while (opcode := self._take(1)) != b".":
             if opcode in b"KMJ":
                 self._push(self._integers())
@@ -193,7 +174,11 @@ class _Machine:
 
     def _append(self, opcode: bytes) -> Iterator[_Article]:
         """APPEND, APPENDS, or LIST, which makes a list of the items behind the mark."""
-        items = [self._pop()] if opcode == b"a" else self._pop_to_mark()
+        items = [self._pop()]
+        if opcode != b"a":
+            while not isinstance(items[-1], _Mark):
+                items.append(self._pop())
+            items = items[-2::-1]
         if opcode == b"l":
             self._push(_List(self._place - 1))
         target = self._stack[-1] if self._stack else None
@@ -205,28 +190,18 @@ class _Machine:
             if isinstance(item, _Mark) or (isinstance(item, _List) and not is_outer):
                 raise _Refused(f"at byte {self._place} lists are nested more than twice")
             if is_outer:
-                self._see(type(item))
+                if self._items not in (None, type(item)):
+                    raise _Refused(f"at byte {self._place} its items are both lists and integers")
+                self._items = type(item)
             if isinstance(item, _List):
                 yield item.article()
             else:
                 target.add(item)
 
-    def _see(self, kind: type) -> None:
-        """Note what the outer list has: lists or integers, of one kind all of them."""
-        if self._items not in (None, kind):
-            raise _Refused(f"at byte {self._place} its items are both lists and integers")
-        self._items = kind
-
     def _pop(self) -> _Entry:
         if not self._stack:
             raise _Refused(f"at byte {self._place} an item is missing")
         return self._stack.pop()
-
-    def _pop_to_mark(self) -> list[_Entry]:
-        items: list[_Entry] = []
-        while not isinstance(item := self._pop(), _Mark):
-            items.append(item)
-        return items[::-1]
 
     def _skip(self, opcode: bytes) -> None:
         """What has no effect here: the protocol, frames, and the memo, which nothing may refer to."""
@@ -253,20 +228,19 @@ def _pickle(documents: Documents) -> Iterator[bytes]:
         is_first = False
         yield b"" if is_alone else b"("
         for article in batch:
-            yield b"]" + _put(next(memo)) + _pickle_items(article.tokens)
+            tokens = article.tokens
+            yield b"]" + _put(next(memo))
+            if len(tokens) == 1:
+                yield _pickle_integers(tokens) + b"a"
+            else:
+                parts = (tokens[start : start + _BATCH] for start in range(0, len(tokens), _BATCH))
+                yield from (b"(" + _pickle_integers(part) + b"e" for part in parts)
         yield b"a" if is_alone else b"e"
     yield b"."
 
 
 def _put(number: int) -> bytes:
     return b"q" + bytes((number,)) if number < 256 else b"r" + number.to_bytes(4, "little")
-
-
-def _pickle_items(tokens: Integers) -> bytes:
-    if len(tokens) == 1:
-        return _pickle_integers(tokens) + b"a"
-    batches = (tokens[start : start + _BATCH] for start in range(0, len(tokens), _BATCH))
-    return b"".join(b"(" + _pickle_integers(batch) + b"e" for batch in batches)
 
 
 def _pickle_integers(tokens: Integers) -> bytes:

@@ -5,8 +5,8 @@
 
 A store that is made from others' tokens needs the tokenizer, which tells each document's bytes of text from its
 tokens: a byte-level token stands for a fixed number of bytes; a word piece for its own, so that white space and what
-the vocabulary lacks do not count. Bytes that a store knows are taken over, and so are its sentences. The price: whoever
-names a wrong tokenizer is believed, unless a token is outside its vocabulary.
+the vocabulary lacks do not count. Bytes and sentences that a store knows are kept. A wrong tokenizer is noticed only if
+a token is outside its vocabulary.
 """
 
 from collections.abc import Iterator
@@ -30,16 +30,9 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
-    """The documents of a token store, or of a ``.bin`` and ``.idx``.
+    """Return the documents of a token store, or of a ``.bin`` and ``.idx``, named as for ``open_store``.
 
-    Args:
-        path: as `hornbook.corpus.store.open_store`.
-        split: which store of a corpus.
-
-    Raises:
-        UserError: a corpus has several splits and none was chosen.
-        DataError: there is none, or a file is damaged.
-        StorageError: a file cannot be read.
+    Raises UserError if one of several splits has to be chosen, DataError if there is none, or a file is damaged.
     """
     store = open_store(path, split_of(path, split))
     manifest, tokenizer = store.manifest, store.tokenizer()
@@ -59,11 +52,7 @@ def read_store(path: Path, split: str | None = None) -> Documents:
 
 
 def split_of(path: Path, split: str | None) -> str:
-    """The split of a corpus that was chosen, or the one that there is.
-
-    Raises:
-        UserError: there are several and none was chosen.
-    """
+    """Return the chosen split of a corpus, or its only one. Raises UserError if there are several."""
     splits = splits_of(path)
     if split is None and len(splits) > 1:
         raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
@@ -85,19 +74,10 @@ def _documents(store: TokenStore) -> Iterator[TokenDocument]:
 
 
 def write_megatron(path: Path, documents: Documents) -> None:
-    """Write a ``.bin`` and an ``.idx``; the ``.idx`` comes last, and with it the data set.
+    """Write a ``.bin`` and an ``.idx`` at a prefix; the ``.idx`` comes last, and with it the data set.
 
-    A document is one sequence, or as many as it has sentences.
-
-    The dtype is the smallest for the vocabulary where that is known, else that of the source, else int32.
-
-    Args:
-        path: the prefix of both, or one of them.
-        documents: what to write.
-
-    Raises:
-        UserError: one of the files is there already.
-        StorageError: the disk is full, read-only or failing.
+    A document is one sequence, or as many as it has sentences. The dtype is the smallest for the vocabulary where that
+    is known, else that of the source, else int32. Raises UserError if one of the files is there already.
     """
     target = megatron_prefix(path)
     with working_folder(target) as work:
@@ -118,23 +98,20 @@ def megatron_prefix(path: Path) -> Path:
 
 
 def write_store(path: Path, documents: Documents, split: str) -> None:
-    """Write a token store.
+    """Write a token store of documents whose tokenizer and end-of-text are known; an error leaves nothing behind.
 
-    Args:
-        path: a new folder.
-        documents: what to write; their tokenizer and where end-of-text is are known.
-        split: what the manifest says that the store is, ``"train"`` or ``"validation"``.
-
-    Raises:
-        UserError: the folder is there already, or the tokenizer is not known.
-        StorageError: the disk is full, read-only or failing; nothing is left behind.
+    ``split`` is what the manifest says, ``"train"`` or ``"validation"``. Raises UserError if the folder is there
+    already.
     """
     tokenizer = documents.tokenizer
     if tokenizer is None:
         raise UserError("a token store has the tokenizer that made its tokens; name it with --tokenizer")
     assert documents.end_of_text is not None, "the caller knows where end-of-text is"
     with new_folder(path) as folder:
-        rows = _write_tokens(folder, documents, _bytes_of_tokens(tokenizer))
+        bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # none for special ones, which no text becomes
+        for token, number in tokenizer.vocab.items():
+            bytes_of_tokens[number] = tokenizer.num_bytes(token)
+        rows = _write_tokens(folder, documents, bytes_of_tokens)
         write_file(folder / "documents.npy", npy_bytes(rows))
         write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
         manifest = _manifest(folder, documents, tokenizer, split, num_bytes=int(rows["num_bytes"].sum()))
@@ -180,13 +157,12 @@ def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: s
         split=split,
         options={"converted": True} | ({"reading": dict(documents.reading)} if documents.reading else {}),
         sources=tuple(map(printable, documents.files)),
-        files={name: _written(folder / name) for name in STORE_FILES},
+        files={
+            name: Written(size=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+            for name in STORE_FILES
+        },
         sequences=documents.sequences,
     )
-
-
-def _written(path: Path) -> Written:
-    return Written(size=path.stat().st_size, sha256=sha256_file(path))
 
 
 def _dtype(documents: Documents) -> np.dtype[Any]:
@@ -195,11 +171,3 @@ def _dtype(documents: Documents) -> np.dtype[Any]:
     largest = documents.end_of_text_id or 0
     is_good = documents.dtype in DTYPES.values() and largest <= np.iinfo(documents.dtype).max
     return documents.dtype if documents.dtype is not None and is_good else DTYPES[4]
-
-
-def _bytes_of_tokens(tokenizer: Tokenizer) -> Int64s:
-    """int64[vocab_size]: bytes of text that each id stands for; none for special tokens, which no text becomes."""
-    lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    for token, number in tokenizer.vocab.items():
-        lengths[number] = tokenizer.num_bytes(token)
-    return lengths

@@ -7,7 +7,7 @@
     split              [5 6 7 0] [8 9 0] [1 2 3 4 0]                      laid end to end, and cut after each 0
 
 Each is a function from ``Documents`` to ``Documents``, which hold no token until they are iterated, and then one
-document. The price: what is iterated twice (to count, to verify) is read twice.
+document.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -78,11 +78,7 @@ class Documents:
 
 
 def as_tokens(values: Integers, where: str) -> Integers:
-    """The same values, once they are known to be token ids.
-
-    Raises:
-        DataError: one is negative or above 2**31 - 1; the message begins with ``where``.
-    """
+    """Return the values if all are token ids, 0 to 2**31 - 1. Raises DataError, which begins with ``where``."""
     if values.size:
         smallest, largest = int(values.min()), int(values.max())
         if smallest < 0 or largest > np.iinfo(TOKEN).max:
@@ -145,16 +141,18 @@ def with_end_of_text(documents: Documents, end_of_text: EndOfText) -> Documents:
 
 
 def split_at_end_of_text(documents: Documents) -> Documents:
-    """The documents between end-of-text tokens, in sequences that are one stream; each keeps the token at its end.
-
-    A document is said to be where its first token is.
-    """
+    """Cut the documents, taken as one stream, behind each end-of-text token."""
     token = documents.end_of_text_id
     assert token is not None, "the caller knows the end-of-text token"
 
     def read() -> Iterator[TokenDocument]:
         begun: list[TokenDocument] = []
-        for sequence in _pieces(documents):
+        # in pieces, so that looking for a token in a stream of billions takes little memory
+        for sequence in (
+            document.with_part(document.tokens[start : start + _PIECE])
+            for document in documents
+            for start in range(0, len(document.tokens), _PIECE)
+        ):
             start = 0
             for end in (np.flatnonzero(sequence.tokens == token) + 1).tolist():
                 yield _join([*begun, sequence.with_part(sequence.tokens[start:end])])
@@ -165,13 +163,6 @@ def split_at_end_of_text(documents: Documents) -> Documents:
             yield _join(begun)
 
     return replace(documents, read=read, end_of_text=None, sequences="documents")
-
-
-def _pieces(documents: Documents) -> Iterator[TokenDocument]:
-    """The documents in pieces, so that looking for a token in a stream of billions takes little memory."""
-    for document in documents:
-        for start in range(0, len(document.tokens), _PIECE):
-            yield document.with_part(document.tokens[start : start + _PIECE])
 
 
 @dataclass(kw_only=True)

@@ -26,24 +26,14 @@ _RAW: Final = np.dtype("<u2")
 
 
 def read_nanogpt(path: Path) -> Documents:
-    """The raw uint16 tokens of a file, as one document.
-
-    Raises:
-        DataError: the file is missing, has an odd number of bytes, or is llm.c's.
-        StorageError: it cannot be read.
-    """
+    """Read raw uint16 tokens as one document. Raises DataError if the bytes are odd in number, or llm.c's."""
     if is_llmc(path):
         raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
     return _stream(path, _RAW, 0, _size(path))
 
 
 def read_llmc(path: Path) -> Documents:
-    """The tokens of a file of llm.c, as one document.
-
-    Raises:
-        DataError: the file is missing, or has another header or size; while iterating: a token is no id.
-        StorageError: it cannot be read.
-    """
+    """Read a file of llm.c as one document. Raises DataError if its header, size or a token is wrong."""
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
         known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)
@@ -56,21 +46,13 @@ def read_llmc(path: Path) -> Documents:
 
 
 def is_llmc(path: Path) -> bool:
-    """Tell whether a file begins as a token file of llm.c does.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Tell whether a file begins as a token file of llm.c does."""
     header = _header(path)
     return header is not None and any(int(header[0]) == magic for magic, _ in _LLMC)
 
 
 def how_to_convert(path: Path) -> str | None:
-    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none."""
     command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
     if not path.is_file():
         return None

@@ -4,8 +4,8 @@
 
     executor(state, micro_batches, objective, counts) -> sums of the terms, and *global* gradients at ``state.home``
 
-``resident`` keeps the whole model on the device. Pipeline and phased execution take its place with the same signature,
-so the step has no branch for them.
+``resident``, in `hornbook.engine.step`, keeps the whole model on the device. Pipeline and phased execution take its
+place with the same signature, so the step has no branch for them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -153,8 +153,7 @@ class EncoderFamily:
     def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
         """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
 
-        Raises:
-            CheckpointError: the config asks for something that hornbook does not compute; all of it in one line.
+        Raises CheckpointError if the config asks for something that hornbook does not compute; all of it in one line.
         """
         section = options_of(config, self._options)
         activation = config.get("hidden_act") or "gelu"
@@ -181,8 +180,7 @@ class EncoderFamily:
     def from_section(self, config: EncoderConfig) -> dict[str, Any]:
         """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
 
-        Raises:
-            CheckpointError: transformers has no such model.
+        Raises CheckpointError if transformers has no such model.
         """
         refuse_head_size(config, self.model_type)
         if config.head == "pretraining" and not config.head_transform:

@@ -51,8 +51,7 @@ def objective_of(model_type: str, weights: Collection[str]) -> str:
 def family_of(config: Any) -> Family:
     """Return the family of a model that is to be exported.
 
-    Raises:
-        CheckpointError: transformers has no such family.
+    Raises CheckpointError if transformers has no such family.
     """
     name = _OF_CONFIG.get(type(config))
     if name is None:

@@ -123,8 +123,7 @@ def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
 def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
 
-    Raises:
-        CheckpointError: the config asks for something that hornbook's GPT does not compute; all of it in one line.
+    Raises CheckpointError if the config asks for something that hornbook's GPT does not compute; all of it in one line.
     """
     section = options_of(config, _OPTIONS)
     activation = config.get("activation_function") or "gelu_new"
@@ -147,8 +146,7 @@ def their_name(option: str) -> str:
 def from_section(config: GPTConfig) -> dict[str, Any]:
     """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
 
-    Raises:
-        CheckpointError: transformers' GPT-2 has no such model.
+    Raises CheckpointError if transformers' GPT-2 has no such model.
     """
     refuse_head_size(config, "GPT-2")
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
@@ -158,7 +156,7 @@ def from_section(config: GPTConfig) -> dict[str, Any]:
     return {**fixed, **values, **settled, "n_ctx": config.max_positions, **activation}
 
 
-def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> dict[str, Tensor]:
+def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
     """Return the weights of a file under our names and in our shapes, fp32; matrices are views.
 
     Args:
@@ -184,12 +182,7 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, wha
     if head is not None and table is not None and not is_same(head, table):
         untied.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
     refuse_weights((untied, missing, unknown, faulty), what)
-    return {weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()}
-
-
-def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
-    """Return ``to_ours``, of which nothing is untrained (`hornbook.exchange.huggingface.families`)."""
-    return Imported(to_ours(tensors, config, tied=tied, what=what))
+    return Imported({weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()})
 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:

@@ -56,11 +56,11 @@ def read_folder(
             tokenizer that hornbook cannot read.
 
     Raises:
-        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights do not fit
-            its config; all that is wrong with the weights in one line.
-        StorageError: a file cannot be read.
+        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights
+            do not fit its config; all that is wrong with the weights in one line.
     """
-    index = None if _has_weights(path) else tensorflow.find_index(path)
+    has_weights = any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))  # they come before TensorFlow's
+    index = None if has_weights else tensorflow.find_index(path)
     folder = path if index is None else index.parent
     file, config = _read_config(folder, index)
     notes: list[str] = []
@@ -81,11 +81,6 @@ def read_folder(
     return Contents(
         step=0, tensors={"model": imported.weights}, documents=documents, files=_tokenizer(folder, recipe, warn)
     )
-
-
-def _has_weights(path: Path) -> bool:
-    """Tell whether a folder holds weights of Hugging Face's, which come before TensorFlow's."""
-    return any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))
 
 
 def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:

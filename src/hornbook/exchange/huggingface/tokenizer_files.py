@@ -19,7 +19,7 @@ from hornbook.exchange.foreign import inside
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.special_tokens import ROLE_NAMES
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_files import read_bert_config
+from hornbook.text.tokenizer_json import read_bert_config
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -52,8 +52,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
 def has_tokenizer(folder: Path) -> bool:
     """Tell whether a folder has the files of a tokenizer, whether hornbook can read them or not.
 
-    Raises:
-        CheckpointError: one of them is a link that leaves the folder.
+    Raises CheckpointError if one of them is a link that leaves the folder.
     """
     there = _there(folder)
     return bool(there & {"tokenizer.json", "vocab.txt"}) or any(there.issuperset(pair) for pair in _PAIRS)
@@ -62,8 +61,7 @@ def has_tokenizer(folder: Path) -> bool:
 def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
     """Return the files that transformers' ``AutoTokenizer`` reads, by name.
 
-    Raises:
-        CheckpointError: a token has white space or a line end in it, for which the plain files have no way.
+    Raises CheckpointError if a token has white space or a line end in it, for which the plain files have no way.
     """
     names = {role: tokenizer.name_of(role) for role in ROLE_NAMES}
     tokens = {f"{'unk' if role == 'unknown' else role}_token": name for role, name in names.items() if name}

@@ -38,9 +38,7 @@ _MALFORMED = (
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a PyTorch file by name, on the CPU; nothing in the file is run.
 
-    Raises:
-        CheckpointError: it is malformed, holds something else than named tensors, or a program that needs more.
-        StorageError: it cannot be read.
+    Raises CheckpointError if it is malformed, holds something else than named tensors, or a program that needs more.
     """
     try:
         with storage_errors("read", path):

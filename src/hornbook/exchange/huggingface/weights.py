@@ -31,9 +31,8 @@ PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor], list[Path]]:
     """Return the tensors of a folder by name, and the files that they came from.
 
-    Raises:
-        CheckpointError: there are no weights, only pickled ones while those are not allowed, or a file is malformed.
-        StorageError: a file cannot be read.
+    Raises CheckpointError if there are no weights, only pickled ones while those are not allowed, or a file is
+    malformed.
     """
     chosen = _choose(folder, allow_pickle=allow_pickle)
     if chosen.suffix != ".json":

@@ -79,8 +79,7 @@ class Bundle:
     def shards(self, names: Iterable[str]) -> list[Path]:
         """Return the files in which variables lie.
 
-        Raises:
-            CheckpointError: one is missing, or a link that leaves the folder.
+        Raises CheckpointError if one is missing, or a link that leaves the folder.
         """
         return [self.shard(number) for number in sorted({self.variables[name].shard for name in names})]
 
@@ -93,9 +92,7 @@ class Bundle:
 def open_bundle(index: Path) -> Bundle:
     """Read the index of a checkpoint.
 
-    Raises:
-        CheckpointError: it is malformed or damaged, or asks for what is not read.
-        StorageError: it cannot be read.
+    Raises CheckpointError if it is malformed or damaged, or asks for what is not read.
     """
     path = inside(index.parent, index.name)
     try:
@@ -113,9 +110,7 @@ def open_bundle(index: Path) -> Bundle:
 def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
     """Return variables by name, in their dtype and shape.
 
-    Raises:
-        CheckpointError: a shard is missing, too short or damaged.
-        StorageError: one cannot be read.
+    Raises CheckpointError if a shard is missing, too short or damaged.
     """
     by_shard: dict[int, list[str]] = {}
     for name in names:
@@ -127,21 +122,16 @@ def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
             available = file.seek(0, 2)
             for name in sorted(there, key=lambda name: bundle.variables[name].offset):
                 variable = bundle.variables[name]
+                assert variable.dtype is not None, "the caller asks for tensors"
                 if variable.offset + variable.size > available:
                     raise _unsound(bundle.index, f"{path.name} ends before the values of {name!r:.120}")
                 file.seek(variable.offset)
                 data = bytearray(variable.size)
                 if file.readinto(data) < variable.size or masked_crc32c(data) != variable.crc:
                     raise _unsound(bundle.index, f"the values of {name!r:.120} are not what their CRC says")
-                tensors[name] = _tensor(variable, data)
+                flat = torch.frombuffer(data, dtype=variable.dtype) if data else torch.empty(0, dtype=variable.dtype)
+                tensors[name] = flat.view(variable.shape)
     return tensors
-
-
-def _tensor(variable: Variable, data: bytearray) -> Tensor:
-    assert variable.dtype is not None, "the caller asks for tensors"
-    if not data:
-        return torch.empty(variable.shape, dtype=variable.dtype)
-    return torch.frombuffer(data, dtype=variable.dtype).view(variable.shape)
 
 
 def _num_shards(message: bytes) -> int:

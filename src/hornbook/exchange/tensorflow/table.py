@@ -31,11 +31,7 @@ _TRAILER: Final = struct.Struct("<BI")
 
 
 def is_table(path: Path) -> bool:
-    """Tell by its last bytes whether a file is a table.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Tell by its last bytes whether a file is a table."""
     with storage_errors("read", path), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - len(_MAGIC)))
@@ -45,8 +41,7 @@ def is_table(path: Path) -> bool:
 def read_table(data: bytes) -> dict[bytes, bytes]:
     """Return the entries of a table, in its order, which is that of the keys.
 
-    Raises:
-        Malformed: it is damaged, compressed, or larger than any index of a checkpoint.
+    Raises Malformed if it is damaged, compressed, or larger than any index of a checkpoint.
     """
     footer = data[-_FOOTER:]
     if len(footer) < _FOOTER or not footer.endswith(_MAGIC):

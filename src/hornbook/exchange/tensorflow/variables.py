@@ -54,9 +54,7 @@ def is_checkpoint(path: Path) -> bool:
 def find_index(path: Path) -> Path | None:
     """Return the index of the checkpoint that a prefix, an index or a folder stands for, or None where there is none.
 
-    Raises:
-        CheckpointError: a folder has several, and does not say which is the last; or it is of format 1.
-        StorageError: it cannot be read.
+    Raises CheckpointError if a folder has several, and does not say which is the last; or it is of format 1.
     """
     found = sorted(path.glob("*.index")) if path.is_dir() else [_index_of(path)] * _index_of(path).is_file()
     if not found and (old := _find_format_1(path)):
@@ -76,8 +74,7 @@ def find_index(path: Path) -> Path | None:
 def config_name(index: Path) -> str:
     """Return the name of the file beside an index that says what the model is.
 
-    Raises:
-        CheckpointError: there is none.
+    Raises CheckpointError if there is none.
     """
     for name in (*_CONFIGS, "config.json"):
         if (index.parent / name).exists():
@@ -92,8 +89,7 @@ def config_name(index: Path) -> str:
 def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return options of Graphcore's model as a ``config.json`` has them, not yet checked, and its switches as ours.
 
-    Raises:
-        CheckpointError: it is no BERT.
+    Raises CheckpointError if it is no BERT.
     """
     if arguments.get("groupbert"):
         raise CheckpointError(f"{what} is of a GroupBERT; of TensorFlow's checkpoints, hornbook reads those of BERT")
@@ -106,8 +102,7 @@ def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
 def of_hparams(hparams: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return the options of OpenAI's GPT-2 as a ``config.json`` has them, not yet checked.
 
-    Raises:
-        CheckpointError: one is missing.
+    Raises CheckpointError if one is missing.
     """
     if missing := [name for name in _HPARAMS if name not in hparams]:
         raise CheckpointError(f"{what} lacks {', '.join(missing)}; expected the hparams.json of OpenAI's GPT-2")
@@ -123,7 +118,6 @@ def read_weights(index: Path, model_type: str) -> tuple[dict[str, Tensor], list[
 
     Raises:
         CheckpointError: a file is missing, malformed or damaged, or two variables are one weight.
-        StorageError: one cannot be read.
     """
     bundle = open_bundle(index)
     names = weight_names(bundle.variables)

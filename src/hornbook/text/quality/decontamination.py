@@ -4,10 +4,8 @@
 
 The rule of GPT-3 (Brown et al. 2020, appendix C): sequences of 13 words in lower case without punctuation. A passage
 of fewer words counts as a whole, down to 8; what is shorter is found everywhere and left out. GPT-3 cut the
-surroundings of an overlap out of a document; here the document goes, which leaves no broken texts. The price: a book
-goes for one quotation, unless ``min_overlap`` asks for more; and a passage that was paraphrased is not found.
-
-Memory: 8 bytes for each sequence of the evaluation sets, and as much as 64 MiB for a table that answers "no" at once.
+surroundings of an overlap out of a document; here the whole document goes, even for one quotation, unless
+``min_overlap`` asks for more. Memory: 8 bytes for each sequence of the evaluation sets, and up to 64 MiB for a table.
 """
 
 from collections.abc import Sequence
@@ -17,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import DataError, UserError
-from hornbook.text.documents import Document, ReadOptions, Tally, list_sources, read_sources
+from hornbook.text.documents import list_sources, read_sources
 from hornbook.text.quality.filters import StatelessFilter
 from hornbook.text.quality.words import ngrams, word_blocks
+from hornbook.text.reading import Document, ReadOptions, Tally
 
 SHORTEST: Final = 8
 _SLOTS_PER_HASH: Final = 16
@@ -38,7 +37,6 @@ class Decontamination(StatelessFilter):
     Raises:
         UserError: a path names nothing, or a number is out of its range.
         DataError: a file cannot be read, or no passage in it has 8 words.
-        StorageError: the disk failed.
     """
 
     name = "overlapping an evaluation set"
@@ -67,14 +65,7 @@ class Decontamination(StatelessFilter):
 
 
 class NgramTable:
-    """A set of 64-bit hashes, asked for many at once: a table by their first bits, then a search in their order.
-
-    Args:
-        hashes: uint64 [n], in any order.
-
-    Attributes:
-        hashes: each once, sorted.
-    """
+    """A set of 64-bit hashes, uint64 [n]: a table by their first bits, then a search in ``hashes``, sorted."""
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:
         self.hashes = np.unique(hashes)
@@ -92,13 +83,7 @@ class NgramTable:
 
 
 def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict[int, NDArray[np.uint64]]:
-    """Read an evaluation set and return the hashes of its sequences by their length, in 8..num_words.
-
-    Raises:
-        UserError: the file may not be read.
-        DataError: it cannot be read, or no passage in it has 8 words.
-        StorageError: the disk failed.
-    """
+    """Return the hashes of an evaluation set's sequences by their length, in 8..num_words; raises as the class."""
     found: dict[int, list[NDArray[np.uint64]]] = {}
     try:
         for passage in read_sources([source], reading, Tally()):

@@ -2,9 +2,9 @@ r"""Exact duplicates: of texts that are equal but for white space, the first sta
 
     "Call me\r\nIshmael. "   ->  "Call me Ishmael. "  ->  127 bits  ->  seen before?
 
-Every run of white space counts as one blank, none at the ends: line ends and indentation are what copies differ in.
-Letters, case and punctuation all count. The price is memory: 21 to 43 bytes a document, in a table of our own, since a
-Python set would take a hundred. Two different texts have one hash with a probability of 1e-20 in a billion documents.
+Every run of white space counts as one blank, none at the ends. Letters, case and punctuation all count. Memory: 21 to
+43 bytes a document, where a Python set would take a hundred. In a billion documents, two different texts have one hash
+with a probability of 1e-20.
 """
 
 import re
@@ -80,13 +80,9 @@ class SeenPairs:
         table[2 * slot], table[2 * slot + 1] = low, high
         self._count += 1
         if 4 * self._count > 3 * self._size:
-            self._grow()
+            self._size, self._count = 2 * self._size, 0
+            self._table = array("Q", bytes(16 * self._size))
+            for place in range(0, len(table), 2):
+                if table[place + 1]:
+                    self.add(table[place], table[place + 1])
         return True
-
-    def _grow(self) -> None:
-        old = self._table
-        self._size, self._count = 2 * self._size, 0
-        self._table = array("Q", bytes(16 * self._size))
-        for place in range(0, len(old), 2):
-            if old[place + 1]:
-                self.add(old[place], old[place + 1])

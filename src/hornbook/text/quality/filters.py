@@ -40,11 +40,7 @@ class Filter(Protocol):
         ...
 
     def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Take back what ``new_memory`` gave, in the same order, before the first document.
-
-        Raises:
-            DataError: the filter cannot go on from there.
-        """
+        """Take back what ``new_memory`` gave, in order, before the first document. Raises DataError if that fails."""
         ...
 
 
@@ -60,14 +56,9 @@ class StatelessFilter:
 
 
 class Length(StatelessFilter):
-    """Drops short documents.
+    """Drops documents with fewer characters (without white space at both ends) or words than that.
 
-    Args:
-        min_characters: Unicode's characters, without white space at both ends.
-        min_words: pieces between white space.
-
-    Raises:
-        UserError: a bound is negative.
+    Raises UserError if a bound is negative.
     """
 
     name = "too short"
@@ -87,16 +78,9 @@ class Length(StatelessFilter):
 class Pattern(StatelessFilter):
     r"""Keeps or drops the documents in which a regular expression of RE2 is found.
 
-    A corpus is what strangers wrote, and with a backtracking engine (`re`, `regex`) one text can keep one pattern busy
-    for years; RE2 searches in time linear in the text, in 8 MiB. Its makers publish the wheels (``google-re2``). The
-    price: no backreferences and no look-around, and ``\w``, ``\d`` and ``\b`` mean ASCII (``\pL`` is any letter).
-
-    Args:
-        pattern: RE2's syntax; ``(?i)``, ``(?m)`` and ``(?s)`` at its beginning are its flags.
-        action: what happens where it is found.
-
-    Raises:
-        UserError: the pattern is invalid, or google-re2 is not installed.
+    RE2 (``google-re2``) searches in time linear in the text; a backtracking engine (`re`, `regex`) may take years. It
+    has no backreferences and no look-around, and ``\w``, ``\d`` and ``\b`` mean ASCII (``\pL`` is any letter). Raises
+    UserError if the pattern is invalid, or google-re2 is not installed.
     """
 
     def __init__(self, pattern: str, action: Literal["keep", "drop"]) -> None:
@@ -123,11 +107,8 @@ class Language(StatelessFilter):
     """Drops documents in other languages, as py3langid tells them.
 
     py3langid (Barbaresi's py3langid 0.4, after Lui and Baldwin's langid.py, ACL 2012) is a naive Bayes classifier over
-    byte n-grams for 140 languages. It carries its 4 MB model as plain arrays, needs numpy only, loads in half a second
-    into 120 MB, and depends on no seed. lingua is better on single sentences, but reads 0.6 MB/s instead of 5 and takes
-    0.9 GB; langdetect is random without a seed and not kept up; fastText's good models are downloads. Below some 50
-    characters the result is unreliable. Only the 4,000 characters in the middle are read: headers, licenses and menus
-    stand at the ends.
+    byte n-grams for 140 languages. Below some 50 characters the result is unreliable. Only the 4,000 characters in the
+    middle are read: headers, licenses and menus stand at the ends.
 
     Args:
         languages: ISO 639 codes, as py3langid has them.

@@ -6,17 +6,13 @@
 
 MinHash (Broder 1997): the least hash of a set is that of its union with another with probability |A∩B| / |A∪B|, their
 Jaccard similarity. Of each least hash one byte is kept (b-bit minwise hashing, Li and König 2010), so unlike ones agree
-once in 256, which the estimate accounts for. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8, plus 1 part
-in 256 of that for an eighth of the memory. The functions are x -> a x + b modulo 2**32 on well-mixed x, with a and b
-from a fixed sequence.
+once in 256, which the estimate accounts for. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8. The
+functions are x -> a x + b modulo 2**32 on well-mixed x, with a and b from a fixed sequence.
 
 Locality-sensitive hashing: documents of similarity s agree on a given band of r bytes with probability s**r, and on one
-of b bands with 1 - (1 - s**r)**b. r is the largest for which that is 0.99 at the threshold; the candidates are
-then compared by all 128 bytes, so a wrong candidate costs time and nothing else. Documents are compared with those that
-stayed and not with those that went: the first of a cluster stays, and what resembles only a dropped copy stays, too.
-
-The price is memory, 128 + 8 b bytes a document that stayed, or up to half as much again (b is 21 at 0.8: 0.3 to 0.5
-KB), and time where thousands of documents come from one template: of a chain of candidates the newest 128 are compared.
+of b bands with 1 - (1 - s**r)**b. r is the largest for which that is 0.99 at the threshold; the candidates (of a chain
+the newest 128) are compared by all 128 bytes. Documents are compared with those that stayed: what resembles only a
+dropped copy stays, too. Memory: 128 + 8 b bytes a document that stayed, or up to half as much again; b is 21 at 0.8.
 """
 
 from collections.abc import Iterator
@@ -45,13 +41,10 @@ _SMALLEST_TABLE: Final = 1024
 
 
 class NearDuplicates:
-    """Drops what resembles a document that stayed.
+    """Drops what resembles a document that stayed. Raises UserError if the threshold is out of its range.
 
     Args:
         threshold: the least estimated Jaccard similarity of 5-word sequences that is too much, in 0.3..1.
-
-    Raises:
-        UserError: the threshold is out of its range.
     """
 
     name = "near duplicates"
@@ -90,10 +83,7 @@ class NearDuplicates:
 class SimilarityIndex:
     """Signatures, and for each band of them a table of chains, newest first: ``heads`` -> ``older`` -> ``older`` -> 0.
 
-    Links are numbers of rows, counted from 1. All is a function of the signatures and their order, however they came.
-
-    Args:
-        threshold: the least estimated similarity that counts.
+    Links are numbers of rows, counted from 1. ``threshold`` is the least estimated similarity that counts.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -145,6 +135,7 @@ class SimilarityIndex:
         self._link(0, self._count)
 
     def _link(self, start: int, stop: int) -> None:
+        """Link rows ``start`` to ``stop - 1`` into the chains of all bands."""
         for first in range(start, stop, _LINKED_AT_ONCE):
             slots = self._slots(self._signatures[first : min(stop, first + _LINKED_AT_ONCE)])
             if len(slots) == 1:
@@ -152,17 +143,13 @@ class SimilarityIndex:
                 self._heads[self._bands, slots[0]] = first + 1
             else:
                 for band in range(len(self._bands)):
-                    self._link_band(band, first, slots[:, band])
-
-    def _link_band(self, band: int, first: int, slots: NDArray[np.uint64]) -> None:
-        """Link rows ``first``, ``first + 1``, ... into the chains of one band; ``slots`` [n] says into which."""
-        order = np.argsort(slots, kind="stable")
-        grouped = slots[order]
-        older = self._heads[band, grouped]
-        follows = np.flatnonzero(grouped[1:] == grouped[:-1]) + 1
-        older[follows] = order[follows - 1] + first + 1
-        self._older[order + first, band] = older
-        self._heads[band, grouped] = order + first + 1  # of several in one slot the last is written last
+                    order = np.argsort(slots[:, band], kind="stable")
+                    grouped = slots[order, band]
+                    older = self._heads[band, grouped]
+                    follows = np.flatnonzero(grouped[1:] == grouped[:-1]) + 1
+                    older[follows] = order[follows - 1] + first + 1
+                    self._older[order + first, band] = older
+                    self._heads[band, grouped] = order + first + 1  # of several in one slot the last is written last
 
     def _slots(self, signatures: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """Return where the chains of signatures [n, 128] begin, uint64 [n, bands]."""
@@ -188,14 +175,9 @@ def signature_of(text: str) -> NDArray[np.uint8] | None:
         for start in range(0, len(values), _CHUNK):
             found = (_FACTORS * values[start : start + _CHUNK] + _SUMMANDS).min(axis=1)
             least = found if least is None else np.minimum(least, found)
-    return None if least is None else _one_byte(least)
-
-
-def _one_byte(least: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Return a byte of each hash [128] that depends on all of it.
-
-    The last byte would not do: in a x + b it depends on that of x alone, so it would be equal in all 128 or in none.
-    """
+    if least is None:
+        return None
+    # the last byte would not do: in a x + b it depends on that of x alone, so it would be equal in all 128 or in none
     return (((least ^ (least >> np.uint32(16))) * _FINAL_MULTIPLIER) >> np.uint32(24)).astype(np.uint8)
 
 

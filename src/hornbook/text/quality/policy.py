@@ -16,8 +16,7 @@ kind was allowed:
     1.3 tokens a byte of text            "tokens-per-byte"
     half of a wiki's list items empty    "empty-list-items"
 
-The price: a folder of source code with an empty ``__init__.py`` asks for ``--allow empty-file`` once. Only the standard
-library is imported, since a command's help shows the defaults.
+Only the standard library is imported, since a command's help shows the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,34 +89,8 @@ class Tolerance:
     allow: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceCounts:
-    """What became of one file.
-
-    Attributes:
-        source: the file.
-        documents: read from it, with text in them.
-        kept: of those, in the corpus.
-        num_bytes: of text in the documents that were read.
-        has_faults: whether there were documents that could not be read, which are counted as such.
-    """
-
-    source: str
-    documents: int
-    kept: int
-    num_bytes: int
-    has_faults: bool = False
-
-
 def build_filters(options: QualityOptions) -> list["Filter"]:
-    """Return the filters that the options ask for; none for the defaults.
-
-    Raises:
-        UserError: an option is out of its range, a pattern is invalid, a language is not known, a path names nothing,
-            or an extra is missing.
-        DataError: an evaluation set cannot be read, or is empty.
-        StorageError: the disk failed.
-    """
+    """Return the filters of the options. Raises UserError for a wrong option, DataError for an evaluation set."""
     cheap: list[Filter] = []
     thorough: list[Filter] = []
     if options.min_characters or options.min_words:
@@ -150,8 +123,9 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
 
 
 def find_suspicions(
-    sources: Sequence[SourceCounts],
     *,
+    empty_files: Sequence[str] = (),
+    unused_files: Sequence[str] = (),
     documents: int,
     dropped: Mapping[str, int],
     tokens: int,
@@ -163,7 +137,8 @@ def find_suspicions(
     """Return what looks wrong about a corpus, whether allowed or not: a message with its remedy for each kind.
 
     Args:
-        sources: what became of each file.
+        empty_files: those that gave no document.
+        unused_files: those of whose documents none stayed.
         documents: read, including those that could not be read.
         dropped: by filter, in the order in which they apply, or because they could not be read.
         tokens: of the documents that stayed.
@@ -173,11 +148,11 @@ def find_suspicions(
         max_dropped: share of the documents that may be dropped.
     """
     found = {}
-    if empty := [counts.source for counts in sources if not counts.documents and not counts.has_faults]:
+    if empty_files:
         remedy = "leave out what is empty, or check --from and --field"
-        found["empty-file"] = f"{_name_files(empty)} gave no document; {remedy}"
-    if unused := [counts.source for counts in sources if counts.documents and not counts.kept]:
-        found["unused-file"] = f"of {_name_files(unused)} no document stayed; loosen the filters, or leave it out"
+        found["empty-file"] = f"{_name_files(empty_files)} gave no document; {remedy}"
+    if unused_files:
+        found["unused-file"] = f"of {_name_files(unused_files)} no document stayed; loosen the filters, or leave it out"
     num_dropped = sum(dropped.values())
     if num_dropped > max_dropped * documents:
         steps = ", ".join(counted_kind(count, name) for name, count in dropped.items() if count)

@@ -5,10 +5,7 @@ r"""A text as numbers, one a word, and as sequences of n of them.
 Words are compared in lower case (case-folded) and without punctuation, which separates them: so ``don't``, ``don 't``
 and WikiText's ``well @-@ known`` are the same on either side of a comparison. Where writing has no blanks (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese), each character counts as a word. A word's number is the CRC-32 of its UTF-8,
-the same on every machine; n of them are hashed into 64 bits. The price: in a vocabulary of 100,000 words, some pair
-has one number.
-
-Long texts are taken a million characters at a time, so that memory holds the words of a block, not those of a book.
+the same on every machine; n of them are hashed into 64 bits. Long texts are taken a million characters at a time.
 """
 
 import re
@@ -31,8 +28,7 @@ def word_blocks(text: str, overlap: int) -> Iterator[NDArray[np.uint64]]:
     """Yield the numbers of a text's words, uint64 [n], a block of text at a time.
 
     Each block begins with the last ``overlap`` words before it, so every sequence of up to ``overlap + 1`` words lies
-    in one block; some of the shorter ones lie in two. A text that has no more words than ``overlap`` is all in the
-    last block.
+    in one block. A text that has no more words than ``overlap`` is all in the last block.
     """
     tail = np.empty(0, dtype=np.uint64)
     for block in text_blocks(text, _SEPARATOR):

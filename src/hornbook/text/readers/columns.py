@@ -1,97 +1,95 @@
-"""What Parquet and Arrow share: a column of text, row by row, read in a child process.
+"""Parquet and Arrow: a column of text, row by row, read with pyarrow (the extra ``arrow``) in a child process.
 
-    ["one", null, "three"]  ->  Document("one", offset 0), Document("", offset 1), Document("three", offset 2)
+    web.parquet    text: string, url: string    --field text    ->   Document of row 0, of row 1, ...
+    folder/data-00000-of-00002.arrow            as ``save_to_disk`` writes it
 
-A row is a document, its offset the number of rows before it; one without a value is an empty document. pyarrow's own
-check of UTF-8 knows whole columns only, so a column is looked at as bytes, and a bad row costs that row alone. A column
-may name each text once, in a dictionary; it stays so, and a row's text is made when its turn comes.
+A row is a document, its offset the number of rows before it; a null is an empty document. Of a Parquet file only the
+pages of that column are read, through a buffer, some rows at a time; an Arrow file is mapped into memory. pyarrow's own
+check of UTF-8 covers whole columns only, so a column is viewed as bytes, and a bad row costs that row alone. A file
+that yields far more text than its size is refused.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hornbook.errors import DataError
-from hornbook.formats.arrow import import_pyarrow, shown
+from hornbook.formats.arrow import arrow_errors, import_pyarrow, open_batches, shown
 from hornbook.formats.child import Record, records
 from hornbook.storage import Limits
 from hornbook.storage.decompress import open_source
 from hornbook.storage.system import format_bytes
-from hornbook.text.reading import Document, Outcome, Reader, ReadOptions, Source, not_utf8
+from hornbook.text.reading import Document, Outcome, ReadOptions, Source, not_utf8
 
 if TYPE_CHECKING:
     import pyarrow
-
+    import pyarrow.parquet
 
 _DOCUMENT: Final = b"d"
 _ERROR: Final = b"e"
-BYTES_OF: Final = {
+_BUFFER: Final = 1 << 20
+_ROWS_AT_ONCE: Final = 256
+_PARQUET_TEXT: Final = ("STRING", "NONE", "JSON", "ENUM")
+_BYTES_OF: Final = {
     **dict.fromkeys(("string", "binary"), "binary"),
     **dict.fromkeys(("large_string", "large_binary"), "large_binary"),
     **dict.fromkeys(("string_view", "binary_view"), "binary_view"),
 }
-"""Arrow's types of text by their names, and the type of bytes that each may be looked at as, without a copy."""
+"""Arrow's types of text by their names, and the type of bytes that each may be viewed as, without a copy."""
 
 
-def read_in_child(format_name: str) -> Reader:
-    """Return the reader of a format, whose module's ``as_records`` runs in a child process.
+def read_columns(format_name: str, source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+    """Read the text of each row of a ``"parquet"`` or ``"arrow"`` file in a child process.
 
-    Args:
-        format_name: ``"parquet"`` or ``"arrow"``.
+    Row groups and batches before the row ``start`` are not read.
     """
-
-    def read(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
-        if source.path is None:
-            raise DataError(f"standard input cannot be read as {format_name.title()}; save it to a file")
-        open_source(source.path).close()
-        import_pyarrow(f"{format_name.title()} files")
-        arguments = {
-            "path": str(source.path),
-            "name": source.name,
-            "field": options.field,
-            "most": options.max_document_bytes,
-            "start": start,
-        }
-        module = f"hornbook.text.readers.{format_name}"
-        for kind, row, content in records(module, "as_records", str(source), arguments, options.max_document_bytes):
-            yield (
-                Document(content.decode(), source.name, row, len(content))
-                if kind == _DOCUMENT
-                else DataError(content.decode())
-            )
-
-    return read
+    if source.path is None:
+        raise DataError(f"standard input cannot be read as {format_name.title()}; save it to a file")
+    open_source(source.path).close()
+    import_pyarrow(f"{format_name.title()} files")
+    arguments = {
+        "format_name": format_name,
+        "path": str(source.path),
+        "name": source.name,
+        "field": options.field,
+        "most": options.max_document_bytes,
+        "start": start,
+    }
+    for kind, row, content in records(__name__, "as_records", str(source), arguments, options.max_document_bytes):
+        text = content.decode()
+        yield Document(text, source.name, row, len(content)) if kind == _DOCUMENT else DataError(text)
 
 
-def to_records(outcomes: Iterator[Outcome]) -> Iterator[Record]:
-    """Return what a child sends of documents and errors in place of documents."""
-    for outcome in outcomes:
+def as_records(format_name: str, path: str, name: str, field: str, most: int, start: int) -> Iterator[Record]:
+    """Read a file in the child process of ``read_columns``."""
+    options = ReadOptions(field=field, max_document_bytes=most)
+    for outcome in outcomes(format_name, Source(name, Path(path)), options, start):
         if isinstance(outcome, Document):
             yield _DOCUMENT, outcome.offset, outcome.text.encode()
         else:
             yield _ERROR, 0, str(outcome).encode(errors="replace")
 
 
-def rows_of(column: "pyarrow.Array", source: Source, options: ReadOptions, first: int) -> Iterator[Outcome]:
-    """The documents of a column, the first of which is in row ``first``.
+def outcomes(format_name: str, source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+    """Read the text of each row from the row ``start`` on, in this process.
 
     Raises:
-        DataError: the column does not hold text.
+        DataError: the file is damaged, holds far more text than its size, or has no such column of text.
     """
-    for number, value in enumerate(_as_binary(column, source, options.field), first):
-        content: bytes = value.as_py() or b""
-        if len(content) > options.max_document_bytes:
-            limit = format_bytes(options.max_document_bytes)
-            yield DataError(f"{source}, row {number}: longer than {limit}; split the document")
-            continue
-        try:
-            outcome: Outcome = Document(content.decode(), source.name, number, len(content))
-        except UnicodeDecodeError as error:
-            outcome = not_utf8(error, f"{source}, row {number}")
-        yield outcome
+    assert source.path is not None, "it is no stream"
+    limits = Limits()
+    allowed = max(limits.ratio_after, int(limits.ratio * source.path.stat().st_size))
+    for row in (_parquet_rows if format_name == "parquet" else _arrow_rows)(source, source.path, options, start):
+        allowed -= 1 + (row.num_bytes if isinstance(row, Document) else 0)
+        if allowed < 0:
+            raise DataError(
+                f"{source}: unpacks to over {limits.ratio:g} times its size; unpack it first if you trust it"
+            )
+        yield row
 
 
 def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataError:
-    """What to say where there is no column, or more than one, of the name that was given."""
+    """Return the error for a name that no column has, or more than one."""
     others = ", ".join(f"{name!r:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
     what = "several columns are called" if field in names else "no column"
     return DataError(
@@ -99,49 +97,107 @@ def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataErro
     )
 
 
-def no_text(source: Source, field: str, kind: object) -> DataError:
-    """What to say of a column of another type."""
-    return DataError(f"{source}: the column {field!r:.80} is of type {shown(kind)}; expected text")
+def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) -> Iterator[Document | DataError]:
+    """Read row group by row group; of a column in a struct, the field is ``struct.column``."""
+    import pyarrow.parquet
+
+    with arrow_errors(path, str(source), "Parquet file", MemoryError):
+        file = pyarrow.parquet.ParquetFile(
+            str(path), buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
+        _check_parquet_column(file.schema, source, options.field)
+        row = 0
+        for group in range(file.metadata.num_row_groups):
+            end = row + file.metadata.row_group(group).num_rows
+            if end > max(start, row):
+                for batch in file.iter_batches(_ROWS_AT_ONCE, [group], [options.field], use_threads=False):
+                    dropped = min(max(0, start - row), batch.num_rows)
+                    column = batch.column(0)
+                    while column.type.num_fields == 1:  # the one column in a column of structs
+                        column = column.flatten()[0]
+                    yield from _rows_of(column[dropped:], source, options, row + dropped)
+                    row += batch.num_rows
+                if row != end:
+                    raise DataError(f"{source}: its row group {group} does not end at row {end}; the file is damaged")
+            row = end
 
 
-def text_type(kind: "pyarrow.DataType") -> "pyarrow.DataType":
-    """The type of a column's values, which may be in a dictionary."""
-    return kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind
+def _check_parquet_column(schema: "pyarrow.parquet.ParquetSchema", source: Source, field: str) -> None:
+    columns = [schema.column(number) for number in range(len(schema))]
+    names = [column.path for column in columns]
+    if names.count(field) != 1:
+        raise no_such_column(source, field, names)
+    column = columns[names.index(field)]
+    kind = column.logical_type.type
+    if column.max_repetition_level:
+        raise _no_text(source, field, "list")
+    if column.physical_type != "BYTE_ARRAY" or kind not in _PARQUET_TEXT:
+        raise _no_text(source, field, column.physical_type if kind == "NONE" else kind)
 
 
-def as_bytes(column: "pyarrow.Array") -> Any:
-    """A column of text, in a dictionary or not, as one of bytes, without a copy."""
+def _arrow_rows(source: Source, path: Path, options: ReadOptions, start: int) -> Iterator[Document | DataError]:
+    first = 0
+    with open_batches(path, str(source)) as (schema, batches):
+        names = _find_arrow_column(schema, source, options.field)
+        for batch in batches:
+            if first + batch.num_rows > start:
+                column = batch.column(batch.schema.names.index(names[0]))
+                column.validate()  # that what is in it has the lengths that flattening takes for granted
+                for name in names[1:]:
+                    column = column.flatten()[column.type.get_field_index(name)]
+                column = _as_bytes(column)
+                column.validate(full=True)
+                dropped = max(0, start - first)
+                yield from _rows_of(column[dropped:], source, options, first + dropped)
+            first += batch.num_rows
+
+
+def _find_arrow_column(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str, ...]:
+    """Return the names that lead to a column of text, which may be one in a column of structs."""
+    types = import_pyarrow().types
+    path = (field,) if field in schema.names else tuple(field.split("."))
+    if schema.names.count(path[0]) != 1:
+        raise no_such_column(source, field, schema.names)
+    kind = schema.field(path[0]).type
+    for name in path[1:]:
+        if not types.is_struct(kind) or kind.get_field_index(name) < 0:
+            raise no_such_column(source, field, schema.names)
+        kind = kind.field(name).type
+    if _text_type(kind) not in _BYTES_OF:
+        raise _no_text(source, field, kind)
+    return path
+
+
+def _rows_of(
+    column: "pyarrow.Array", source: Source, options: ReadOptions, first: int
+) -> Iterator[Document | DataError]:
+    """Yield the documents of a column, the first of which is in row ``first``."""
+    if _text_type(column.type) not in _BYTES_OF:
+        raise _no_text(source, options.field, column.type)
+    for number, value in enumerate(_as_bytes(column), first):
+        content: bytes = value.as_py() or b""
+        if len(content) > options.max_document_bytes:
+            limit = format_bytes(options.max_document_bytes)
+            yield DataError(f"{source}, row {number}: longer than {limit}; split the document")
+            continue
+        try:
+            yield Document(content.decode(), source.name, number, len(content))
+        except UnicodeDecodeError as error:
+            yield not_utf8(error, f"{source}, row {number}")
+
+
+def _text_type(kind: "pyarrow.DataType") -> str:
+    """Return the type of a column's values, which may be in a dictionary."""
+    return str(kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind)
+
+
+def _as_bytes(column: "pyarrow.Array") -> Any:
+    """View a column of text as one of bytes; one with a dictionary keeps it, so that each text is there once."""
     arrow = import_pyarrow()
     if arrow.types.is_dictionary(column.type):
-        return arrow.DictionaryArray.from_arrays(column.indices, as_bytes(column.dictionary))
-    return column.view(BYTES_OF[str(column.type)])
+        return arrow.DictionaryArray.from_arrays(column.indices, _as_bytes(column.dictionary))
+    return column.view(_BYTES_OF[str(column.type)])
 
 
-def allowed_bytes(size: int) -> int:
-    """Most bytes of text that a file of some size may hold; a row without text counts as one."""
-    limits = Limits()
-    return max(limits.ratio_after, int(limits.ratio * size))
-
-
-def bounded(rows: Iterator[Outcome], source: Source, allowed: int) -> Iterator[Outcome]:
-    """Rows, as long as they are in proportion to their file.
-
-    Raises:
-        DataError: they have more than ``allowed`` bytes of text.
-    """
-    for row in rows:
-        allowed -= 1 + (row.num_bytes if isinstance(row, Document) else 0)
-        if allowed < 0:
-            raise out_of_proportion(source)
-        yield row
-
-
-def out_of_proportion(source: Source) -> DataError:
-    """What to say of a file that holds far more than its size."""
-    return DataError(f"{source}: unpacks to over {Limits().ratio:g} times its size; unpack it first if you trust it")
-
-
-def _as_binary(column: "pyarrow.Array", source: Source, field: str) -> Any:
-    if str(text_type(column.type)) not in BYTES_OF:
-        raise no_text(source, field, column.type)
-    return as_bytes(column)
+def _no_text(source: Source, field: str, kind: object) -> DataError:
+    return DataError(f"{source}: the column {field!r:.80} is of type {shown(kind)}; expected text")

@@ -7,8 +7,7 @@ r"""CSV and TSV: the first row names the columns, each further row is a document
 
 CSV is quoted as RFC 4180 has it, TSV (text/tab-separated-values) has no quotes. Blank lines are passed over, an empty
 field is an empty document, and the offset is the row's. A row has to have as many fields as the header, so that most
-wrong quotes are found. The price of quotes: memory holds a whole row, which may have as many bytes as a line, and a
-quote that is never closed costs the rest of the file.
+wrong quotes are found; a quote that is never closed costs the rest of the file.
 """
 
 import csv
@@ -49,13 +48,8 @@ def read_table(suffix: str, stream: BinaryIO, source: Source, options: ReadOptio
 
 
 def next_of_any_size(rows: Iterator[list[str]], limit: int) -> list[str] | None:
-    """The next row of a table, its fields of up to ``limit`` characters; None behind the last.
-
-    By itself `csv` allows 128 KiB, and has one limit for the whole process, which is put back.
-
-    Raises:
-        csv.Error: the row is malformed.
-    """
+    """Return the next row, its fields of up to ``limit`` characters; None behind the last. Raises csv.Error."""
+    # by itself `csv` allows 128 KiB, and has one limit for the whole process, which is put back
     allowed = csv.field_size_limit(limit)
     try:
         return next(rows, None)
@@ -64,11 +58,7 @@ def next_of_any_size(rows: Iterator[list[str]], limit: int) -> list[str] | None:
 
 
 def _next_row(rows: Iterator[list[str]], lines: "_Lines", num_fields: int | None = None) -> list[str] | None:
-    """The next row; None behind the last. After an error, the row behind it begins with the next line.
-
-    Raises:
-        DataError: it is malformed, too long, not UTF-8, or has another number of fields than ``num_fields``.
-    """
+    """Return the next row, None behind the last; after an error, the one on the next line. Raises DataError."""
     lines.begin_row()
     try:
         row = next_of_any_size(rows, lines.limit)

@@ -5,8 +5,7 @@ r"""Plain text in its usual shapes: a file, a line, or what stands between blank
     blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's: a sentence a line, documents apart
 
 Text is taken as it is; lines lose the line end behind them (``\n`` or ``\r\n``), and so do documents between blank
-lines. A line with nothing but white space is blank. The price of the first shape: a file has to fit into memory, so
-it may have 128 MiB.
+lines. A line with nothing but white space is blank.
 """
 
 import json
@@ -48,7 +47,12 @@ class Passage:
         self._first = self._first or line
         if self._error is None:
             self._data += line.content or b""
-            self._error = self._find_error(line, self._first)
+            if line.content is None:
+                self._error = line_too_long(self._place(line), self._options.max_line_bytes)
+            elif len(self._data) > self._options.max_document_bytes:
+                limit = format_bytes(self._options.max_document_bytes)
+                begin = self._place(self._first)
+                self._error = DataError(f"{begin}: a document of more than {limit} begins here; split it")
         if self._error is not None:
             self._data.clear()
 
@@ -66,25 +70,12 @@ class Passage:
         except DataError as unreadable:
             return [unreadable]
 
-    def _find_error(self, line: Line, first: Line) -> DataError | None:
-        if line.content is None:
-            return line_too_long(self._place(line), self._options.max_line_bytes)
-        if len(self._data) > self._options.max_document_bytes:
-            limit = format_bytes(self._options.max_document_bytes)
-            return DataError(f"{self._place(first)}: a document of more than {limit} begins here; split it")
-        return None
-
     def _place(self, line: Line) -> str:
         return f"{self._source}, line {line.number}"
 
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read a file as one document.
-
-    Raises:
-        DataError: it is not UTF-8, too long, or begins as JSONL or articles of Wikipedia do and nobody said that it is
-            text.
-    """
+    """Read a file as one document. Raises DataError unless it is UTF-8 and looks like text."""
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":

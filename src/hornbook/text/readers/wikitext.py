@@ -5,8 +5,8 @@ r"""WikiText's files, article by article, as systems A and B take them.
 
 An article begins with a line `` = Title = `` between blank lines, or between a blank line and an end of the file; the
 test split has lines like it within a paragraph, broken formulas (``= 1 henry and capacitance C =``). Text is taken as
-it is: the documents laid end to end are the file, but for blank lines before the first title. The price: one line is
-read ahead. The data set: Merity et al., "Pointer Sentinel Mixture Models", 2016.
+it is: the documents laid end to end are the file, but for blank lines before the first title. The data set: Merity et
+al., "Pointer Sentinel Mixture Models", 2016.
 """
 
 import re
@@ -31,7 +31,9 @@ def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Ite
     after_blank, has_title = True, False
     for line, following in pairwise(chain(read_lines(stream, options.max_line_bytes), (None,))):
         assert line is not None, "None is the last"
-        if after_blank and _is_title(line) and (following is None or _is_blank(following)):
+        content = line.content or b""
+        is_title = len(content) <= _LONGEST_TITLE and _TITLE.fullmatch(content) is not None
+        if after_blank and is_title and (following is None or _is_blank(following)):
             yield from passage.take()
             has_title = True
         passage.add(line)
@@ -40,11 +42,6 @@ def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Ite
     if rest and isinstance(rest[0], Document) and not has_title:
         rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; say what it is by --from")]
     yield from rest
-
-
-def _is_title(line: Line) -> bool:
-    content = line.content or b""
-    return len(content) <= _LONGEST_TITLE and _TITLE.fullmatch(content) is not None
 
 
 def _is_blank(line: Line) -> bool:

@@ -4,10 +4,9 @@
                                  thread 1       thread 2      thread 3   ->   blocks of XML, in their order
 
 A stream is found by the ten bytes that begin one, so no index is needed, and any file of several streams gains. Each
-thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded, however much a
-stream unpacks to. Python's bz2 lets go of the interpreter's lock, so threads do. One thread goes by the same streams,
-so that a damaged file ends at the same byte with any number of threads. The price: the one stream of an ordinary
-.xml.bz2 takes one thread, some 30 MB a second; take the multistream file where there is one.
+thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded. One thread goes
+by the same streams, so that a damaged file ends at the same byte with any number of threads. The one stream of an
+ordinary .xml.bz2 takes one thread, some 30 MB a second.
 """
 
 import io
@@ -38,18 +37,10 @@ _MAX_THREADS: Final = 4
 
 
 def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> Iterator[bytes]:
-    """Read a plain or compressed file, or standard input for ``"-"``, in blocks of at most 256 KiB.
+    """Read a file, or standard input for ``"-"``, in blocks of at most 256 KiB, unpacked.
 
-    Args:
-        source: path of the file.
-        threads: to unpack bzip2 with; more than four gain nothing, since XML is read in one.
-        meter: counts the bytes that are read.
-
-    Raises:
-        UserError: there is no such file, or it may not be read.
-        DataError: it is truncated, corrupt, or unpacks out of all proportion; the blocks that come before it, and its
-            message, do not depend on the number of threads.
-        StorageError: the disk failed.
+    Up to four threads unpack bzip2: more gain nothing, since XML is read in one. Raises UserError if the file cannot be
+    read, and DataError if it is damaged or unpacks out of all proportion, at the same place for any number of threads.
     """
     if source == STANDARD_INPUT:
         with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:

@@ -6,9 +6,8 @@
     * [[Zeno of Citium|Zeno]]                                           - Zeno
 
 Five passes, each over what the one before left: comments and opaque tags, templates, tables, links, tags, lines. The
-order is MediaWiki's. Each pass goes forward with a stack at most, so time grows with the length of the page whatever is
-in it; nothing is ever an error. The price beside a parser: there is no tree, so markup that is wrong in a clever way is
-not understood but dropped.
+order is MediaWiki's. Each pass goes forward with a stack at most, so time is linear in the length of the page; nothing
+is ever an error. There is no tree, so odd markup is not understood but dropped.
 """
 
 from hornbook.text.wikipedia.lines import CleanOptions, ItemCount, resolve_lines
@@ -18,18 +17,11 @@ from hornbook.text.wikipedia.templates import drop_tables, resolve_templates
 
 
 def clean(
-    wikitext: str,
-    options: CleanOptions | None = None,
-    names: LinkNames | None = None,
-    items: ItemCount | None = None,
+    wikitext: str, options: CleanOptions | None = None, names: LinkNames | None = None, items: ItemCount | None = None
 ) -> str:
     """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
 
-    Args:
-        wikitext: any text.
-        options: what to keep.
-        names: how the wiki calls files and categories.
-        items: counts the list items.
+    ``names`` are the wiki's for files and categories; ``items`` counts the list items.
     """
     text = wikitext
     for control in (GAP, BREAK):

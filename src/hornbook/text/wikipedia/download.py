@@ -8,7 +8,7 @@
 
 The multistream file is taken, since it can be unpacked in parallel. Its sum is SHA-1, or MD5 where there is no other:
 against accidents and not against an enemy, from whom ``https`` guards. A date has to be named, so that a corpus can be
-built again; old ones go after some months. The price: the file is read once more for its sum.
+built again.
 """
 
 import hashlib
@@ -61,10 +61,8 @@ class Downloaded:
     fetched: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sum:
-    algorithm: str
-    digest: str
+_Sum = tuple[str, str]
+"""An algorithm and the digest by it, in hexadecimal."""
 
 
 class _InterruptedError(HornbookError):
@@ -93,9 +91,7 @@ def download_dump(
     Raises:
         UserError: an argument is malformed, there is no such dump, or another process fetches it.
         DataError: the file is there already and does not agree with the published sum.
-        HornbookError: what came does not agree with it; or the server cannot be reached, or broke off too often, and
-            trying again goes on where it stopped.
-        StorageError: the disk is full or failing.
+        HornbookError: what came does not agree with it, or the connection failed; trying again resumes.
     """
     wiki, folder_url = _locate(language, date, mirror)
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
@@ -108,7 +104,9 @@ def download_dump(
         discard_partial(path)
         return _downloaded(path, published, 0)
     with open_partial(path) as content:
-        fetched = _fetch(f"{folder_url}/{name}", content, on_progress, pause)
+        before = content.size
+        _retried(partial(_fetch_once, f"{folder_url}/{name}", content, on_progress), pause, lambda: content.size)
+        fetched = content.size - before
         if wrong := _disagreement(content.path, published):
             content.restart()
             raise HornbookError(f"{name}: what came is not what was published; fetch it again ({wrong})")
@@ -133,7 +131,7 @@ def _published_sum(folder_url: str, prefix: str, name: str, pause: Callable[[flo
         text = _retried(partial(_read_text, f"{folder_url}/{prefix}-{algorithm}sums.txt"), pause)
         for match in _SUM_LINE.finditer(text):
             if match[2] == name and len(match[1]) == length:
-                return _Sum(algorithm=algorithm, digest=match[1])
+                return algorithm, match[1]
     raise UserError(
         f"{folder_url} publishes no sum of {name}: there is no such dump, it is not finished, or it is gone; see "
         f"{folder_url.rpartition('/')[0]} for the dates there are"
@@ -154,17 +152,8 @@ def _read_text(url: str) -> str:
         return text.decode("ascii", "replace")
 
 
-def _fetch(
-    url: str, content: PartialFile, on_progress: Callable[[int, int | None], None], pause: Callable[[float], None]
-) -> int:
-    """Bring the content to its full length, in as many attempts as get it further; return the bytes that came."""
-    before = content.size
-    _retried(partial(_fetch_once, url, content, on_progress), pause, lambda: content.size)
-    return content.size - before
-
-
 def _retried(action: Callable[[], T], pause: Callable[[float], None], progress: Callable[[], int] = lambda: 0) -> T:
-    """Try until it works, or until six times in a row got no further."""
+    """Try until it works, or until six attempts in a row got no further."""
     failures, reached = 0, progress()
     while True:
         try:
@@ -219,12 +208,7 @@ def _begin(response: http.client.HTTPResponse, content: PartialFile) -> int | No
 
 
 def _open(url: str, start: int) -> http.client.HTTPResponse | None:
-    """Ask for a file from byte ``start`` on; None where there is none.
-
-    Raises:
-        _InterruptedError: the server cannot be reached, or is busy.
-        UserError: it refuses.
-    """
+    """Request a file from byte ``start`` on; None where there is none. Raises _InterruptedError and UserError."""
     request = urllib.request.Request(url, headers={"User-Agent": f"hornbook/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -246,16 +230,13 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
 
 
 def _disagreement(path: Path, published: _Sum) -> str:
-    """Both sums, if that of a file is not the published one; else nothing.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return both sums, if that of a file is not the published one; else nothing."""
+    algorithm, digest = published
     with storage_errors("read", path), path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(published.algorithm, usedforsecurity=False)).hexdigest()
-    return f"{published.algorithm} {found}, published {published.digest}" if found != published.digest else ""
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    return f"{algorithm} {found}, published {digest}" if found != digest else ""
 
 
 def _downloaded(path: Path, published: _Sum, fetched: int) -> Downloaded:
-    size = path.stat().st_size
-    return Downloaded(path=path, size=size, algorithm=published.algorithm, digest=published.digest, fetched=fetched)
+    algorithm, digest = published
+    return Downloaded(path=path, size=path.stat().st_size, algorithm=algorithm, digest=digest, fetched=fetched)

@@ -6,9 +6,8 @@
         -> Page(title="Anarchism", namespace=0, text="'''Anarchism''' is ...", offset=7193, ...)
 
 Whether a page is an article is told by the dump's own fields, ``<ns>``, ``<redirect>`` and ``<model>``. Old dumps lack
-them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Expat is fed a block at a time, so
-memory holds a page. A dump declares no document type: one that does is refused, and with it every bomb of entities;
-nesting, tags and pages have a greatest size. The price of expat: XML is read in one thread.
+them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Memory holds a page. A document
+type, and with it every bomb of entities, is refused; nesting, tags and pages have a greatest size.
 """
 
 import re
@@ -24,8 +23,6 @@ from hornbook.storage.system import format_bytes
 MAX_PAGE_BYTES: Final = 16 << 20
 """Of a page's wikitext; MediaWiki itself takes 2 MiB."""
 
-_FILE_NAMESPACE: Final = 6
-_CATEGORY_NAMESPACE: Final = 14
 _MAX_DEPTH: Final = 16
 _MAX_TAG_BYTES: Final = 1 << 20
 _MAX_FIELD: Final = 4096
@@ -80,32 +77,14 @@ class Site:
 
     namespaces: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def file_names(self) -> frozenset[str]:
-        """The names that a link to a file begins with, in lower case."""
-        return frozenset(name for name, number in self.namespaces.items() if number == _FILE_NAMESPACE)
-
-    @property
-    def category_names(self) -> frozenset[str]:
-        """The names that a link to a category begins with, in lower case."""
-        return frozenset(name for name, number in self.namespaces.items() if number == _CATEGORY_NAMESPACE)
-
 
 def read_pages(
     blocks: Iterable[bytes], name: str, site: Site, max_page_bytes: int = MAX_PAGE_BYTES
 ) -> Iterator[Page | DataError]:
-    """Read every page of a dump, whatever its kind; before an error come the pages that were whole.
+    """Read every page of a dump, whatever its kind, and fill ``site``; before an error come the pages that were whole.
 
-    In place of a page that is too long, an error is handed out.
-
-    Args:
-        blocks: the XML, in pieces.
-        name: of the dump, for errors.
-        site: is filled.
-        max_page_bytes: of a page's wikitext in UTF-8.
-
-    Raises:
-        DataError: this is no export of MediaWiki, not well-formed, cut off, or built to do harm.
+    In place of a page of more than ``max_page_bytes`` in UTF-8, an error is yielded. Raises DataError if this is no
+    export of MediaWiki, not well-formed, cut off, or built to do harm.
     """
     parser = _Parser(name, site, max_page_bytes)
     for block in chain(blocks, (b"",)):
@@ -139,7 +118,12 @@ class _Parser:
 
     def feed(self, block: bytes) -> None:
         """Take a piece of XML; an empty one is the end."""
-        self._parse(block, not block)
+        try:
+            self._expat.Parse(block, not block)
+        except expat.ExpatError as error:
+            place = f"{self._name}: byte {self._expat.ErrorByteIndex}"
+            reason = expat.ErrorString(error.code)
+            raise DataError(f"{place}: not well-formed XML ({reason}); fetch the dump again, whole") from error
         self._fed += len(block)
         if self._fed - max(self._expat.CurrentByteIndex, 0) > _MAX_TAG_BYTES + len(block):
             self._fail(f"a tag of more than {format_bytes(_MAX_TAG_BYTES)}")
@@ -148,14 +132,6 @@ class _Parser:
         """The pages that were completed since the last call, and errors in place of those that are too long."""
         pages, self._pages = self._pages, []
         return pages
-
-    def _parse(self, block: bytes, last: bool) -> None:
-        try:
-            self._expat.Parse(block, last)
-        except expat.ExpatError as error:
-            place = f"{self._name}: byte {self._expat.ErrorByteIndex}"
-            reason = expat.ErrorString(error.code)
-            raise DataError(f"{place}: not well-formed XML ({reason}); fetch the dump again, whole") from error
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._path = path = (*self._path, name)

@@ -7,9 +7,8 @@
     </doc>
 
 It writes one kind of markup, lines that begin with ``<doc id="`` and lines that are ``</doc>``, and it escapes ``&``,
-``<`` and ``>`` in between (https://github.com/attardi/wikiextractor). ``AA/wiki_00`` and ``wiki_00.bz2`` are read
-alike. An article of which only the title is left is an empty document, as it is where a dump is read. The price: that
-escaping can be turned off there, and then a text's own ``&lt;`` becomes ``<`` here.
+``<`` and ``>`` in between (https://github.com/attardi/wikiextractor). An article of which only the title is left is an
+empty document, as it is where a dump is read.
 """
 
 import html
@@ -37,17 +36,10 @@ class _Open:
 
 
 def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tuple[str, int] | DataError]:
-    """Read the texts of one file, each with the offset of its ``<doc>`` line.
+    """Read the texts of one file, each with the offset of its ``<doc>`` line; ``titles``: with its title as first line.
 
-    In place of a document that is too long or not UTF-8, an error is handed out.
-
-    Args:
-        stream: the file, unpacked.
-        name: of it, for errors.
-        titles: keep the title, which is the first line of each text.
-
-    Raises:
-        DataError: this is not what WikiExtractor writes, or it is cut off.
+    In place of a document that is too long or not UTF-8, an error is yielded. Raises DataError if this is not what
+    WikiExtractor writes, or it is cut off.
     """
     document: _Open | None = None
     offset = number = 0
@@ -57,7 +49,10 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
         if line.startswith(b"<doc id="):
             if document is not None:
                 raise DataError(f"{place}: a document begins inside another, before its </doc>; extract it again")
-            document = _Open(title=_title(line, place), offset=offset)
+            match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
+            if match is None:
+                raise DataError(f'{place}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
+            document = _Open(title=html.unescape(match[1]), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
             yield _finish(document, place, titles)
             document = None
@@ -70,13 +65,6 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
         offset += len(line)
     if document is not None:
         raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
-
-
-def _title(line: bytes, place: str) -> str:
-    match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
-    if match is None:
-        raise DataError(f'{place}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
-    return html.unescape(match[1])
 
 
 def _finish(document: _Open, place: str, titles: bool) -> tuple[str, int] | DataError:

@@ -6,8 +6,7 @@ r"""The last look at wikitext: lines become headings, list items and paragraphs,
 
 A heading stays if something stands below it before the next of its level. Of a line, the quotes for italics and bold
 go as MediaWiki takes them, character references become characters, and where a ``GAP`` was left, so do the blanks,
-commas and brackets that nothing stands in any more. The price: rows of tables that have no beginning are told by their
-first character alone, so a sentence cannot begin with ``|``.
+commas and brackets that nothing stands in any more. A line that begins with ``|`` is a row of a table, and goes.
 """
 
 import html

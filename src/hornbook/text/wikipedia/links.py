@@ -5,10 +5,11 @@
 
 One pass with a stack of open brackets, since captions of files hold links themselves. Brackets without a partner
 vanish. How the links to files and categories begin is the dump's own word (`hornbook.text.wikipedia.dump.Site`), beside
-MediaWiki's and some that older pages still use. The price: a caption is no sentence of the article, so it is dropped.
+MediaWiki's and some that older pages still use.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,7 @@ _MEDIA: Final = re.compile(
 )
 _MAX_DEPTH: Final = 8
 
+_FILE_NAMESPACE, _CATEGORY_NAMESPACE = 6, 14
 _FILES: Final = frozenset(
     (
         "file",
@@ -54,8 +56,10 @@ class LinkNames:
     categories: frozenset[str] = _CATEGORIES
 
     @classmethod
-    def of_site(cls, files: frozenset[str], categories: frozenset[str]) -> "LinkNames":
-        """The names that a dump declares, and the usual ones."""
+    def of_site(cls, namespaces: Mapping[str, int]) -> "LinkNames":
+        """Return the names that a dump declares, and the usual ones."""
+        files = {name for name, number in namespaces.items() if number == _FILE_NAMESPACE}
+        categories = {name for name, number in namespaces.items() if number == _CATEGORY_NAMESPACE}
         return cls(files=_FILES | files, categories=_CATEGORIES | categories)
 
 

@@ -3,9 +3,8 @@
     {{convert|5|to|7|km|mi}}   ["5", "to", "7", "km", "mi"], {}      ->  "5 to 7 km"
     {{lang|fr|Seine}}          ["fr", "Seine"], {}                   ->  "Seine"
 
-Names are in lower case. They are English Wikipedia's, many of which other languages share. A template that is not here
-shows nothing; so does one that gets too few arguments. The price of the table: it is a choice, made by how often a name
-stands inside a sentence.
+Names are in lower case. They are English Wikipedia's, many of which other languages share, chosen by how often one
+stands inside a sentence. A template that is not here shows nothing; so does one that gets too few arguments.
 """
 
 from collections.abc import Callable
@@ -16,35 +15,13 @@ Phrase: TypeAlias = Callable[[list[str], dict[str, str]], str]
 """From positional and named arguments to text; empty where there is nothing to show."""
 
 _RANGE_WORDS: Final = {
-    "to": " to ",
-    "-": "–",
-    "–": "–",
-    "and": " and ",
-    "or": " or ",
-    "by": " by ",
-    "x": " × ",
-    "*": " × ",
-    "×": " × ",
-    "+/-": " ± ",
-    "±": " ± ",
-}
+    "to": " to ", "-": "–", "–": "–", "and": " and ", "or": " or ", "by": " by ",
+    "x": " × ", "*": " × ", "×": " × ", "+/-": " ± ", "±": " ± ",
+}  # fmt: skip
 _UNITS: Final = {
-    "km2": "km²",
-    "m2": "m²",
-    "cm2": "cm²",
-    "mm2": "mm²",
-    "sqmi": "sq mi",
-    "sqkm": "km²",
-    "sqft": "sq ft",
-    "m3": "m³",
-    "cm3": "cm³",
-    "km3": "km³",
-    "kph": "km/h",
-    "c": "°C",
-    "f": "°F",
-    "C": "°C",
-    "F": "°F",
-}
+    "km2": "km²", "m2": "m²", "cm2": "cm²", "mm2": "mm²", "sqmi": "sq mi", "sqkm": "km²", "sqft": "sq ft",
+    "m3": "m³", "cm3": "cm³", "km3": "km³", "kph": "km/h", "c": "°C", "f": "°F", "C": "°C", "F": "°F",
+}  # fmt: skip
 _MONTHS: Final = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),

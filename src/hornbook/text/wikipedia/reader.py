@@ -4,8 +4,7 @@
 
 Up to 8 MB are cleaned right here, for a process takes longer to start. Batches are handed out a few ahead and taken
 back in their order, so the outcome does not depend on the number of processes and memory holds some batches. Processes
-are spawned, never forked, on every system alike; they leave Ctrl-C to this one and end when it does. The price: each
-page's text goes through a pipe twice, which costs a hundredth of cleaning it.
+are spawned, never forked, on every system alike; they leave Ctrl-C to this one and end when it does.
 """
 
 import multiprocessing
@@ -16,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, TypeAlias
 
@@ -41,23 +39,8 @@ Item: TypeAlias = Page | DataError | Skipped
 """An article; an error in place of a page; or a note on a page that is no article."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Batch:
-    """Some articles among what else was met, and how to clean them."""
-
-    items: list[Item]
-    options: CleanOptions
-    names: LinkNames
-
-
 def read_dump(
-    source: str,
-    options: CleanOptions,
-    *,
-    name: str,
-    processes: int,
-    start: int = 0,
-    meter: InputMeter | None = None,
+    source: str, options: CleanOptions, *, name: str, processes: int, start: int = 0, meter: InputMeter | None = None
 ) -> Iterator[Text | DataError | Skipped]:
     """Read the articles of a dump, in its order.
 
@@ -74,77 +57,65 @@ def read_dump(
         meter: counts the bytes that are read.
 
     Raises:
-        UserError: there is no such file, or it may not be read.
+        UserError: the file cannot be read.
         DataError: it is no dump, or a damaged one; what comes before the damage is handed out first.
-        StorageError: the disk failed.
         HornbookError: a process was killed.
     """
     site = Site()
     failures: list[DataError] = []
     pages = read_pages(read_blocks(source, processes, meter), name, site)
-    items = after(map(_classify, _until_failure(pages, failures)), start)
-    batches = _batches(items, options, site)
+
+    def classified() -> Iterator[Item]:
+        try:
+            for page in pages:
+                if isinstance(page, DataError) or page.is_article:
+                    yield page
+                elif page.redirect:
+                    yield Skipped("redirects")
+                else:
+                    yield Skipped("pages of other namespaces" if page.namespace else "pages that are not wikitext")
+        except DataError as error:
+            failures.append(error)
+
+    items = after(classified(), start)
+    batches = _batches(items)
     for batch in islice(batches, _BATCHES_HERE) if processes > 1 else batches:
-        yield from _merged(batch, _clean(_articles(batch)))
+        yield from _merged(batch, _clean(_articles(batch), options, LinkNames.of_site(site.namespaces)))
     if (more := next(batches, None)) is not None:
-        yield from _clean_elsewhere(chain((more,), batches), processes)
+        names = LinkNames.of_site(site.namespaces)
+        yield from _clean_elsewhere(chain((more,), batches), options, names, processes)
     if failures:
         raise failures[0]
 
 
-def _until_failure(pages: Iterator[Page | DataError], failures: list[DataError]) -> Iterator[Page | DataError]:
-    try:
-        yield from pages
-    except DataError as error:
-        failures.append(error)
-
-
-def _classify(page: Page | DataError) -> Item:
-    if isinstance(page, DataError) or page.is_article:
-        return page
-    if page.redirect:
-        return Skipped("redirects")
-    return Skipped("pages of other namespaces" if page.namespace else "pages that are not wikitext")
-
-
-def _batches(items: Iterable[Item], options: CleanOptions, site: Site) -> Iterator[_Batch]:
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     batch: list[Item] = []
     size = 0
     for item in items:
         batch.append(item)
         size += len(item.text) if isinstance(item, Page) else _NOTICE_CHARACTERS
         if size >= _BATCH_CHARACTERS:
-            yield _Batch(items=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
+            yield batch
             batch, size = [], 0
     if batch:
-        yield _Batch(items=batch, options=options, names=LinkNames.of_site(site.file_names, site.category_names))
+        yield batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """What a process gets to clean: title and wikitext of some articles."""
-
-    pages: list[tuple[str, str]]
-    options: CleanOptions
-    names: LinkNames
+def _articles(batch: list[Item]) -> list[tuple[str, str]]:
+    """Return title and wikitext of the articles."""
+    return [(item.title, item.text) for item in batch if isinstance(item, Page)]
 
 
-def _articles(batch: _Batch) -> _Work:
-    pages = [(item.title, item.text) for item in batch.items if isinstance(item, Page)]
-    return _Work(pages=pages, options=batch.options, names=batch.names)
+def _clean(pages: list[tuple[str, str]], options: CleanOptions, names: LinkNames) -> list[tuple[str, ItemCount]]:
+    """Return the document of each page, and its list items."""
+    counts = [ItemCount() for _ in pages]
+    return [(clean_page(*page, options, names, count), count) for page, count in zip(pages, counts, strict=True)]
 
 
-def _clean(work: _Work) -> list[tuple[str, ItemCount]]:
-    """The document of each page, and its list items."""
-    counts = [ItemCount() for _ in work.pages]
-    pages = zip(work.pages, counts, strict=True)
-    return [(clean_page(*page, work.options, work.names, count), count) for page, count in pages]
-
-
-def _merged(batch: _Batch, texts: list[tuple[str, ItemCount]]) -> Iterator[Text | DataError | Skipped]:
+def _merged(batch: list[Item], texts: list[tuple[str, ItemCount]]) -> Iterator[Text | DataError | Skipped]:
     """Put the cleaned articles back among what else was met; a note on its list items comes before an article."""
     cleaned = iter(texts)
-    for item in batch.items:
+    for item in batch:
         if not isinstance(item, Page):
             yield item
             continue
@@ -154,13 +125,16 @@ def _merged(batch: _Batch, texts: list[tuple[str, ItemCount]]) -> Iterator[Text 
         yield text, item.offset
 
 
-def _clean_elsewhere(batches: Iterator[_Batch], processes: int) -> Iterator[Text | DataError | Skipped]:
+def _clean_elsewhere(
+    batches: Iterator[list[Item]], options: CleanOptions, names: LinkNames, processes: int
+) -> Iterator[Text | DataError | Skipped]:
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process)
-    waiting: deque[tuple[_Batch, Future[list[tuple[str, ItemCount]]]]] = deque()
+    waiting: deque[tuple[list[Item], Future[list[tuple[str, ItemCount]]]]] = deque()
     try:
         while True:
             room = processes + _BATCHES_AHEAD - len(waiting)
-            waiting.extend((batch, executor.submit(_clean, _articles(batch))) for batch in islice(batches, room))
+            for batch in islice(batches, room):
+                waiting.append((batch, executor.submit(_clean, _articles(batch), options, names)))
             if not waiting:
                 return
             batch, texts = waiting.popleft()

@@ -4,8 +4,8 @@
 
 As in MediaWiki, such a tag ends at the next closing tag of its name, whatever stands between. What ``<nowiki>``
 protects is handed on as character references, which the last step turns into characters. What is dropped where a
-reader would see something leaves a ``GAP``, so that the last step can mend the blanks and brackets around it. Every
-search goes forward only. The price: formulas are dropped unless they are as simple as ``x_1 = 2``.
+reader would see something leaves a ``GAP``, so that the last step can mend the blanks and brackets around it. Formulas
+are dropped unless they are as simple as ``x_1 = 2``.
 """
 
 import re
@@ -63,7 +63,7 @@ def resolve_opaque(text: str) -> str:
             if following is None:
                 unclosed.add(name)
             elif following[1]:
-                pieces.append(_replacement(name, match[2], text[position : following.start()]))
+                pieces.append(_replacement(name, text[position : following.start()]))
                 position = following.end()
     pieces.append(text[position:])
     return "".join(pieces)
@@ -72,7 +72,7 @@ def resolve_opaque(text: str) -> str:
 def resolve_html(text: str) -> str:
     """Drop tables in HTML and all tags that MediaWiki knows; breaks and blocks become line ends."""
     if "<table" in text:
-        text = _drop_tables(text)
+        text = drop_nested(text, _TABLE)
     if "<sup" in text:
         text = _RAISED.sub(lambda match: match[1].translate(_RAISE), text)
     return _TAG.sub(_replace_tag, text)
@@ -86,7 +86,7 @@ def _end_of_comment(text: str, start: int) -> int:
     return end + 1 if alone else end
 
 
-def _replacement(name: str, attributes: str, content: str) -> str:
+def _replacement(name: str, content: str) -> str:
     if name in _PROTECTED:
         return content.translate(_PROTECT)
     if name in _FORMULAS:
@@ -96,15 +96,20 @@ def _replacement(name: str, attributes: str, content: str) -> str:
     return ""
 
 
-def _drop_tables(text: str) -> str:
+def drop_nested(text: str, marks: re.Pattern[str], unclosed: str = "") -> str:
+    """Drop what stands between two marks, however nested.
+
+    ``marks`` matches both; one that ends something has a group 1. ``unclosed`` replaces a beginning that has no end.
+    """
     pieces: list[str] = []
     opened: list[int] = []
     position = 0
-    for match in _TABLE.finditer(text):
+    for match in marks.finditer(text):
         pieces.append(text[position : match.start()])
         position = match.end()
         if not match[1]:
             opened.append(len(pieces))
+            pieces.append(unclosed)
         elif opened:
             del pieces[opened.pop() :]
     pieces.append(text[position:])

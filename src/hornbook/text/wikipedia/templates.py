@@ -3,20 +3,20 @@
     {{Infobox|a={{b}}}}The {{lang|fr|Seine}} is {{convert|777|km|mi}} long.{{cn}}   ->   The Seine is 777 km long.
 
 A stack of open braces, so nesting costs nothing; braces without a partner vanish, and what stands between stays.
-Nothing is fetched or run: a template is known by its name, and ``phrases`` knows some hundred of English Wikipedia. The
-price: what other templates would show is missing, and a ``GAP`` is left for the last step.
+Nothing is fetched or run: a template is known by its name, and ``phrases`` knows some hundred of English Wikipedia. Of
+any other a ``GAP`` is left for the last step.
 """
 
 import re
 from typing import Final
 
 from hornbook.text.wikipedia.phrases import PHRASES
-from hornbook.text.wikipedia.tags import GAP
+from hornbook.text.wikipedia.tags import GAP, drop_nested
 
 _BRACES: Final = re.compile(r"\{\{+|\}\}+")
 _BARS: Final = re.compile(r"\[\[|\]\]|\|")
 _NAMED: Final = re.compile(r"\s*([A-Za-z0-9_ -]{1,30}?)\s*=")
-_TABLE: Final = re.compile(r"^[ \t:*#]*\{\||^[ \t]*\|\}", re.MULTILINE)
+_TABLE: Final = re.compile(r"^[ \t:*#]*\{\||^[ \t]*(\|\})", re.MULTILINE)
 _MAX_DEPTH: Final = 12
 _MAX_NAME: Final = 48
 
@@ -47,19 +47,7 @@ def drop_tables(text: str) -> str:
     """Drop each ``{| ... |}`` with what is nested in it; of one that has no end, the line of its beginning."""
     if "{|" not in text and "|}" not in text:
         return text
-    pieces: list[str] = []
-    opened: list[int] = []
-    position = 0
-    for match in _TABLE.finditer(text):
-        pieces.append(text[position : match.start()])
-        position = match.end()
-        if match[0].endswith("{|"):
-            opened.append(len(pieces))
-            pieces.append("|")  # an unclosed table's first line then looks like a row, which the last step drops
-        elif opened:
-            del pieces[opened.pop() :]
-    pieces.append(text[position:])
-    return "".join(pieces)
+    return drop_nested(text, _TABLE, unclosed="|")  # the line then looks like a row, which the last step drops
 
 
 def _phrase(pieces: list[str], start: int) -> str:

@@ -19,7 +19,7 @@ from hornbook.config import (
     Recipe,
     TrainingConfig,
 )
-from hornbook.run.notices import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.run.preflight import differing_ends, large_batch, large_vocabulary, long_warmup
 from hornbook.samples.sources import Sources
 
 

@@ -4,7 +4,7 @@ import pytest
 from tiny_text import one_line
 
 from hornbook.errors import DataError
-from hornbook.text.readers.records import text_in, text_or_null
+from hornbook.text.readers.jsonl import text_in, text_or_null
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.document import LARGEST_FILE, Leaf, file_leaves, merge, read_document, split_overrides
+from hornbook.config.build import LARGEST_FILE, Leaf, file_leaves, merge, read_document, split_overrides
 from hornbook.errors import RecipeError
 
 

@@ -1,0 +1,123 @@
+"""Checks before the first step: what cannot run is refused, what may be a slip in the recipe is a line.
+
+    train gpt2-small --data.train corpora/mine --training.steps 20
+        -> schedule.warmup_steps is 2000, the run has 20 steps: the rate only reaches 6e-06 of 0.0006; ...
+        -> a batch has 512 windows, the data 120: each step repeats them 4.3 times; ...
+        -> the documents of corpora/old have no end-of-text tokens, unlike the others: ...
+        -> model.vocab_size is 50,257, the data has 4,096 tokens; --model.vocab-size none uses the data's
+
+The bounds of memory are lower ones, since activations, logits and batches that are made ahead come on top of them: what
+is refused could not have run, and what passes may still be too large.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from hornbook.config import CausalLMConfig, Recipe
+from hornbook.config.optimizers import ScheduleConfig
+from hornbook.errors import UserError
+from hornbook.optim.schedules import build_schedule, warmup_steps_of
+from hornbook.optim.updates import build_update
+from hornbook.parallel.world import World
+from hornbook.samples.batches import Samples
+from hornbook.samples.sources import Sources
+from hornbook.storage.system import format_bytes
+from hornbook.track.environment import memory_bytes
+from hornbook.wording import counted
+
+_BYTES_OF_ID, _BYTES_OF_WEIGHT = 8, 4
+_MAX_PADDING = 128
+"""The rows of a table are padded to a multiple of at most so many, for speed."""
+
+
+def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
+    """Refuse a model or a batch for which the memory of this rank cannot suffice.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        samples: of the run; they tell the tokens of a batch.
+        world: of the run; gives the device and the number of ranks.
+
+    Raises:
+        UserError: the model with gradients and optimizer state, or the token ids of a step, are larger than the memory.
+    """
+    host = memory_bytes()
+    on_gpu = world.device.type == "cuda"
+    device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
+    num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
+    needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
+    if device is not None and needed > device:
+        raise UserError(
+            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
+            f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+        )
+    batch = recipe.training.global_batch_size
+    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
+    if host is not None and ids > host:
+        raise UserError(
+            f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
+            f"rank, and this machine has {format_bytes(host)}: lower it"
+        )
+
+
+def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
+    """Refuse early stopping by a validation loss that the run has no data for."""
+    evaluation = recipe.evaluation
+    by_validation = evaluation.early_stopping_patience is not None and recipe.checkpoint.best_by == "validation"
+    if by_validation and samples.held_out is None:
+        raise UserError(
+            "early stopping needs the validation loss, and the run has no validation data: set "
+            "data.validation, or a task in checkpoint.best_by"
+        )
+
+
+def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:
+    """Yield warnings about a recipe, now that its data and its length are known."""
+    batch = large_batch(recipe, samples.num_samples, samples.noun)
+    return filter(None, (long_warmup(recipe, num_steps), batch, differing_ends(recipe, sources)))
+
+
+def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
+    """Say that the run ends before its warm-up does, and how far the learning rate comes; None where it does not."""
+    schedule, peak = recipe.schedule, recipe.optimizer.learning_rate
+    if not isinstance(schedule, ScheduleConfig) or warmup_steps_of(schedule, num_steps) <= num_steps:
+        return None
+    reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
+    return (
+        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {counted(num_steps, 'step')}: the rate only "
+        f"reaches {reached:.2g} of {peak:g}; lower it, or use --schedule.warmup-fraction"
+    )
+
+
+def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
+    """Say that a batch goes through all samples more than once; None where it does not."""
+    size = recipe.training.global_batch_size
+    if size <= num_samples:
+        return None
+    return (
+        f"a batch has {counted(size, noun)}, the data {num_samples:,}: each step repeats them {size / num_samples:.1f} "
+        "times; lower training.global_batch_size"
+    )
+
+
+def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
+    """Say that the model has more tokens than its data, by more than padding explains; None where it has not."""
+    own, theirs = recipe.model.vocab_size, sources.vocab_size
+    if own is None or theirs is None or own <= -(-theirs // _MAX_PADDING) * _MAX_PADDING:
+        return None
+    return f"model.vocab_size is {own:,}, the data has {theirs:,} tokens; --model.vocab-size none uses the data's"
+
+
+def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
+    """Say that a decoder is to learn where texts end from some of its stores only; None where that is not so."""
+    if not isinstance(recipe.objective, CausalLMConfig):
+        return None
+    ends = {path: source.end_of_text for path, source in zip(recipe.data.train, sources.train, strict=False)}
+    without = [path for path, end_of_text in ends.items() if end_of_text == "absent"]
+    if len(without) in (0, len(ends)):
+        return None
+    return (
+        f"the documents of {', '.join(without)} have no end-of-text tokens, unlike the others: "
+        "rebuild the store, or convert it with --end-of-text inserted"
+    )
