@@ -62,7 +62,7 @@ def test_rows_land_in_metrics_and_report(folder: Path, capfd: pytest.CaptureFixt
     assert all(isinstance(row["value"], float) and row["compute"] == "fp32" for row in rows)
     assert "step 4  lambada  last_word_accuracy" in capfd.readouterr().err
     page = (folder / "run" / "report.html").read_text()
-    assert "lambada, after step 8" in page
+    assert f"on {folder}/lambada.jsonl; after step 8" in page
     assert page.count("; computed in fp32") == 6
 
 
