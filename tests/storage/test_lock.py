@@ -11,8 +11,9 @@ import pytest
 
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
-from hornbook.storage import lock as module
-from hornbook.storage.lock import is_locked, lock_folder, remove_locked_folder
+from hornbook.storage import files as module
+from hornbook.storage.files import lock_folder, remove_locked_folder
+from hornbook.storage.system import is_locked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

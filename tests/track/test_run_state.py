@@ -13,7 +13,7 @@ from hornbook.track.runs import find_runs, read_run, run_of, summarize
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hornbook.storage.lock import lock_folder
+from hornbook.storage.files import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

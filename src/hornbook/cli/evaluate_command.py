@@ -6,13 +6,15 @@ hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an 
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
 from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
+
+_MOST_COLUMNS = 25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +86,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
+        for row in task["rows"]:
+            _print_table(row.get("table"))
     return result
 
 
@@ -120,6 +124,19 @@ def _print_rows(rows: "list[dict[str, object]]") -> None:
         if row["comparable_with"]:
             lines.append(("", "", f"= comparable with {row['comparable_with']}"))
     print_columns(lines, right=(1,), indent="  ")
+
+
+def _print_table(table: "dict[str, Any] | None") -> None:
+    """Print what a number is made of, unless it has more columns than anybody reads."""
+    if table is None:
+        return
+    columns = table["columns"]
+    if len(columns) > _MOST_COLUMNS:
+        print(f"  {table['title']}: {len(columns)} columns, see --json")
+        return
+    print(f"  {table['title']}")
+    rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in table["rows"]]
+    print_columns([columns, *rows], right=range(1, len(columns)), indent="    ")
 
 
 def _precision(row: "dict[str, object]") -> str:

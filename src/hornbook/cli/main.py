@@ -36,6 +36,8 @@ COMMANDS = {
     "tokenizer": "train a tokenizer, encode and decode text",
     "evaluate": "evaluate a trained model on held-out text",
     "generate": "generate text with a trained model",
+    "predict": "predict classes or answers with a fine-tuned model",
+    "embed": "write a vector for each text of a file",
     "checkpoint": "list and verify checkpoints; import and export models",
     "runs": "list, compare and report runs",
     "bench": "time training steps, generation or corpus builds",

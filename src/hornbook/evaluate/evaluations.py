@@ -4,7 +4,6 @@
 """
 
 import datetime
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from hornbook.corpus.joined import join
 from hornbook.errors import UserError
 from hornbook.evaluate.held_out import open_scored
-from hornbook.evaluate.tasks import Row, TaskInput, check_tasks, find_task, run_task
+from hornbook.evaluate.tasks import TaskInput, check_tasks, find_task, run_task
 from hornbook.optim.precision import dtype_name
 from hornbook.samples.encoder_sources import HELD_OUT_SEED
 from hornbook.samples.static_instances import StaticInstances, holds_instances
@@ -76,7 +75,7 @@ def _evaluate(name: str, given: TaskInput) -> dict[str, Any]:
     rows, loaded = run_task(name, given), given.loaded
     return {
         "name": name,
-        "rows": [_as_json(row) for row in rows],
+        "rows": [row.as_json() for row in rows],
         "data": {key: value for key, value in asdict(scored_data(name, given)).items() if value is not None},
         "options": {
             "window": given.window,
@@ -88,8 +87,3 @@ def _evaluate(name: str, given: TaskInput) -> dict[str, Any]:
         "checkpoint": str(loaded.path),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON has it: a number that is not finite becomes null."""
-    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}

@@ -9,9 +9,10 @@ A comparison is worth nothing without its convention, so a row cannot be made wi
 task alike and get the same rows; one that knows nothing of ranks computes everything on each of them.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -27,6 +28,15 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a number is made of, such as the figures of each class."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One number of an evaluation."""
 
@@ -39,6 +49,19 @@ class Row:
     compute: str | None = None
     """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
     it in where a task leaves it out."""
+    table: Table | None = None
+    """Printed and saved by ``hornbook evaluate``; the log of a training has the number alone."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the number by itself: all fields but the table."""
+        fields = asdict(replace(self, table=None))
+        del fields["table"]
+        return fields
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, with a table if there is one; a number that is not finite is null."""
+        table = {"table": asdict(self.table)} if self.table else {}
+        return {**self.fields(), "value": self.value if math.isfinite(self.value) else None, **table}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Text from a trained model.
+"""What a trained model makes of texts: continuations, here; filled masks, classes, answers, vectors, a module each.
 
     text    ->  TextWriter  ->  generate_batch  ->  Decoder     logits of the next tokens, from cached keys and values
     streamed    stop strings    the loop over       Chooser     temperature, top-k, top-p, penalty, one draw a row

@@ -130,3 +130,17 @@ def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
         places_P: int64, indices into the B·T tokens, on the device of ``x`` or in the host's memory.
     """
     return x_BT.flatten(0, 1).index_select(0, places_P.to(x_BT.device, non_blocking=True))
+
+
+def sequence_places(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the tokens of a batch's sequences lie, a sequence a row.
+
+    Returns:
+        int64 ``[S, T]``, T being the length of the longest: flat indices into the tokens, 0 beyond a sequence's end;
+        and bool ``[S, T]``, whether a place is beyond it. Both on ``device``.
+    """
+    firsts_S, lengths_S = batch["firsts"], batch["lengths"]
+    places = torch.arange(int(lengths_S.max()), device=lengths_S.device)
+    outside_ST = places >= lengths_S[:, None]
+    flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+    return flat_ST.to(device, non_blocking=True), outside_ST.to(device, non_blocking=True)

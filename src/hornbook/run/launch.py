@@ -27,7 +27,7 @@ from hornbook.run.training_run import TrainingRun
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
-from hornbook.storage.lock import lock_folder
+from hornbook.storage import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end

@@ -14,7 +14,7 @@ twice. What fails after that ends the run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
@@ -89,10 +89,10 @@ def _warn(run: TrainingRun, name: str, why: str) -> None:
 
 def _log(run: TrainingRun, name: str, rows: list[Row], text: str | None) -> None:
     step = run.state.progress.step
-    run.console.task({"step": step, "task": name, **asdict(rows[0])})
+    run.console.task({"step": step, "task": name, **rows[0].fields()})
     for row in rows:
         if run.metrics is not None:
-            run.metrics.append({"kind": "task", "step": step, "task": name, "data": text, **asdict(row)})
+            run.metrics.append({"kind": "task", "step": step, "task": name, "data": text, **row.fields()})
         measure = f"{name}/{row.metric}"
         if measure == run.recipe.checkpoint.best_by:
             run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))

@@ -13,7 +13,7 @@ from hornbook.checkpoint.listing import committed
 from hornbook.checkpoint.manifest import MANIFEST, parse_step
 from hornbook.errors import HornbookError
 from hornbook.storage.json_files import read_json
-from hornbook.storage.lock import is_locked
+from hornbook.storage.system import is_locked
 
 State: TypeAlias = Literal["running", "finished", "stopped", "diverged", "imported"]
 
