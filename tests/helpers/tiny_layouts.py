@@ -63,6 +63,7 @@ LAYOUTS = {
     "interleaved 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=interleaved",
     "zero-bubble 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=zero-bubble",
     "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
+    "tensor 2 x hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.tensor_parallel=2",
 }
 
 
