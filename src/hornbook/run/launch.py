@@ -16,11 +16,11 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
-from hornbook.parallel.world import World
+from hornbook.parallel.world import World, num_started
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
+from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, refuse_uneven_shares, slips
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
@@ -57,6 +57,7 @@ def train(
     """
     chosen = choose_device(device)
     prepare(chosen, threads)
+    refuse_uneven_shares(resolved.recipe, num_started())
     world = World.join(chosen, resolved.recipe.parallel)
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:

@@ -16,11 +16,12 @@ import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
+from hornbook.config.pipeline import rounds_of
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
-from hornbook.samples.batches import Samples
+from hornbook.samples.batches import Samples, micro_batch_offsets
 from hornbook.samples.sources import Sources
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
@@ -29,6 +30,24 @@ from hornbook.wording import counted
 _BYTES_OF_ID, _BYTES_OF_WEIGHT = 8, 4
 _MAX_PADDING = 128
 """The rows of a table are padded to a multiple of at most so many, for speed."""
+
+
+def refuse_uneven_shares(recipe: Recipe, num_ranks: int) -> None:
+    """Refuse ranks, or micro-batches of a pipeline, that do not go with a recipe, before any rank is connected.
+
+    Raises:
+        UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
+            among them, or it has too few micro-batches for the stages of a pipeline.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    samples = micro_batch_offsets(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        rank=0,
+        world_size=sizes.replicate * sizes.shard,
+    )
+    if sizes.pipeline > 1:
+        rounds_of(len(samples), sizes.pipeline, recipe.parallel.pipeline_schedule)
 
 
 def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
@@ -47,7 +66,7 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
     num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
-    needed //= world.holders.size
+    needed //= world.holders.size * world.pipeline.size
     if device is not None and needed > device:
         raise UserError(
             f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
