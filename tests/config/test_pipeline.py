@@ -58,7 +58,6 @@ def test_stages_that_are_listed():
         ([f"{PIPELINE}=3", f"{LISTED}=12,0,0"], "only the first and the last stage may have no layers"),
         ([f"{LISTED}=12"], "layers_per_stage applies only to a pipeline; set pipeline_parallel, or remove it"),
         ([f"{PIPELINE}=16"], "a pipeline of 16 stages needs at least 14 layers; add some"),
-        ([f"{PIPELINE}=2", "--parallel.data-parallel=shard"], 'goes with data_parallel = "replicate" alone'),
     ],
 )
 def test_pipelines_that_a_model_does_not_have_are_refused(words, message):

@@ -60,6 +60,13 @@ LAYOUTS = {
     "interleaved 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=interleaved",
     "zero-bubble 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble",
     "1f1b 2 x data 2": "parallel.pipeline_parallel=2",
+    "1f1b 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard",
+    "interleaved 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.pipeline_schedule=interleaved",
+    "zero-bubble 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.pipeline_schedule=zero-bubble",
+    "1f1b 2 x shard 2 x tensor 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.tensor_parallel=2",
     "1f1b 2 x tensor 2": "parallel.pipeline_parallel=2 parallel.tensor_parallel=2",
     "1f1b 4, listed": "parallel.pipeline_parallel=4 parallel.layers_per_stage=0,2,2,2",
     "gpipe 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=gpipe",

@@ -40,10 +40,12 @@ FOUR = {
         ("deep bert unpadded", "adamw", "zero-bubble 4"),
         ("deep groupbert", "lamb", "interleaved 4"),
         ("deep gpt", "lamb", "1f1b 2 x data 2"),
+        ("gpt", "adamw", "zero-bubble 2 x shard 2"),
+        ("deep bert packed", "lamb", "1f1b 2 x shard 2"),
         ("deep bert packed", "adamw", "1f1b 2 x tensor 2"),
     ],
-    "chain": ["1f1b 2 x data 2", "shard 4", "1f1b 2 x tensor 2"],
-    "labelled": [("span", "1f1b 2 x data 2"), ("classification", "1f1b 2 x tensor 2")],
+    "chain": ["1f1b 2 x data 2", "interleaved 2 x shard 2", "1f1b 2 x tensor 2"],
+    "labelled": [("span", "1f1b 2 x shard 2"), ("classification", "1f1b 2 x tensor 2")],
     "num_micro_batches": [],
 }
 WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
@@ -139,7 +141,14 @@ def test_heads_of_labeled_data_learn_and_are_validated_as_in_one_process(ranks, 
 @WORLDS
 def test_each_rank_writes_its_stage(ranks):
     folder, plan = ranks
-    files = {"data 2": 1, "1f1b 2": 2, "interleaved 2": 2, "1f1b 2 x data 2": 2, "shard 4": 4, "1f1b 2 x tensor 2": 4}
+    files = {
+        "data 2": 1,
+        "1f1b 2": 2,
+        "interleaved 2": 2,
+        "1f1b 2 x data 2": 2,
+        "interleaved 2 x shard 2": 4,
+        "1f1b 2 x tensor 2": 4,
+    }
     for number, layout in enumerate(plan["chain"]):
         path = checkpoint.folder_of(folder / layout / "checkpoints", 4 * (number + 1))
         assert checkpoint.verify(path) == []
@@ -162,7 +171,7 @@ def test_a_command_line_run_is_resumed_evaluated_and_generates(tmp_path, monkeyp
     assert done.returncode == 0, done.stderr
     done = torchrun(2, "-m", "hornbook", *RUN.split(), *PIPELINE, "--training.steps", "6", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "after step 3" in done.stdout
+    assert "after step 3" in done.stderr
     monkeypatch.chdir(tmp_path)
     assert main([*RUN.split(), "--training.steps", "8"]) == 0
     assert main([*RUN.split(), "--training.steps", "8", "--output", "alone"]) == 0

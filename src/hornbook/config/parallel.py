@@ -109,9 +109,6 @@ class ParallelConfig:
             yield Problem(("layers_per_stage", "pipeline_parallel"), message)
         elif 0 in self.layers_per_stage[1:-1]:
             yield Problem(("layers_per_stage",), "only the first and the last stage may have no layers; give each one")
-        if self.data_parallel != "replicate":
-            message = 'a pipeline goes with data_parallel = "replicate" alone; set that, or pipeline_parallel to 1'
-            yield Problem(("pipeline_parallel", "data_parallel"), message)
 
     def sizes(self, num_ranks: int) -> Sizes:
         """Return the ranks along each axis of a world of ``num_ranks``.

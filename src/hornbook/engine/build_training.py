@@ -1,6 +1,7 @@
 """From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
 
 import re
+from functools import partial
 
 import torch
 
@@ -37,9 +38,9 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     _refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
-    parallelize(model, world)
-    pipeline = build_pipeline(model, recipe, world) if world.pipeline.size > 1 else None
-    model.allocate(world.device, pipeline.parts if pipeline else None)
+    is_pipelined = world.pipeline.size > 1
+    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)

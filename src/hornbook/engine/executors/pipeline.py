@@ -15,7 +15,7 @@ gradient comes back once a step. The head's copy belongs to no optimizer and no 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -38,8 +38,8 @@ class Pipeline:
     """A model whose layers are spread over ranks: an executor, which is called, and a ``forward``.
 
     Args:
-        model: on the meta device; ``allocate(device, self.parts)`` gives memory to what this rank holds, the rest stays
-            there.
+        model: on the meta device; ``allocate(device, self.stages)`` gives memory to what this rank holds, the rest
+            stays there.
         world: gives the ranks of the pipeline.
         config: the schedule.
         stages: the layers of each stage; stage s is on rank s modulo the number of ranks.
@@ -57,15 +57,14 @@ class Pipeline:
         self._step = _Step()
         self._num_stages = len(stages)
         own = range(world.pipeline.rank, len(stages), world.pipeline.size)
-        self._stages = {number: _Stage(model, number, stages, self._step) for number in own}
+        self._stages = {number: Stage(model, number, stages, self._step) for number in own}
         self._table = _TiedTable(model, world.pipeline)
         self._schedules: dict[int, Any] = {}
-        self._capacity = 0
 
     @property
-    def parts(self) -> list[nn.Module]:
-        """The modules that this rank holds."""
-        return [part for stage in self._stages.values() for part in stage.children()]
+    def stages(self) -> "list[Stage]":
+        """Those of this rank."""
+        return [*self._stages.values()]
 
     def __call__(
         self, state: TrainState, micro_batches: Sequence[Batch], objective: Objective, counts: Mapping[str, int]
@@ -73,9 +72,16 @@ class Pipeline:
         """Take all micro-batches through the pipeline, round by round (see ``Executor``)."""
         rounds = rounds_of(len(micro_batches), self._ranks.size, self._kind)
         self._table.copy()
+        totals = {name: torch.zeros((), device=self._device) for name in objective.weights}
+
+        def loss(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
+            sums = objective.sums(head, x_BTD, batch)
+            for name, total in totals.items():
+                total += sums[name].detach()
+            return weighted_loss(sums, counts, objective.weights)
+
         step = self._step
-        step.objective, step.counts = objective, counts
-        step.totals = dict.fromkeys(objective.weights, torch.zeros((), device=self._device))
+        step.use = loss
         self._widen(max(batch["tokens"].numel() for batch in micro_batches))
         for size in rounds:
             step.batches, micro_batches = micro_batches[:size], micro_batches[size:]
@@ -86,8 +92,8 @@ class Pipeline:
         self._table.return_gradient()
         for part in state.home.parts():
             state.home.keep_gradients(part)
-        totals = self._ranks.sum_tensor(torch.stack(list(step.totals.values())))
-        return dict(zip(step.totals, totals.unbind(), strict=True))
+        everywhere = self._ranks.sum_tensor(torch.stack(list(totals.values())))
+        return dict(zip(totals, everywhere.unbind(), strict=True))
 
     @torch.no_grad()
     def forward(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
@@ -96,29 +102,29 @@ class Pipeline:
         See ``Forward``. ``use`` runs on the last rank alone.
         """
         self._table.copy()
-        batch, ranks = to_device(batch, self._device), self._ranks
-        x_BTD, result = self._wire(*batch["tokens"].shape), None
+        step, ranks, width = self._step, self._ranks, batch["tokens"].numel()
+        result: Any = None
+        step.batches, step.use = [batch], use
         for number, stage in self._stages.items():
+            wire = self._wire(max(width, step.capacity))
             if number:
-                ranks.move(x_BTD, (number - 1) % ranks.size, ranks.rank)
-            x_BTD = stage.hidden(x_BTD, batch)
+                ranks.move(wire[:width], (number - 1) % ranks.size, ranks.rank)
+            result = stage(wire, number=torch.tensor([0]))
+            stage.release()
             if stage.head is None:
-                ranks.move(x_BTD, ranks.rank, (number + 1) % ranks.size)
-            else:
-                result = _copied(stage.head(use, x_BTD, batch), torch.device("cpu"))
-        shared: Result = _copied(ranks.share(result, ranks.size - 1), self._device)
+                ranks.move(result[:width], ranks.rank, (number + 1) % ranks.size)
+        shared: Result = _copied(ranks.share(_copied(result, torch.device("cpu")), ranks.size - 1), self._device)
         return shared
 
     def _widen(self, num_tokens: int) -> None:
         """Make the wires wide enough for micro-batches of so many tokens."""
-        if num_tokens > self._capacity:
-            self._capacity = num_tokens
+        if num_tokens > self._step.capacity:
             self._step.capacity = num_tokens
             self._schedules.clear()
 
-    def _wire(self, *shape: int) -> Tensor:
+    def _wire(self, num_tokens: int) -> Tensor:
         hidden_size, dtype = self._model.embedding.tokens.shape[1], self._model.compute_dtype
-        return torch.empty(*shape, hidden_size, dtype=dtype, device=self._device)
+        return torch.empty(num_tokens, hidden_size, dtype=dtype, device=self._device)
 
     def _schedule(self, size: int) -> Any:
         """Return the schedule of a round of so many micro-batches, made when it is first needed.
@@ -128,7 +134,7 @@ class Pipeline:
         if size not in self._schedules:
             from torch.distributed import pipelining
 
-            wire, loss = self._wire(self._capacity).requires_grad_(), torch.zeros((), requires_grad=True)
+            wire, loss = self._wire(self._step.capacity).requires_grad_(), torch.zeros((), requires_grad=True)
             stages = [
                 pipelining.PipelineStage(
                     stage,
@@ -158,21 +164,20 @@ class _Step:
 
     batches: Sequence[Batch] = ()
     """Of the round."""
-    objective: Any = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    totals: dict[str, Tensor] = field(default_factory=dict)
+    use: Callable[[Any, Tensor, Batch], Any] | None = None
+    """What the last stage makes of the head, the hidden states and the batch."""
     capacity: int = 0
     """Tokens of a wire."""
 
 
-class _Stage(nn.Module):
+class Stage(nn.Module):
     """Some layers of a model, perhaps its embedding or its head, as one module between two wires.
 
     Args:
         model: the whole.
         number: of this stage.
         stages: the layers of each stage.
-        step: tells the micro-batches, and takes the sums of the last stage.
+        step: tells the micro-batches, and what the last stage computes.
     """
 
     def __init__(self, model: LanguageModel, number: int, stages: Sequence[Sequence[int]], step: _Step) -> None:
@@ -182,27 +187,34 @@ class _Stage(nn.Module):
         self.head = model.head if number == len(stages) - 1 else None
         self._make_context, self._step = model.make_context, step
 
-    def forward(self, wire: Tensor, number: Tensor) -> Tensor:
-        """Return the next wire ``[capacity, D]`` of the micro-batch ``number``; the last stage its weighted loss."""
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The embedding, each block and the head, as far as they are of this stage."""
+        return [part for part in (self.embedding, *self.blocks, self.head) if part is not None]
+
+    def forward(self, wire: Tensor, number: Tensor) -> Any:
+        """Return the next wire ``[capacity, D]`` of the micro-batch ``number``; the last stage returns its result."""
         step, device = self._step, next(self.parameters()).device
         batch = to_device(step.batches[int(number)], device)
-        shape = batch["tokens"].shape
-        x_BTD = self.hidden(wire[: shape.numel()].view(*shape, -1) if self.embedding is None else wire, batch)
-        if self.head is None:
-            return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, step.capacity - shape.numel()))
-        sums = self.head(step.objective.sums, x_BTD, batch)
-        step.totals = {name: total + sums[name].detach() for name, total in step.totals.items()}
-        return weighted_loss(sums, step.counts, step.objective.weights)
-
-    def hidden(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return the hidden states after the layers of this stage; the first stage makes them from the batch."""
-        if self.embedding is not None:
-            x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
+        tokens_BT = batch["tokens"]
+        if self.embedding is None:
+            x_BTD = wire[: tokens_BT.numel()].view(*tokens_BT.shape, -1)
+        else:
+            x_BTD = self.embedding(tokens_BT, batch["positions"], batch["keys"], batch.get("segments"))
         if len(self.blocks):
             context = self._make_context(batch)
             for block in self.blocks:
                 x_BTD = block(x_BTD, context)
-        return x_BTD
+        if self.head is None:
+            return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, max(step.capacity - tokens_BT.numel(), 0)))
+        return self.head(step.use, x_BTD, batch)
+
+    def release(self) -> None:
+        """Give up weights that were gathered for a forward pass that no backward pass follows."""
+        for module in self.modules():
+            reshard = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()
 
 
 class _TiedTable:
