@@ -31,6 +31,7 @@ precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synt
 """
 MODELS = {
     "gpt": "gpt2-small",
+    "gpt in rounds": "gpt2-small training.micro_batch_size=1 training.global_batch_size=40 optimizer.clip_norm=0.1",
     "deep gpt": "gpt2-small model.num_layers=6",
     "deep bert padded": "bert-tiny data.layout=padded model.num_layers=6",
     "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 HELPERS = HERE.parent / "helpers"
 TWO = {
     "cases": [
-        ("deep gpt", "adamw", "gpipe 2"),
+        ("gpt in rounds", "adamw", "gpipe 2"),
         ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
