@@ -106,7 +106,7 @@ def test_ranks_verify_each_file_once(four):
         ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS, 2, 1)[0]], r"its boxes at \[0, 0\] and \[0, 0\] overlap"),
         ([Shard(values=NUMBERS, begin=(1, 0), shape=(8, 6))], "a box begins at"),
         ([Shard(values=NUMBERS, begin=(0,), shape=(8, 6))], "a box begins at"),
-        ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS.bfloat16(), 2, 0)[1]], "another shape or dtype on rank 1"),
+        ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS.bfloat16(), 2, 0)[1]], "another shape or dtype in model-00001"),
     ],
 )
 def test_boxes_that_do_not_make_up_their_tensor_are_refused_and_nothing_is_written(tmp_path, shards, problem):

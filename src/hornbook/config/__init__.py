@@ -35,7 +35,12 @@ from hornbook.config.optimizers import (
     PolynomialConfig,
     SGDConfig,
 )
+<<<<<<< HEAD
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
+=======
+from hornbook.config.options import Problem, choices, option, register
+from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
+>>>>>>> scale12
 from hornbook.config.recipe import (
     Change,
     DataConfig,
@@ -70,6 +75,7 @@ __all__ = [
     "MaskingConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
+    "ParallelConfig",
     "PolynomialConfig",
     "PrecisionConfig",
     "PretrainingConfig",
@@ -78,6 +84,7 @@ __all__ = [
     "Resolved",
     "RobertaConfig",
     "SGDConfig",
+    "Sizes",
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
@@ -85,6 +92,7 @@ __all__ = [
     "bundled_recipes",
     "changed_keys",
     "choices",
+    "cut_dimension",
     "find_recipe",
     "load_recipe",
     "option",
