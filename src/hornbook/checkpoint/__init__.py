@@ -5,11 +5,7 @@
 Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
 """
 
-<<<<<<< HEAD
-from hornbook.checkpoint.commit import prune, save, set_aside
-=======
-from hornbook.checkpoint.commit import prune, require_space, save, save_share, set_aside, temporary_of
->>>>>>> scale12
+from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, require_space, resolve, steps_in
 from hornbook.checkpoint.load import load

@@ -22,11 +22,7 @@ from typing import Final, NamedTuple
 
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
-<<<<<<< HEAD
 from hornbook.checkpoint.listing import committed, require_space
-from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder_of, is_plain_name, verify
-=======
-from hornbook.checkpoint.listing import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,
     Entry,
@@ -37,7 +33,6 @@ from hornbook.checkpoint.manifest import (
     read_manifest,
     verify,
 )
->>>>>>> scale12
 from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage

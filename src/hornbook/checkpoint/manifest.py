@@ -101,9 +101,6 @@ def is_plain_name(name: str) -> bool:
 def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     """Return the manifest of the checkpoint ``path``; whether its files agree, ``verify`` tells.
 
-<<<<<<< HEAD
-    Raises CheckpointError if it is missing, malformed or of another format.
-=======
     Args:
         path: the checkpoint's own folder.
         name: of the file; a rank's share of an unfinished checkpoint has another one.
@@ -111,7 +108,6 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     Raises:
         CheckpointError: it is missing, malformed or of another format.
         StorageError: it cannot be read.
->>>>>>> scale12
     """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint")

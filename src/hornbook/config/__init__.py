@@ -35,12 +35,8 @@ from hornbook.config.optimizers import (
     PolynomialConfig,
     SGDConfig,
 )
-<<<<<<< HEAD
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
-=======
-from hornbook.config.options import Problem, choices, option, register
 from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
->>>>>>> scale12
 from hornbook.config.recipe import (
     Change,
     DataConfig,

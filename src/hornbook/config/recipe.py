@@ -37,17 +37,13 @@ from hornbook.config.optimizers import (
     ScheduleConfig,
     problems_of_steps,
 )
-<<<<<<< HEAD
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
+from hornbook.config.parallel import ParallelConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
 """Key of a stored recipe: the script of each section whose part is not hornbook's own."""
 Key = tuple[str, str]
-=======
-from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
-from hornbook.config.parallel import ParallelConfig
->>>>>>> scale12
 
 EXCLUSIVE = (
     (("training", "steps"), ("training", "epochs"), ("training", "tokens")),
