@@ -25,7 +25,8 @@ import traceback
 from collections.abc import Sequence
 
 from hornbook.cli.arguments import CommandParser
-from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
+from hornbook.errors import HornbookError, PathError, RankError, RecipeError, StorageError
+from hornbook.parallel import launched
 from hornbook.version import __version__
 from hornbook.wording import one_line
 
@@ -97,13 +98,17 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = execute(words)
-        _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json else "")
+        _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json and launched.rank() == 0 else "")
     except BrokenPipeError:
         raise
     except SystemExit as stop:  # argparse after --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        return _fail(["interrupted"], INTERRUPTED, as_json)
+        return _fail(["interrupted"], INTERRUPTED, as_json, is_told=launched.rank() > 0)
+    except RankError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail([str(error)], error.exit_code, as_json, is_told=error.is_told)
     except HornbookError as error:
         if debug:
             traceback.print_exc()
@@ -128,7 +133,7 @@ def execute(words: Sequence[str]) -> dict[str, object]:
         raise AssertionError("argparse took a command line without a command")
     module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
-    result: dict[str, object] | None = module.run(parser.parse_args(words))
+    result: dict[str, object] | None = module.run(parser.parse_args(words, argparse.Namespace(words=words)))
     return result or {}
 
 
@@ -156,14 +161,15 @@ def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     return parser, {name: commands.add_parser(name, description=line) for name, line in COMMANDS.items()}
 
 
-def _fail(lines: list[str], exit_code: int, as_json: bool) -> int:
-    """Say what went wrong, a line each, and return the exit code."""
+def _fail(lines: list[str], exit_code: int, as_json: bool, *, is_told: bool = False) -> int:
+    """Say what went wrong, a line each, unless another process does, and return the exit code."""
     lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or full; the code still says it
-        for line in lines:
+        for line in () if is_told else lines:
             print(f"hornbook: error: {line}", file=sys.stderr)
     with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
-        _write_out(f"{json.dumps({'error': '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
+        is_heard = as_json and launched.rank() == 0
+        _write_out(f"{json.dumps({'error': '; '.join(lines), 'exit_code': exit_code})}\n" if is_heard else "")
     return exit_code
 
 

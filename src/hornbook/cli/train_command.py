@@ -7,7 +7,8 @@ would be trained and where each value comes from, as TOML that is a recipe itsel
 import argparse
 from pathlib import Path
 
-from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments
+from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
+from hornbook.parallel import launched
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer state (default: fresh)"
     )
     add_device_arguments(parser)
+    add_process_arguments(parser)
     parser.add_argument(
         "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
     )
@@ -38,6 +40,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
         return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
+    resolved.recipe.parallel.sizes(arguments.processes or launched.num_ranks())
+    start_processes(arguments)
     from hornbook.run.signals import leave_cleanly
 
     with leave_cleanly():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hornbook import checkpoint
-from hornbook.config import LabelledConfig, Recipe, Resolved
+from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, UserError
@@ -55,7 +55,7 @@ def train(
     """
     chosen = choose_device(device)
     prepare(chosen, threads)
-    world = World.join(chosen, resolved.recipe.parallel)
+    world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:
@@ -67,6 +67,10 @@ def train(
             else:
                 train_until_done(run)
             return _finish(run)
+    except Exception as error:
+        if (told := world.leaving(error)) is error:
+            raise
+        raise told from error
     finally:
         world.leave()
 
@@ -76,6 +80,7 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
     folder = RunFolder(path=output)
     recipe, sources = _open_data(recipe, folder, init_from)
+    world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")

@@ -39,7 +39,8 @@ def train_until_done(run: TrainingRun) -> None:
             if run.is_finished:
                 return
             if stopping:
-                raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+                told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"
+                raise run.world.told_by(0, StoppedBySignal(told))
 
 
 def _measure(run: TrainingRun) -> None:
@@ -58,8 +59,9 @@ def _refuse_divergence(run: TrainingRun) -> None:
         return
     if skipped >= MAX_SKIPPED_IN_A_ROW:
         run.set_aside(progress.step - skipped)
-    raise DivergedError(
+    error = DivergedError(
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
         f"so none of them is saved; {run.what_is_saved()}: lower optimizer.learning_rate or lengthen "
         "schedule.warmup_steps, and start a new run"
     )
+    raise run.world.told_by(0, error)

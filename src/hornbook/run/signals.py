@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -39,8 +39,13 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, told.encode())  # a handler may not use what it may have interrupted
 
-    with _handled(_SIGNALS, handle):
+    with handle_all(handle):
         yield received
+
+
+def handle_all(handle: Callable[[int, FrameType | None], None]) -> AbstractContextManager[None]:
+    """Let ``handle`` answer all signals that ask a run to stop, inside the block."""
+    return _handled(_SIGNALS, handle)
 
 
 @contextmanager

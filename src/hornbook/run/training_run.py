@@ -333,10 +333,11 @@ class TrainingRun:
         home = self.state.home
         finite = [torch.isfinite(weight).all() for part in home.parts() for weight in home.weights(part).values()]
         if self.world.any(not bool(torch.stack(finite).all())):
-            raise DivergedError(
+            error = DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
                 f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
+            raise self.world.told_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
