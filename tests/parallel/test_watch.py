@@ -23,7 +23,7 @@ synthetic = true
 [training]
 steps = 8
 global_batch_size = 4
-micro_batch_size = 2
+micro_batch_size = 1
 [checkpoint]
 every_steps = 3
 [tracking]

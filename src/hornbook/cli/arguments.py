@@ -19,7 +19,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hornbook.cli.table import wrap_line
 from hornbook.config.build import split_overrides
@@ -28,6 +28,9 @@ from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.parallel import launched
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -150,11 +153,12 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def start_processes(arguments: argparse.Namespace) -> None:
+def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     """Run the command as the ranks that ``--processes`` asks for, and end with their exit code; return without it.
 
     Raises:
-        UserError: ``--max-restarts`` without ``--processes``, or both under ``torchrun``.
+        UserError: ``--max-restarts`` without ``--processes``, both under ``torchrun``, or the recipe does not fit so
+            many ranks.
         SystemExit: the ranks have ended, and said what there is to say.
     """
     if arguments.processes is None:
@@ -164,7 +168,9 @@ def start_processes(arguments: argparse.Namespace) -> None:
     if launched.is_rank():
         raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
     from hornbook.run.processes import run_ranks, without
+    from hornbook.samples.batches import refuse_misfit
 
+    refuse_misfit(recipe, arguments.processes)
     words = without(arguments.words, "--processes", "--max-restarts")
     restarts = arguments.max_restarts or 0
     raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))

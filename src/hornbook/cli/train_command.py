@@ -36,12 +36,12 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.init_optimizer and not arguments.init_from:
         raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
     looking = arguments.print_recipe
-    resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
+    with launched.told_once():
+        resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
         return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
-    resolved.recipe.parallel.sizes(arguments.processes or launched.num_ranks())
-    start_processes(arguments)
+    start_processes(arguments, resolved.recipe)
     from hornbook.run.signals import leave_cleanly
 
     with leave_cleanly():

@@ -27,11 +27,8 @@ LAUNCHER = -1
 _TOLD = "told"
 
 
-def open_store(timeout: timedelta) -> Store:
+def open_store() -> Store:
     """Connect to the store of this start.
-
-    Args:
-        timeout: of later requests.
 
     Raises:
         HornbookError: nothing answers within ``ARRIVAL``.
@@ -53,7 +50,6 @@ def open_store(timeout: timedelta) -> Store:
             f"rank {launched.rank()} cannot reach the other ranks at {address}:{port} within "
             f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
         ) from error
-    store.set_timeout(timeout)
     return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -66,8 +62,7 @@ def meet(store: Store, recipe: Mapping[str, object]) -> None:
     """Wait for all ranks, and let all leave together if one has another recipe than rank 0.
 
     Raises:
-        RankError: a rank did not come within ``ARRIVAL``.
-        UserError: the recipe of this rank is another one.
+        RankError: a rank did not come within ``ARRIVAL``, or has another recipe.
     """
     rank, size = launched.rank(), launched.num_ranks()
     _arrive(store, "here", json.dumps(recipe))
@@ -80,7 +75,7 @@ def meet(store: Store, recipe: Mapping[str, object]) -> None:
             f"rank {different} of {size} has another recipe than rank 0: {problems[different]}; start all ranks with "
             "the same command and the same files"
         )
-        raise UserError(line) if rank == different else RankError(line, UserError.exit_code, is_told=True)
+        raise RankError(line, UserError.exit_code, is_told=rank != different)
 
 
 def _arrive(store: Store, key: str, value: str) -> None:

@@ -44,7 +44,7 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store.clone()  # its own connection: no wait of others blocks it
+        self._store = store.clone()  # type: ignore[attr-defined]  # its own connection: no wait of others blocks it
         self._store.set_timeout(timedelta(seconds=_SILENCE_SECONDS))
         self._counters = PrefixStore("watch", self._store)
         self._rank, self._size, self._launcher = rank, size, os.getppid()
@@ -99,7 +99,7 @@ class Watch:
             self._look()
         except dist.DistError:
             self._stop_if_alone()
-            if not self._ended.wait(_GRACE_SECONDS):
+            if self._launcher != _STOPPED and not self._ended.wait(_GRACE_SECONDS):
                 _leave(RankError(_CUT_OFF, HornbookError.exit_code))
 
     def _look(self) -> None:

@@ -153,15 +153,16 @@ class World:
             recipe: as a document, which must be the same on all ranks.
 
         Raises:
-            UserError: the axes do not multiply to the number of ranks, or this rank has another recipe; no process
-                group is made then.
+            UserError: the axes do not multiply to the number of ranks.
             RankError: a rank did not come, or has another recipe.
+
+        No process group is made then.
         """
         sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
-        store = open_store(_TIMEOUT)
+        store = open_store()
         meet(store, recipe or {})
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":

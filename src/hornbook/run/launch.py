@@ -16,6 +16,7 @@ from hornbook.errors import CheckpointError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
@@ -24,6 +25,7 @@ from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refu
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
+from hornbook.samples.batches import refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
@@ -53,9 +55,11 @@ def train(
     Raises:
         HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
     """
-    chosen = choose_device(device)
-    prepare(chosen, threads)
-    world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
+    with told_once():
+        chosen = choose_device(device)
+        prepare(chosen, threads)
+        refuse_misfit(resolved.recipe, num_ranks())
+        world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:

@@ -60,7 +60,8 @@ def run_ranks(words: Sequence[str], processes: int, *, device: str = "auto", max
         code = ranks.wait()
         if code != HornbookError.exit_code or restart == max_restarts or ranks.signal is not None:
             break
-        os.write(2, f"hornbook: all ranks start again: {restart + 1} of {max_restarts}\n".encode())
+        why = f"hornbook: error: {ranks.error}\n" if ranks.error else ""
+        os.write(2, f"{why}hornbook: restart {restart + 1} of {max_restarts}\n".encode())
     if ranks.error is not None:
         raise ranks.error
     return code

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
+from hornbook.config import Recipe
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
@@ -194,6 +195,17 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
     return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
+    """Raise UserError if ``[parallel]`` or the global batch does not fit so many ranks."""
+    sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
+    micro_batch_offsets(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        rank=0,
+        world_size=sizes.replicate * sizes.shard,
+    )
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
