@@ -224,6 +224,10 @@ class World:
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
 
+    def count(self, *conditions: bool) -> list[int]:
+        """Return on how many ranks each condition is true, the same on all of them."""
+        return self._everyone.sum_integers(conditions)
+
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
         return self._everyone.sum_integers([condition])[0] > 0

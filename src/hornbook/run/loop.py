@@ -22,7 +22,7 @@ def train_until_done(run: TrainingRun) -> None:
         DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen(is_first=run.world.is_first) as signals, run.batches() as batches, run.world.explained():
+    with listen(is_first=run.world.is_first) as signals, run.batches() as batches, run.world.explained(), run.saving():
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
@@ -31,7 +31,10 @@ def train_until_done(run: TrainingRun) -> None:
             if run.state.progress.skipped_in_a_row:
                 _refuse_divergence(run)
             # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
-            stopping = run.world.any(signals.name is not None) and not run.is_finished
+            num_signals, num_saved = run.world.count(signals.name is not None, run.has_saved)
+            stopping = num_signals > 0 and not run.is_finished
+            if num_saved == run.world.size:
+                run.finish_saving()
             if not stopping:
                 _measure(run)
             if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
@@ -57,6 +60,7 @@ def _refuse_divergence(run: TrainingRun) -> None:
     progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
     if skipped < MAX_SKIPPED_IN_A_ROW and not run.is_finished:
         return
+    run.finish_saving()
     if skipped >= MAX_SKIPPED_IN_A_ROW:
         run.set_aside(progress.step - skipped)
     error = DivergedError(

@@ -4,12 +4,10 @@
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,14 +22,13 @@ from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
+from hornbook.run.saving import Saver, Snapshot
 from hornbook.samples.batches import Batch, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog
 
 MAX_FAILED_SAVES = 3
-_NOTHING_TO_SAVE = 0
-"""In place of the number of the process that saves."""
 
 Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
 
@@ -65,6 +62,8 @@ class TrainingRun:
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
 
     def __post_init__(self) -> None:
+        """Derive what follows from the rest."""
+        self._saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
         self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
@@ -219,7 +218,7 @@ class TrainingRun:
             self.console.sample(step, text)
 
     def save(self, *, must_succeed: bool) -> None:
-        """Commit a checkpoint and prune old ones.
+        """Commit a checkpoint and prune old ones, or begin to, if ``checkpoint.background`` says so.
 
         While steps are being skipped nothing is saved. A save that fails leaves the older checkpoints as they are and
         the run alive, unless it must succeed or several failed in a row. All ranks go on, or none does.
@@ -228,90 +227,81 @@ class TrainingRun:
             DivergedError: the weights are not finite; nothing is saved.
             StorageError: see above.
         """
+        self.finish_saving()
         if self.state.progress.skipped_in_a_row:
             self.console.warn(f"checkpoint not saved: step {self.state.progress.step} was skipped")
             return
         with self.paused():
             self._refuse_bad_weights()
-            error = self._commit() if self.world.is_first else self._save_share()
-            self.world.barrier()
-            failed = self.world.any(error is not None)
-        if not failed:
+            for log in (self.metrics, self.samples_log):
+                if log is not None:
+                    log.sync()
+            behind = self.recipe.checkpoint.background and not must_succeed
+            self._saver.start(self._snapshot(), behind=behind)
+        if not behind:
+            self.finish_saving(must_succeed=must_succeed)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a save behind the training is done on this rank, and ``finish_saving`` would not wait."""
+        return self._saver.is_done
+
+    def finish_saving(self, *, must_succeed: bool = False) -> None:
+        """Wait for the save that was begun, if any, and answer for it; see ``save``. All ranks call this together."""
+        with self.paused():
+            saved = self._saver.finish()
+        if saved is None:
+            return
+        if not saved.failed:
             self.failed_saves = 0
+            self.console.checkpoint(saved.path)
+            for warning in saved.warnings:
+                self.console.warn(warning)
             return
         progress = self.state.progress
-        if progress.best_step == progress.step:
-            progress.best_by, progress.best_value, progress.best_step = self.best_before
+        if progress.best_step == saved.snapshot.contents.step:
+            progress.best_by, progress.best_value, progress.best_step = saved.snapshot.best_before
         self.failed_saves += 1
-        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
-            raise error or StorageError("the first rank could not save a checkpoint; see what it says")
+        teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
+        error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see what it says")
+        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
+            raise self.world.told_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")
 
-    def _commit(self) -> StorageError | None:
-        """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
-        asked: list[Path] = []
-
-        @contextmanager
-        def others(temporary: Path) -> Iterator[None]:
-            asked.append(temporary)
-            self.world.from_first(os.getpid())  # a part of the folder's name
-            try:
-                yield
-            finally:
-                self.world.barrier()
-                failed = self.world.ranks_where(False)
-            if failed:
-                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
-
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Leave no save half done: wait for it on leaving the block, but for a second signal, which ends at once."""
         try:
-            self.require_folder()
-            path = checkpoint.save(self.folder.checkpoints, self._contents(), [self._held()], others)
-        except StorageError as error:
-            return error
-        finally:
-            if not asked:
-                self.world.from_first(_NOTHING_TO_SAVE)
-        for log in (self.metrics, self.samples_log):
-            if log is not None:
-                log.sync()
-        self.console.checkpoint(path)
-        self.prune()
-        return None
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            saved = self._saver.finish()
+            if saved is not None and saved.error is not None:
+                self.console.warn(f"checkpoint not saved: {saved.error}")
+            raise
 
-    def _save_share(self) -> StorageError | None:
-        """Write what this rank alone holds into the checkpoint that the first one makes; return why that failed."""
-        process, error = self.world.from_first(0), None
-        if process != _NOTHING_TO_SAVE:
-            step = self.state.progress.step
-            try:
-                temporary = checkpoint.temporary_of(self.folder.checkpoints, step, process)
-                checkpoint.save_share(temporary, step, self.world.rank, self._held())
-            except StorageError as failure:
-                error = failure
-            self.world.barrier()
-            self.world.ranks_where(error is not None)
-        return error
-
-    def _held(self) -> dict[str, dict[str, checkpoint.Shard]]:
-        """Return the boxes of tensors that this rank is the first to hold."""
-        return {
+    def _snapshot(self) -> Snapshot:
+        keep, progress = self.recipe.checkpoint, self.state.progress
+        held = {
             group: {name: shard for name, shard in shards.items() if not shard.is_copy and shard.values.numel()}
             for group, shards in self.state.home.tensors().items()
         }
+        # The last update may have ruined the weights of this checkpoint. Unless their validation loss was finite, the
+        # one before stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
+        return Snapshot(
+            contents=self._contents(),
+            held=held,
+            best_before=self.best_before,
+            keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
+            keep=(progress.best_step,) if keep.keep_best and progress.best_step is not None else (),
+        )
 
     def prune(self) -> None:
-        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
-
-        The last update may have ruined the weights of the newest. Unless their validation loss was finite, the one
-        before it stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
-        """
-        keep, progress = self.recipe.checkpoint, self.state.progress
+        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning."""
+        snapshot = self._snapshot()
         try:
-            checkpoint.prune(
-                self.folder.checkpoints,
-                keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
-                keep=[progress.best_step] if keep.keep_best and progress.best_step is not None else [],
-            )
+            checkpoint.prune(self.folder.checkpoints, keep_last=snapshot.keep_last, keep=snapshot.keep)
         except StorageError as error:
             self.console.warn(f"old checkpoints could not be removed: {error}")
 
