@@ -155,7 +155,7 @@ def resume_damaged(world: World, folder: Path) -> dict[str, Any]:
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:
     """No checkpoint can be written, which the first rank alone sees."""
 
-    def save(folder: Path, contents: checkpoint.Contents) -> Path:
+    def save(folder: Path, contents: checkpoint.Contents, *others: object) -> Path:
         raise StorageError("the disk is full")
 
     return _with(checkpoint, "save", save, lambda: _train(world, folder))

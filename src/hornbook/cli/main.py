@@ -40,6 +40,7 @@ COMMANDS = {
     "predict": "predict classes or answers with a fine-tuned model",
     "embed": "write a vector for each text of a file",
     "checkpoint": "list and verify checkpoints; import and export models",
+    "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",

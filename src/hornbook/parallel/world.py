@@ -180,6 +180,20 @@ class World:
         world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
         return world
 
+    def laid_out(self, parallel: ParallelConfig) -> "World":
+        """Return the same ranks along other axes; all ranks call this together.
+
+        Raises:
+            UserError: the axes do not multiply to the number of ranks.
+        """
+        sizes = parallel.sizes(self.size)
+        if self._watch is None:
+            return World(device=self.device)
+        axes = axes_of(sizes, self._everyone, self.device, self._watch)
+        world = World(self._everyone, axes, self.device, self._waiting, self._watch)
+        world.aside = self.aside
+        return world
+
     def leave(self) -> None:
         """Close the connections to the other ranks."""
         if self._watch is not None:
@@ -259,7 +273,23 @@ class World:
             self._agreed = RankError(str(error), error.exit_code, is_told=True)
         return self._agreed
 
-    def leaving(self, error: Exception) -> Exception:
+    def was_told(self, error: Exception) -> bool:
+        """Tell whether all ranks raise ``error`` together."""
+        return error is self._agreed
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Leave the other ranks at the end of the block; an error of this rank lets them leave, too."""
+        try:
+            yield
+        except Exception as error:
+            if (told := self._leaving(error)) is error:
+                raise
+            raise told from error
+        finally:
+            self.leave()
+
+    def _leaving(self, error: Exception) -> Exception:
         """Return what this rank raises when ``error`` ends it, once it has told the other ranks to leave as well."""
         if self._watch is None or error is self._agreed or isinstance(error, RankError):
             return error

@@ -60,30 +60,24 @@ def train(
         prepare(chosen, threads)
         refuse_misfit(resolved.recipe, num_ranks())
         world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
-    try:
-        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
-            if run.is_finished:
-                run.console.note(
-                    f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
-                )
-                if run.world.is_first:
-                    run.prune()  # a process that was killed in its last prune left that to us
-            else:
-                train_until_done(run)
-            return _finish(run)
-    except Exception as error:
-        if (told := world.leaving(error)) is error:
-            raise
-        raise told from error
-    finally:
-        world.leave()
+    folder = output or Path("runs") / resolved.recipe.name
+    with world.session(), open_run(resolved.recipe, folder, world, init_from) as run:
+        if run.is_finished:
+            run.console.note(
+                f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
+            )
+            if run.world.is_first:
+                run.prune()  # a process that was killed in its last prune left that to us
+        else:
+            train_until_done(run)
+        return _finish(run)
 
 
 @contextmanager
 def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
     folder = RunFolder(path=output)
-    recipe, sources = _open_data(recipe, folder, init_from)
+    recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
@@ -151,7 +145,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
     }
 
 
-def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
+def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
     """Open what the recipe names, and complete it with what only the data know."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):

@@ -14,8 +14,12 @@ from hornbook.wording import counted
 MAX_SKIPPED_IN_A_ROW = 20
 
 
-def train_until_done(run: TrainingRun) -> None:
+def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
     """Train ``run`` to its last step, or to the one with which early stopping ends it.
+
+    Args:
+        run: is changed.
+        stop_after: stop after this step as if a signal had come.
 
     Raises:
         StoppedBySignal: a signal came; the state after the last whole step is saved.
@@ -32,7 +36,7 @@ def train_until_done(run: TrainingRun) -> None:
                 _refuse_divergence(run)
             # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
             num_signals, num_saved = run.world.count(signals.name is not None, run.has_saved)
-            stopping = num_signals > 0 and not run.is_finished
+            stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
             if num_saved == run.world.size:
                 run.finish_saving()
             if not stopping:
