@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tiny_labelled import QUESTIONS, labelled_rows, word_pieces, write_jsonl, write_squad
 from torch import Tensor
 
 from hornbook.config import ParallelConfig, Recipe, load_recipe
@@ -46,6 +47,7 @@ LAYOUTS = {
     "tensor 4": "parallel.tensor_parallel=4",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
     "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
+    "tensor 2 x hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.tensor_parallel=2",
 }
 
 
@@ -58,6 +60,8 @@ class Trained:
     """Of the first step."""
     losses: list[float]
     norms: list[float]
+    terms: list[dict[str, float]]
+    """Sums of the objective, accuracies too, each a mean."""
 
 
 def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe:
@@ -113,6 +117,7 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
         gradients=gradients,
         losses=[result.loss for result in results],
         norms=[result.gradient_norm for result in results],
+        terms=[result.terms for result in results],
     )
 
 
@@ -133,4 +138,25 @@ def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | 
     words += [*OPTIMIZERS["adamw"].split(), *corpus.split(), *often.split(), *few.split(), *LAYOUTS[layout].split()]
     recipe = load_recipe("gpt2-small", [f"--{word}" for word in [*words, "schedule.name=constant"]]).recipe
     with open_run(recipe, target, laid_out(world, recipe.parallel)) as run:
+        train_until_done(run)
+
+
+def write_labelled(folder: Path) -> None:
+    """Write what ``run_labelled`` learns from."""
+    write_jsonl(folder / "classes.jsonl", labelled_rows(2))
+    write_squad(folder / "spans.json", QUESTIONS)
+    word_pieces().save(folder / "tokenizer")
+
+
+def run_labelled(folder: Path, head: str, layout: str, world: World) -> None:
+    """Fine-tune four steps: ``folder/<head> <layout>``."""
+    spans = "objective.max_question_tokens=8 objective.document_stride=8 model.max_positions=64 data.sequence_length=32"
+    chosen = {"classification": "classes.jsonl", "span": f"spans.json {spans}"}[head].split()
+    replaced = ("data.synthetic", "model.vocab_size", "training.steps", *[word.split("=")[0] for word in chosen[1:]])
+    words = [word for word in SIZES.split() if not word.startswith(replaced)]
+    words += [f"objective.name={head}", f"data.train={folder / chosen[0]}", f"data.validation={folder / chosen[0]}"]
+    words += [*chosen[1:], f"data.tokenizer={folder / 'tokenizer'}", "training.steps=4", "tracking.log_every_steps=1"]
+    words += [*OPTIMIZERS["lamb"].split(), *LAYOUTS[layout].split()]
+    recipe = load_recipe("bert-tiny", [f"--{word}" for word in words]).recipe
+    with open_run(recipe, folder / f"{head} {layout}", laid_out(world, recipe.parallel)) as run:
         train_until_done(run)

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import tiny_layouts
 import torch
-from tiny_layouts import laid_out, recipe_of, run_on
+from tiny_layouts import laid_out, recipe_of, run_labelled, run_on
 
 from hornbook.parallel.world import World
 
 
-def main(folder: Path, cases: list[list[str]], layouts: list[str]) -> None:
-    """Make the trainings ``cases``, each (model, optimizer, layout), then a run that goes from layout to layout."""
+def main(folder: Path, cases: list[list[str]], layouts: list[str], labelled: list[list[str]]) -> None:
+    """Make the trainings ``cases``, each (model, optimizer, layout), then a run that goes from layout to layout.
+
+    Last come fine-tunings, each (head, layout).
+    """
     world = World.join(torch.device("cpu"))
     for number, case in enumerate(cases):
         recipe = recipe_of(*case)
@@ -25,6 +28,8 @@ def main(folder: Path, cases: list[list[str]], layouts: list[str]) -> None:
             torch.save(asdict(trained), folder / f"{number}.pt")
     for number, (layout, previous) in enumerate(zip(layouts, [None, *layouts], strict=False)):
         run_on(folder, layout, world, 4 * (number + 1), previous)
+    for head, layout in labelled:
+        run_labelled(folder, head, layout, world)
     world.leave()
 
 

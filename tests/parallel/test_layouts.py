@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import tiny_layouts
 import torch
-from tiny_layouts import recipe_of, run_on
+from tiny_encoder_runs import assert_same_rows
+from tiny_layouts import recipe_of, run_labelled, run_on, write_labelled
 from tiny_text import build_tiny
 
 from hornbook import checkpoint
@@ -29,6 +30,7 @@ TWO = {
         ("groupbert", "lamb", "tensor 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2"],
+    "labelled": [("classification", "tensor 2"), ("span", "shard 2")],
 }
 FOUR = {
     "cases": [
@@ -40,6 +42,7 @@ FOUR = {
         ("bert padded", "adamw", "shard 4"),
     ],
     "chain": ["shard 4", "tensor 2 x shard 2", "hybrid 2x2"],
+    "labelled": [("span", "tensor 2 x shard 2"), ("classification", "hybrid 2x2")],
 }
 WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 
@@ -55,10 +58,11 @@ def ranks(request, tmp_path_factory):
     """The folder of what so many processes did, and their cases."""
     plan, folder = {2: TWO, 4: FOUR}[request.param], tmp_path_factory.mktemp("layouts")
     build_tiny(folder / "corpus")
+    write_labelled(folder)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps([plan["cases"], plan["chain"]])]
+    command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps(list(plan.values()))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
     return folder, plan
@@ -77,6 +81,7 @@ def test_a_layout_begins_and_learns_as_one_process(ranks):
             assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
         assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
         assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
+        assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
 
 
 @WORLDS
@@ -92,6 +97,18 @@ def test_a_run_goes_from_layout_to_layout(ranks, tmp_path):
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], rel=1e-6)
     expected, found = (read(where / "one process" / "samples.jsonl") for where in (tmp_path, folder))
     assert [row["text"] for row in found] == [row["text"] for row in expected]
+
+
+@WORLDS
+def test_heads_of_labeled_data_learn_and_are_validated_as_in_one_process(ranks, tmp_path):
+    folder, plan = ranks
+    write_labelled(tmp_path)
+    for head, layout in plan["labelled"]:
+        run_labelled(tmp_path, head, "one process", World())
+        where = folder / f"{head} {layout}", tmp_path / f"{head} one process"
+        found, expected = (read(path / "metrics.jsonl") for path in where)
+        assert {row["kind"] for row in found} == {"train", "validation"}
+        assert_same_rows(found, expected, 1e-6, but=["seconds", "tokens_per_second"])
 
 
 @WORLDS

@@ -13,7 +13,7 @@ from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
-from hornbook.optim.updates import build_update, in_groups
+from hornbook.optim.updates import UPDATES, build_update, in_groups
 from hornbook.parallel.world import World
 
 
@@ -28,12 +28,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
-    recipe.parallel.sizes(world.size)  # a benchmark has a world of one process
-    if world.is_sharded and type(recipe.objective) not in OBJECTIVES:
-        raise UserError(
-            f"parallel.data_parallel = {recipe.parallel.data_parallel!r} needs all of the model in each micro-batch, "
-            f"and {type(recipe.objective).__name__} may skip a part: set it to replicate"
-        )
+    _refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     parallelize(model, world)
@@ -53,3 +48,19 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         forward=forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config
+
+
+def _refuse_layout(recipe: Recipe, world: World) -> None:
+    """Refuse a layout that is not that of the world, or that a part of one's own cannot be trusted to support."""
+    parallel = recipe.parallel
+    parallel.sizes(world.size)  # a benchmark has a world of one process
+    if world.is_sharded and type(recipe.objective) not in OBJECTIVES:
+        raise UserError(
+            f"parallel.data_parallel = {parallel.data_parallel!r} needs all of the model in each micro-batch, and "
+            f"{type(recipe.objective).__name__} may skip a part: set it to replicate"
+        )
+    if world.mesh is not None and type(recipe.optimizer) not in UPDATES:
+        raise UserError(
+            f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
+            'set data_parallel to "replicate" and tensor_parallel to 1'
+        )

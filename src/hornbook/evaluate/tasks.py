@@ -162,6 +162,8 @@ class Task:
     """Metrics of which less is better; ``checkpoint.best_by`` may name them."""
     higher: Collection[str] = ()
     """Metrics of which more is better."""
+    scores_held_out: bool = False
+    """Whether it scores the run's validation data where no other are named; the record of an evaluation says so."""
 
 
 TASKS: dict[str, Task] = {}
@@ -175,6 +177,7 @@ def register_task(
     check: Check | None = None,
     lower: Collection[str] = (),
     higher: Collection[str] = (),
+    scores_held_out: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
@@ -190,7 +193,9 @@ def register_task(
         there = definition_of(TASKS[name].measure if name in TASKS else measure)
         if there != definition_of(measure):
             raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
-        TASKS[name] = Task(measure=measure, check=check, models=models, lower=lower, higher=higher)
+        TASKS[name] = Task(
+            measure=measure, check=check, models=models, lower=lower, higher=higher, scores_held_out=scores_held_out
+        )
         return measure
 
     return add
@@ -277,21 +282,6 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
         rows = find_task(name).measure(given)
     compute = dtype_name(given.loaded.model.embedding.compute_dtype)
     return [row if row.compute else replace(row, compute=compute) for row in rows]
-
-
-def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
-    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows"}]}``, ready for JSON.
-
-    Raises:
-        UserError: as `check_tasks` before anything is computed, and as `run_task`.
-    """
-    check_tasks(tasks, given, data)
-    measured = [(name, run_task(name, replace(given, data=data.get(name)))) for name in tasks]
-    return {
-        "step": given.loaded.step,
-        "checkpoint": str(given.loaded.path),
-        "tasks": [{"name": name, "rows": [row.as_json() for row in rows]} for name, rows in measured],
-    }
 
 
 def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
