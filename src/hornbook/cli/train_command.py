@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
-from hornbook.parallel import launched
+from hornbook.parallel.one_voice import told_once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.init_optimizer and not arguments.init_from:
         raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
     looking = arguments.print_recipe
-    with launched.told_once():
+    with told_once():
         resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
     if looking:
         print(recipe_to_toml(resolved.recipe, resolved.sources), end="")

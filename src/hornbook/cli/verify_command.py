@@ -59,8 +59,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the chosen subcommand on all ranks; the first one prints."""
     from hornbook.config import load_recipe, recipe_to_dict
     from hornbook.parallel import launched
+    from hornbook.parallel.one_voice import told_once
 
-    with launched.told_once():
+    with told_once():
         recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if not recipe.data.train:
         recipe = replace(recipe, data=replace(recipe.data, synthetic=True))
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.run.device import choose_device, prepare
     from hornbook.samples.batches import refuse_misfit
 
-    with launched.told_once():
+    with told_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())

@@ -1,10 +1,6 @@
 """What ``torchrun`` tells a process about itself, read without torch: ``hornbook train --processes`` says the same."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from hornbook.errors import HornbookError, RankError
 
 
 def is_rank() -> bool:
@@ -20,20 +16,3 @@ def rank() -> int:
 def num_ranks() -> int:
     """Return the number of ranks; 1 for a process on its own."""
     return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
-
-
-@contextmanager
-def told_once() -> Iterator[None]:
-    """Let one rank alone print an error of the block, which comes before the ranks have met.
-
-    For a store in rank 0 it is too early; each rank then prints its own line.
-    """
-    try:
-        yield
-    except HornbookError as error:
-        if not is_rank() or isinstance(error, RankError) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            raise
-        from hornbook.parallel.meeting import open_store, tell
-
-        line = f"rank {rank()} of {num_ranks()}: {error}"
-        raise tell(open_store(), rank(), line, error.exit_code) from error

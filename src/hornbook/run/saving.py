@@ -106,6 +106,7 @@ class Saver:
             pending.set_result(self._save(snapshot))
         except Exception as error:
             pending.set_exception(error)
+            raise
 
     def _save(self, snapshot: Snapshot) -> Saved:
         saved = Saved(snapshot)
