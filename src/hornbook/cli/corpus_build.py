@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
+from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.progress import token_progress
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
@@ -27,7 +27,7 @@ from hornbook.text.quality.policy import (
     QualityOptions,
     Tolerance,
 )
-from hornbook.wording import counted, counted_kind
+from hornbook.wording import counted, counted_kind, one_line
 
 if TYPE_CHECKING:
     from hornbook.corpus.build.builder import BuildReport, Progress
@@ -44,15 +44,9 @@ _NEEDS: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus build``."""
     add_input_arguments(parser)
-    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
+    parser.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the corpus, a new folder")
-    parser.add_argument(
-        "--validation",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="documents to hold out, chosen by a hash of their text, as in 0.02 (default: none)",
-    )
+    add_held_out_arguments(parser, does="hold out")
     parser.add_argument(
         "--sequences",
         choices=("documents", "sentences", "lines"),
@@ -96,6 +90,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     reading = read_options(arguments)
     options = BuildOptions(
         validation=arguments.validation,
+        validation_tail=arguments.validation_tail,
         end_of_text=arguments.end_of_text,
         sequences=arguments.sequences,
         language=arguments.sentence_language or "en",
@@ -115,7 +110,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, note)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
-    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
+    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds, arguments.format))
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 
@@ -218,7 +213,9 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
     )
 
 
-def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
+def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
+    from hornbook.text.documents import offset_unit
+
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
     for name, split in report.splits.items():
@@ -229,3 +226,10 @@ def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
     for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
         if shown := ", ".join(counted_kind(count, kind) for kind, count in counts if count):
             yield f"  {what}: {shown}"
+    for name, examples in report.examples.items():
+        for number, each in enumerate(examples):
+            unit = offset_unit(each["source"], format_name)
+            lead = f"{name}, as" if number == 0 else "and"
+            yield f"    {lead} {one_line(each['source'])} at {unit} {each['offset']:,}: {each['text']}"
+    if report.line_ends:
+        yield f"  {counted(report.line_ends, 'line end')} with a carriage return became LF; --keep-crlf keeps them"

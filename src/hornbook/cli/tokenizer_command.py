@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from hornbook.cli.arguments import fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.cli.arguments import TOKENIZER_HELP, positive_integer
+from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--cased", action="store_true", help="keep case and accents (wordpiece only; the other kinds always do)"
     )
-    train.add_argument(
-        "--validation",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="skip the documents that `corpus build --validation SHARE` holds out (default: 0)",
-    )
+    add_held_out_arguments(train, does="skip what `corpus build` holds out with this option:")
     train.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for tokenizer.json")
     train.set_defaults(handler=train_command)
     encode = commands.add_parser(
@@ -60,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     decode.set_defaults(handler=decode_command)
     for command in (encode, decode):
-        command.add_argument(
-            "--tokenizer", required=True, metavar="PATH", help="tokenizer.json or vocab.txt, or a folder with one"
-        )
+        command.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
@@ -73,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
-    from hornbook.corpus.build.token_pipeline import falls_to_validation
+    from hornbook.corpus.build.token_pipeline import hold_out
     from hornbook.errors import UserError
     from hornbook.text.documents import read_documents
     from hornbook.text.reading import Tally
@@ -83,15 +75,15 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
         raise UserError(f"--cased applies only to --kind wordpiece; {arguments.kind} always keeps case; remove it")
     tally, started = Tally(), time.monotonic()
     documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
-    held_out = 0
+    documents_seen = held_out = 0
 
     def texts() -> Iterator[str]:
-        nonlocal held_out
+        nonlocal documents_seen, held_out
         for document in documents:
-            if falls_to_validation(document.text, arguments.validation):
-                held_out += 1
-            else:
-                yield document.text
+            parts, chosen = hold_out([document], arguments.validation, arguments.validation_tail)
+            held_out += int(chosen.sum())
+            documents_seen += int((~chosen).sum())
+            yield from (part.text for part, is_held_out in zip(parts, chosen, strict=True) if not is_held_out)
 
     tokenizer = Tokenizer.train(texts(), arguments.vocab_size, kind=arguments.kind, lowercase=not arguments.cased)
     path = arguments.output / "tokenizer.json"
@@ -100,7 +92,6 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     tokenizer.save(arguments.output)
     seconds = time.monotonic() - started
     report_faults(tally.faults, tally.messages)
-    documents_seen = tally.documents - held_out
     few = (
         "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
     )

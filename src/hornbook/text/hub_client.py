@@ -12,7 +12,8 @@ Only error names that all releases share are used, whichever HTTP library they w
 """
 
 import errno
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -25,6 +26,8 @@ Kind: TypeAlias = Literal["data set", "model"]
 
 NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 """A pattern of the owner, or of what is owned, in a name of the hub."""
+_SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+_MODEL_NAME: Final = re.compile(f"{NAME_PART}/{NAME_PART}")
 
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -56,6 +59,55 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
     """Where the client's cache keeps what it has of a repository; there is no such folder before anything came."""
     kinds = {"data set": "datasets", "model": "models"}
     return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
+
+
+def is_model_name(source: str | Path) -> bool:
+    """Whether a source of weights or of a tokenizer is a model of the hub, and not a path."""
+    text = str(source)
+    if _SCHEME.match(text):
+        return True
+    owner = Path(text.partition("/")[0])
+    return _MODEL_NAME.fullmatch(text) is not None and not owner.exists()
+
+
+def model_of(source: str | Path) -> str:
+    """Return the name of a model, ``owner/name``, without ``hf://``. Raises UserError if it is malformed."""
+    name = _SCHEME.sub("", str(source), count=1)
+    if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
+        raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
+    return name
+
+
+def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None, what: str, is_meant: bool) -> Path:
+    """Return the folder of the cache with those files of a model that match patterns, fetched if need be.
+
+    Args:
+        name: ``owner/name``.
+        patterns: of files.
+        revision: branch, tag or commit; the main branch if None.
+        what: the user looks for, as in ``"tokenizer"``, for errors.
+        is_meant: whether the user has said that it is a model of the hub; otherwise it may be a mistyped path.
+
+    Raises:
+        UserError: there is no such model or revision, the extra is not installed, or the cache does not have it and
+            HF_HUB_OFFLINE is set; the hub is out of reach, and neither ``is_meant`` nor the cache says that a model is
+            meant.
+        HornbookError: the hub failed half-way, or is out of reach; trying again may help.
+        StorageError: the disk of the cache is full or failing.
+    """
+    where = f"{name} (revision {revision})" if revision else name
+    lead = f"no {what} at {where}; "
+    client = import_client(lead)
+    try:
+        with hub_errors(lead, "model", name):
+            return Path(client.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except OutOfReachError as error:
+        if is_meant or cache_folder(client, "model", name).exists():
+            raise
+        raise UserError(
+            f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}); check the path, or "
+            "try again"
+        ) from error
 
 
 @contextmanager
