@@ -27,7 +27,7 @@ from hornbook.text.quality.policy import (
     QualityOptions,
     Tolerance,
 )
-from hornbook.wording import counted, counted_kind, one_line
+from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
     from hornbook.corpus.build.builder import BuildReport, Progress
@@ -214,7 +214,7 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
 
 
 def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
-    from hornbook.text.documents import offset_unit
+    from hornbook.corpus.build.token_pipeline import example_lines
 
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
@@ -226,10 +226,6 @@ def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[
     for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
         if shown := ", ".join(counted_kind(count, kind) for kind, count in counts if count):
             yield f"  {what}: {shown}"
-    for name, examples in report.examples.items():
-        for number, each in enumerate(examples):
-            unit = offset_unit(each["source"], format_name)
-            lead = f"{name}, as" if number == 0 else "and"
-            yield f"    {lead} {one_line(each['source'])} at {unit} {each['offset']:,}: {each['text']}"
+    yield from (f"    {line}" for line in example_lines(report.examples, format_name))
     if report.line_ends:
         yield f"  {counted(report.line_ends, 'line end')} with a carriage return became LF; --keep-crlf keeps them"

@@ -86,7 +86,7 @@ class Tokenizer:
             DataError: there is none that runs.
             HornbookError: what is called by a name is not at hand, see `hornbook.text.tokenizer_names.find`.
         """
-        return cls(read_settings(Path(path)), str(path))
+        return cls(read_settings(path), str(path))
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -57,15 +57,16 @@ _BERT_NAMES: Final = {
 }
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(source: str | Path) -> Settings:
     """Return the JSON of the tokenizer in a file or folder, or of what `hornbook.text.tokenizer_names` finds.
 
     Raises:
         DataError: there is none, or it is malformed.
         HornbookError: as `hornbook.text.tokenizer_names.find`.
     """
+    path = Path(source)
     if not path.exists():
-        path, *merges = tokenizer_names.find(path)
+        path, *merges = tokenizer_names.find(source)
         if merges:
             return _read_byte_pairs(path, merges[0], None)
     if not path.is_dir():

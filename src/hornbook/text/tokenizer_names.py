@@ -32,23 +32,23 @@ _OPENAI_FILES: Final = {
 """The SHA-256 of OpenAI's files, as tiktoken has them in its code."""
 
 
-def find(path: Path) -> list[Path]:
+def find(source: str | Path) -> list[Path]:
     """Return the file or folder of a tokenizer that is called by a name, or its vocabulary and its merges.
 
     Args:
-        path: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as it is.
+        source: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as a path.
 
     Raises:
         UserError: ``gpt2`` is not at hand; or as `hornbook.text.hub_client.snapshot`.
         HornbookError, StorageError: as `hornbook.text.hub_client.snapshot`.
     """
-    if str(path) == "gpt2":
+    name = str(source)
+    if name == "gpt2":
         return _find_gpt2()
-    if is_model_name(path) and path.suffix not in (".json", ".txt"):
-        patterns = (*FILES, *_LEGACY_FILES)
-        is_meant = model_of(path) != str(path)
-        return [snapshot(model_of(path), patterns, what="tokenizer", is_meant=is_meant)]
-    return [path]
+    if is_model_name(name) and not name.endswith((".json", ".txt")):
+        model = model_of(name)
+        return [snapshot(model, (*FILES, *_LEGACY_FILES), what="tokenizer", is_meant=model != name)]
+    return [Path(name)]
 
 
 def find_inside(folder: Path) -> Path | None:

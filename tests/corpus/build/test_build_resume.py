@@ -132,6 +132,18 @@ def test_an_interrupt_keeps_finished_parts_and_says_so(tmp_path):
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
 
 
+def test_examples_of_dropped_documents_are_those_of_a_build_that_was_never_stopped(tmp_path):
+    quality, allowed = QualityOptions(min_words=14, exact_duplicates=True), Tolerance(max_dropped=1.0)
+    build_tiny(tmp_path / "good", quality=quality, tolerance=allowed)
+    with pytest.raises(KeyboardInterrupt):
+        build_tiny(tmp_path / "corpus", on_progress=stop_after(3), quality=quality, tolerance=allowed)
+    (first, *_) = records(tmp_path / "corpus")
+    assert len(first["reading"]["examples"]["too short"]) == 3
+    report = build_tiny(tmp_path / "corpus", quality=quality, tolerance=allowed)
+    assert report.dropped["too short"] > 3 and len(report.examples["too short"]) == 3
+    assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
+
+
 @pytest.mark.parametrize("change", ["options", "inputs"])
 def test_parts_of_another_request_are_cleared(tmp_path, change, tokenized):
     with pytest.raises(KeyboardInterrupt):

@@ -36,6 +36,7 @@ from hornbook.corpus.build.token_pipeline import (
     Reading,
     TokenPlan,
     ahead,
+    example_lines,
     read_batches,
     tokenize_batches,
 )
@@ -285,6 +286,9 @@ class _Build:
             empty_list_items=reading.tally.skipped["empty list items"],
             max_dropped=tolerance.max_dropped,
         )
+        if "dropped" in found.keys() - set(tolerance.allow):
+            for line in example_lines(reading.to_json()["examples"], self._job.options.reading.format):
+                self._on_notice(f"dropped: {line}")
         if refused := [message for kind, message in found.items() if kind not in tolerance.allow]:
             raise DataError(f"the corpus looks wrong: {'; '.join(refused)}")
         self._is_suspicious = False

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Bools, Hashes, Int64s, Integers
 from hornbook.corpus.store_manifest import DOCUMENT_ROW, splits_of_share
+from hornbook.text.documents import offset_unit
 from hornbook.text.quality.filters import Filter
 from hornbook.text.reading import Document, Position, Tally
 from hornbook.wording import as_text, one_line
@@ -242,6 +243,16 @@ def read_batches(
         done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
         reading.lost.clear()
         yield done
+
+
+def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_name: str) -> list[str]:
+    """Return a line for each example of `Reading.to_json`: the filter, the source, the offset and the text."""
+    return [
+        f"{name}: {one_line(each['source'])} at {offset_unit(each['source'], format_name)} {each['offset']:,}: "
+        f"{each['text']}"
+        for name, found in examples.items()
+        for each in found
+    ]
 
 
 def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
