@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_sentences import sentence_starts
-from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import _lines
@@ -325,7 +325,7 @@ def test_the_tails_of_long_texts_are_the_validation_split(texts, capsys):
     (head,) = [text for text in documents_of(texts / "out" / "train") if text.startswith("line 0")]
     assert head.removesuffix("<|endoftext|>") + tail.removesuffix("<|endoftext|>") == long
     assert validation.num_bytes == len(tail) - len("<|endoftext|>")
-    plain = sum(len(text.replace("\r\n", "\n").encode()) for text in TEXTS)
+    plain = sum(len(text.encode()) for text in READ_TEXTS)
     assert train.num_bytes + validation.num_bytes == plain + len(long)
     assert main(["corpus", "verify", "out"]) == 0
     (texts / "out" / "validation").rename(texts / "gone")
