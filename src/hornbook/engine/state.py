@@ -4,16 +4,21 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
-from hornbook.engine.home import Home, InMemory, Tensors
+from hornbook.checkpoint.boxes import Box
+from hornbook.checkpoint.load import read_box
+from hornbook.engine.home import Home, InMemory
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.world import World
 
 _MOST = 1 << 62
 """Above all counts, and so that the samples of one more step can be numbered."""
@@ -57,6 +62,16 @@ class Progress:
     """Measurements since then."""
     seconds: float = 0.0
     """Time spent in training, over all resumes."""
+    unlogged_sums: dict[str, float] = field(default_factory=dict)
+    """By term of the loss, its sum over the steps since the last row of the log; without skipped steps."""
+    unlogged_counts: dict[str, int] = field(default_factory=dict)
+    """By term, the items scored in these steps."""
+
+    def add_losses(self, sums: Mapping[str, float], counts: Mapping[str, int]) -> None:
+        """Add a step's sums and counts, by term, to those of the next row of the log."""
+        for name, total in sums.items():
+            self.unlogged_sums[name] = self.unlogged_sums.get(name, 0.0) + total
+            self.unlogged_counts[name] = self.unlogged_counts.get(name, 0) + counts[name]
 
     @classmethod
     def from_json(cls, document: object, path: str) -> "Progress":
@@ -74,12 +89,18 @@ class Progress:
         hints = get_type_hints(cls)
         values = {name: value for name, value in document.items() if name in hints}
         for name, value in values.items():
-            is_whole = type(value) is int
-            if not (isinstance(value, hints[name]) or (is_whole and isinstance(0.0, hints[name]))) or (
-                isinstance(value, bool) or (is_whole and not 0 <= value < _MOST)
-            ):
+            if not _fits(value, hints[name]):
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
         return cls(**values)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Tell whether a value of a ``state.json`` has its type; whole numbers count something, and pass as floats."""
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(entry, get_args(hint)[1]) for entry in value.values())
+    if type(value) is int:
+        return 0 <= value < _MOST and (isinstance(value, hint) or isinstance(0.0, hint))
+    return isinstance(value, hint) and not isinstance(value, bool)
 
 
 @dataclass(kw_only=True)
@@ -91,27 +112,33 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks | None = None) -> "TrainState":
-        """Return the state before the first step, whole in memory.
+    def fresh(cls, model: LanguageModel, update: Update, world: World | None = None) -> "TrainState":
+        """Return the state before the first step, in memory.
 
         Args:
             model: on its device, initialized.
             update: names the optimizer's state, which is zero.
-            ranks: the data-parallel ranks; None for one process.
+            world: of the run; None for one process.
         """
-        return cls(model=model, home=InMemory.fresh(model, update, ranks or Ranks()))
+        return cls(model=model, home=InMemory.fresh(model, update, world or World()))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint."""
-        return sum(tensor.nbytes for tensors in self.home.tensors().values() for tensor in tensors.values())
+        """Bytes of the tensors of a checkpoint, all ranks' together."""
+        shards = [shard for tensors in self.home.tensors().values() for shard in tensors.values()]
+        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
-    def load_tensors(self, tensors: Tensors) -> None:
-        """Copy a checkpoint's tensors in; the caller has checked that names and shapes agree."""
+    def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in, or some of them; the caller has checked that names and shapes agree.
+
+        A rank reads the boxes that it holds.
+        """
         with torch.no_grad():
-            for group, values in self.home.tensors().items():
-                for name, tensor in values.items():
-                    tensor.copy_(tensors[group][name])
+            for group, shards in self.home.tensors().items():
+                stored = tensors.get(group, {})
+                for name, shard in shards.items():
+                    if name in stored:
+                        shard.values.copy_(read_box(stored, name, Box(shard.begin, tuple(shard.values.shape))))
 
     def to_json(self) -> dict[str, object]:
         """Return the progress as JSON."""

@@ -18,8 +18,9 @@ from hornbook.model.embedding import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
-from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.parallel.cuts import local
 from hornbook.samples.batches import Batch
 
 
@@ -30,7 +31,7 @@ class OutputHead(nn.Module):
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
         bias: whether each of them has a bias, which is kept without padding.
-        norm: final layer norm (pre-norm models).
+        norm: final norm (pre-norm models), which maps each token alone.
         is_tied: whether the output table is the embedding's; False: the head has a table of its own.
         std: standard deviation of the initial weights, those of a table of its own included.
     """
@@ -44,12 +45,13 @@ class OutputHead(nn.Module):
         vocab_size: int,
         *,
         bias: bool = False,
-        norm: LayerNorm | None = None,
+        norm: nn.Module | None = None,
         is_tied: bool = True,
         std: float = 0.02,
     ) -> None:
         super().__init__()
         self.vocab_size, self.is_tied, self.std = vocab_size, is_tied, std
+        self._holds_copy = False
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
@@ -64,11 +66,25 @@ class OutputHead(nn.Module):
         draw.constant(self.bias, 0.0)
         if not self.is_tied:
             draw.normal(self.table, "table", self.std, num_rows=self.vocab_size)
+        elif self._holds_copy:
+            draw.constant(self.table, 0.0)
 
     def tie(self, table: nn.Parameter) -> None:
-        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied."""
-        if self.is_tied:
+        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
+
+        A head that holds a copy copies the table's values.
+        """
+        if self._holds_copy:
+            with torch.no_grad():
+                local(self.table).copy_(local(table))
+        elif self.is_tied:
             self.table = nn.Parameter(table.detach())
+
+    def hold_copy(self) -> None:
+        """Give a tied head memory of its own for the table: ``tie`` copies from then on."""
+        if self.is_tied:
+            self.table = nn.Parameter(torch.empty_like(self.table))
+            self._holds_copy = True
 
     def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
@@ -82,10 +98,7 @@ class OutputHead(nn.Module):
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
-        prepared = self.prepare(x_ND)
-        table = self.table[: self.vocab_size].to(prepared.dtype)
-        bias = None if self.bias is None else self.bias.to(prepared.dtype)
-        return functional.linear(prepared, table, bias).float()
+        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias)
 
 
 class CausalHead(OutputHead):
@@ -94,15 +107,23 @@ class CausalHead(OutputHead):
     Args:
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
-        epsilon: of the final norm.
+        epsilon: of the final layer norm.
+        norm: another final norm, which maps each token alone.
         is_tied: see ``OutputHead``.
         std: standard deviation of an untied table's initial weights.
     """
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, *, epsilon: float, is_tied: bool = True, std: float = 0.02
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        epsilon: float = 1e-5,
+        norm: nn.Module | None = None,
+        is_tied: bool = True,
+        std: float = 0.02,
     ) -> None:
-        norm = LayerNorm(hidden_size, epsilon=epsilon)
+        norm = norm or LayerNorm(hidden_size, epsilon=epsilon)
         super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std)
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -130,3 +151,17 @@ def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
         places_P: int64, indices into the B·T tokens, on the device of ``x`` or in the host's memory.
     """
     return x_BT.flatten(0, 1).index_select(0, places_P.to(x_BT.device, non_blocking=True))
+
+
+def sequence_places(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the tokens of a batch's sequences lie, a sequence a row.
+
+    Returns:
+        int64 ``[S, T]``, T being the length of the longest: flat indices into the tokens, 0 beyond a sequence's end;
+        and bool ``[S, T]``, whether a place is beyond it. Both on ``device``.
+    """
+    firsts_S, lengths_S = batch["firsts"], batch["lengths"]
+    places = torch.arange(int(lengths_S.max()), device=lengths_S.device)
+    outside_ST = places >= lengths_S[:, None]
+    flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+    return flat_ST.to(device, non_blocking=True), outside_ST.to(device, non_blocking=True)

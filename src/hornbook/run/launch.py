@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from hornbook import checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
-from hornbook.errors import CheckpointError, HornbookError, UserError
+from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
@@ -30,8 +30,10 @@ from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
+from hornbook.track.environment import record_end
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
+from hornbook.track.runs import summarize
 from hornbook.wording import counted
 
 
@@ -48,14 +50,14 @@ def train(
         init_from: weights to start a new run from; None draws them from the seed.
 
     Returns:
-        A summary: run, step, losses, tokens, seconds.
+        A summary: run, step, last and best losses, tokens, seconds.
 
     Raises:
         HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
     """
     chosen = choose_device(device)
     prepare(chosen, threads)
-    world = World.join(chosen)
+    world = World.join(chosen, resolved.recipe.parallel)
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:
@@ -65,7 +67,12 @@ def train(
                 if run.world.is_first:
                     run.prune()  # a process that was killed in its last prune left that to us
             else:
-                train_until_done(run)
+                try:
+                    train_until_done(run)
+                except DivergedError:
+                    _note_end(run, "diverged")
+                    raise
+            _note_end(run, "finished")
             return _finish(run)
     finally:
         world.leave()
@@ -150,6 +157,15 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     else:
         sources = open_sources(recipe)
     return complete(recipe, sources), sources
+
+
+def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
+    """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
+    if run.world.is_first:
+        try:
+            record_end(run.folder.path / "environment.json", ended)
+        except HornbookError as error:
+            run.console.warn(f"cannot record the end of the run: {error}")
 
 
 def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
@@ -272,9 +288,25 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
         run.console.note(run.why_stopped)
     if run.world.is_first:
         try:
+            summary |= _losses(run)
             summary["report"] = str(write_report(run.folder.path))
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:
             run.console.finish({"report": summary["report"]})
     return summary
+
+
+def _losses(run: TrainingRun) -> dict[str, Any]:
+    """Return the last and the best losses of the log, None where nothing was measured.
+
+    Raises:
+        HornbookError: the log, or another file of the run, is malformed or cannot be read.
+    """
+    found = summarize(run.folder.path)
+    return {
+        "loss": found.loss,
+        "validation_loss": found.validation_loss,
+        "best_validation_loss": found.best_validation_loss,
+        "best_validation_step": found.best_step,
+    }

@@ -210,7 +210,7 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     if not path.is_file():
         raise UserError(f"no run in {run}: expected a folder with a run.json, as `hornbook train` leaves")
     identity = read_identity(path)
-    refuse_unknown_parts(identity["recipe"], str(run))
+    refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # these decide the samples
     return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
 
 

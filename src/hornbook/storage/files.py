@@ -18,7 +18,6 @@ leads to the locked file, and else is taken anew. A forked child shares the lock
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -34,7 +33,7 @@ from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, storage_errors
+from hornbook.storage.system import flush_to_disk, lock_file, open_own, process_is_alive, storage_errors
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -365,7 +364,7 @@ def _lock(folder: Path) -> int:
                 continue
             raise
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor)
             if _is_still_there(folder / _LOCK, descriptor):
                 return descriptor
         except BlockingIOError as error:
