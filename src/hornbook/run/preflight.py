@@ -10,18 +10,21 @@ The bounds of memory are lower ones, since activations, logits and batches that 
 is refused could not have run, and what passes may still be too large.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
+from hornbook.engine.state import Progress
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
+from hornbook.samples.training_samples import num_steps
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.wording import counted
@@ -70,6 +73,32 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
             "early stopping needs the validation loss, and the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
         )
+
+
+def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> str | None:
+    """Say that a resumed run would leave its learning rate, as a decay does whose length was changed; None if not.
+
+    Args:
+        before: the recipe of the last start.
+        recipe: of this one.
+        samples: of the run.
+        progress: of the checkpoint.
+    """
+    (was, old_length), (now, length) = (
+        (build_schedule(each.schedule, steps), steps)
+        for each in (before, recipe)
+        for steps in [num_steps(each, samples)]
+    )
+    update, peak = progress.num_updates, recipe.optimizer.learning_rate
+    if update == 0 or progress.step >= length or math.isclose(was(update), now(update), rel_tol=1e-9):
+        return None
+    name = getattr(recipe.schedule, "name", "of the recipe")
+    return (
+        f"the learning rate was {peak * was(update - 1):.3g} at step {progress.step} of {old_length} and would be "
+        f"{peak * now(update):.3g} at step {progress.step + 1} of {length}, since the schedule {name} depends on the "
+        f"length: restore it, or accept the change with --allow-learning-rate-change; a constant schedule, or "
+        "schedule.decay_end set from the start, leaves room to extend a run"
+    )
 
 
 def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:

@@ -4,6 +4,7 @@
 """
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ class TrainingRun:
 
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        progress, again = self.state.progress, "run the same command again to resume"
+        progress, again = self.state.progress, f"resume with `hornbook train {shlex.quote(str(self.folder.path))}`"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
         return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"

@@ -34,9 +34,13 @@ _ATTEMPTS: Final = 20
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
 
+    If the block raises and has added nothing to the folder, the lock file goes, and with it every folder made for it.
+
     Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
     this process then writes to ``folder`` would go elsewhere. Raises UserError if another process holds the folder.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    before = _entries(folder)
     descriptor = _lock(folder)
 
     def require() -> None:
@@ -50,6 +54,13 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield require
+    except BaseException:
+        if _entries(folder) == before | {_NAME} != before:
+            with suppress(StorageError):
+                remove_file(folder / _NAME)
+                for path in made:
+                    _remove_if_empty(path)
+        raise
     finally:
         os.close(descriptor)
 
@@ -64,12 +75,21 @@ def remove_locked_folder(folder: Path) -> None:
     for entry in entries:
         remove_tree(entry)
     remove_file(folder / _NAME)
+    _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
     with storage_errors("remove the folder", folder):
         try:
             faults.perform("unlink", folder, folder.rmdir)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise
+
+
+def _entries(folder: Path) -> set[str]:
+    with storage_errors("read the folder", folder):
+        return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _lock(folder: Path) -> int:
