@@ -1,7 +1,8 @@
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.build import LARGEST_FILE, Leaf, file_leaves, merge, read_document, split_overrides
+from hornbook.config.build import Leaf, file_leaves, merge, split_overrides
+from hornbook.config.recipe_files import LARGEST_FILE, read_document
 from hornbook.errors import RecipeError
 
 

@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with leave_cleanly():
         init_from = None
         if arguments.init_from:
-            from hornbook.run.architecture import resolve
             from hornbook.run.initial_weights import InitFrom
+            from hornbook.run.resolve import resolve
 
             keep = arguments.init_optimizer == "keep"
             init_from = InitFrom(source=arguments.init_from, keep_optimizer=keep)

@@ -39,7 +39,7 @@ def find_recipe(reference: str) -> Path:
     path = Path(reference)
     if run_of(path / _RECIPE) is not None:
         return path / _RECIPE
-    if path.suffix == ".toml" or len(path.parts) > 1:
+    if path.suffix == ".toml" or "/" in reference or (path / "checkpoints").is_dir():
         return path
     family = [name for name in bundled if name.startswith(f"{reference}-")]
     family.sort(key=lambda name: (_size(bundled[name]), name))

@@ -76,7 +76,9 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
 
 
 def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> str | None:
-    """Say that a resumed run would leave its learning rate, as a decay does whose length was changed; None if not.
+    """Say that the learning rate would jump, as a decay does whose length was changed; None where it does not.
+
+    The next rate may lie between the last one and the one that the run would have had next: that is no jump.
 
     Args:
         before: the recipe of the last start.
@@ -90,14 +92,18 @@ def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Pro
         for steps in [num_steps(each, samples)]
     )
     update, peak = progress.num_updates, recipe.optimizer.learning_rate
-    if update == 0 or progress.step >= length or math.isclose(was(update), now(update), rel_tol=1e-9):
+    if update == 0 or progress.step >= length:
         return None
-    name = getattr(recipe.schedule, "name", "of the recipe")
+    last, expected, following = was(update - 1), was(update), now(update)
+    is_between = min(last, expected) <= following <= max(last, expected)
+    if is_between or math.isclose(following, expected, rel_tol=1e-9):
+        return None
+    name = getattr(recipe.schedule, "name", "given")
     return (
-        f"the learning rate was {peak * was(update - 1):.3g} at step {progress.step} of {old_length} and would be "
-        f"{peak * now(update):.3g} at step {progress.step + 1} of {length}, since the schedule {name} depends on the "
-        f"length: restore it, or accept the change with --allow-learning-rate-change; a constant schedule, or "
-        "schedule.decay_end set from the start, leaves room to extend a run"
+        f"the learning rate was {peak * last:.3g} at step {progress.step} of {old_length} and would be "
+        f"{peak * following:.3g} at step {progress.step + 1} of {length}, since the {name} schedule spans the run: "
+        "keep the length, or accept the jump with --allow-learning-rate-change (a run that is to be extended needs a "
+        "constant schedule, or schedule.decay_end from the start)"
     )
 
 

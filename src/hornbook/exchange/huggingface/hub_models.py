@@ -4,8 +4,8 @@
 
 ``hornbook.text.hub_client.is_model_name`` tells names from paths. While the hub cannot be reached, a name that the
 cache does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched,
-unless pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the
-client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+unless pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token
+are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
 """
 
 import re
