@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
-    0: ("arrays", "errors", "extras", "storage", "wording", "__init__"),
+    0: ("arrays", "errors", "extras", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("text",),
     3: ("corpus", "optim", "parallel"),
@@ -29,7 +29,7 @@ FLOORS = {
     8: ("engine", "evaluate"),
     9: ("run",),
     10: ("measure",),
-    11: ("cli", "extend", "__main__"),
+    11: ("api", "cli", "extend", "__init__", "__main__"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
@@ -39,7 +39,7 @@ MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "extras", "storage", "wording", "config", "formats", "text", "corpus")
+WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "text", "corpus")
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

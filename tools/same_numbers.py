@@ -5,7 +5,7 @@ A change that must not change a number, such as a move between packages, is held
     python tools/same_numbers.py --write before.json        # on the old commit
     python tools/same_numbers.py --against before.json      # on the new one: exit status 1 if a bit differs
 
-Each run goes through the command line in processes of its own, with one thread. A fingerprint is a hash of every logged
+Each run goes through the command line in processes of its own, with one thread. A fingerprint is a hash of every step's
 loss and of the bytes of every tensor in the last checkpoint, whatever tensors and files are called and however a tensor
 is shaped. Fingerprints hold for one machine, one PyTorch and one precision; they are compared, never kept.
 """
@@ -112,7 +112,7 @@ def hornbook(*arguments: str, ranks: int = 1) -> None:
 def hash_of(run: Path) -> str:
     """Return the SHA-256 of a run's losses and of the tensors in its last checkpoint."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [(row["kind"], row["step"], row["loss"], row.get("gradient_norm")) for row in rows]
+    losses = [(row["kind"], row["step"], row.get("last_loss", row["loss"]), row.get("gradient_norm")) for row in rows]
     tensors = []
     for file in sorted((run / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors")):
         with safe_open(file, framework="np") as opened:

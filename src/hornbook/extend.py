@@ -17,26 +17,33 @@ that registers them, never by the bare ``hornbook``.
 """
 
 from hornbook.__main__ import main
-from hornbook.config import Problem, option, register
+from hornbook.config import AdamWConfig, Problem, option, register
 from hornbook.corpus.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
+from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.attention import CausalSelfAttention, Context
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.embedding import Embedding
-from hornbook.model.head import CausalHead
-from hornbook.model.incremental import IncrementalBlock
+from hornbook.model.forward import Forward
+from hornbook.model.head import CausalHead, OutputHead
+from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
+from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, head_keys
+from hornbook.optim.adam import STATE_NAMES as ADAMW_STATE_NAMES
+from hornbook.optim.adam import adamw
 from hornbook.optim.schedules import Schedule, build_schedule
-from hornbook.optim.slots import Slot
+from hornbook.optim.slots import Slot, role_of
 from hornbook.optim.updates import Update, build_update
 from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 
 __all__ = [
+    "ADAMW_STATE_NAMES",
     "NOT_SCORED",
+    "AdamWConfig",
     "Batch",
     "CausalHead",
     "CausalSelfAttention",
@@ -46,13 +53,16 @@ __all__ = [
     "Embedding",
     "EvaluationWindows",
     "FeedForward",
+    "Forward",
     "HeldOutWindows",
     "IncrementalBlock",
     "LanguageModel",
     "LayerNorm",
     "Linear",
+    "LoadedModel",
     "MakeLinear",
     "Objective",
+    "OutputHead",
     "PreNormBlock",
     "Problem",
     "Row",
@@ -61,14 +71,22 @@ __all__ = [
     "TaskInput",
     "TokenStore",
     "Update",
+    "WeightDropout",
+    "adamw",
     "build_model",
     "build_objective",
     "build_schedule",
     "build_update",
+    "cached_attention",
+    "causal_attention",
     "evaluation_batches",
+    "head_keys",
+    "incremental_form",
     "main",
     "open_store",
     "option",
     "register",
     "register_task",
+    "role_of",
+    "token_form",
 ]

@@ -58,6 +58,7 @@ def test_published_figures_stand_below_their_rows(
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_rows_and_table_name_the_precision(home: Path, capsys: pytest.CaptureFixture[str], compute: str) -> None:
+    (home / "run" / "evaluation.json").unlink(missing_ok=True)
     assert evaluate("--compute", compute, "--json") == 0
     out, table = capsys.readouterr()
     rows = json.loads(out)["tasks"][0]["rows"]
@@ -89,7 +90,52 @@ def test_several_tasks_with_their_data(home: Path, capsys: pytest.CaptureFixture
     assert [task["name"] for task in result["tasks"]] == ["lambada", "wikitext2"]
     rows = {row["metric"]: row["convention"] for row in result["tasks"][1]["rows"]}
     assert "windows of 8 tokens, overlap 3 (stride 5)" in rows["word_perplexity"]
-    assert json.loads((home / "run" / "evaluation.json").read_text()) == result
+    kept = json.loads((home / "run" / "evaluation.json").read_text())["tasks"]
+    assert all(task in kept for task in result["tasks"])
+    assert [task["data"]["name"] for task in result["tasks"]] == ["lambada.jsonl", "wiki.tokens"]
+    assert result["tasks"][0]["options"] == {"window": 8, "overlap": 3, "max_sequences": None, "compute": "bf16"}
+
+
+def test_no_other_text_becomes_the_number_of_the_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """WikiText's bits per byte and those of the training text once stood in the list as the run's own."""
+
+    def listed() -> dict[str, object]:
+        assert main(["runs", "list", ".", "--json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+        return run
+
+    (home / "run" / "evaluation.json").unlink(missing_ok=True)
+    validation = listed()["bits_per_byte"]
+    assert evaluate("--json") == 0
+    own = json.loads(capsys.readouterr().out)["tasks"][0]
+    assert (own["data"]["name"], own["data"]["split"]) == (f"{home}/corpus", "validation")
+    assert (listed()["bits_per_byte"], listed()["bits_per_byte_by"]) == (own["rows"][0]["value"], "evaluation")
+    (home / "run" / "evaluation.json").unlink()
+    assert evaluate("--tasks", "wikitext2", "--data", "wiki.tokens") == 0
+    assert evaluate("--data", "corpus/train") == 0
+    assert evaluate("--window", "16") == 0
+    assert (listed()["bits_per_byte"], listed()["bits_per_byte_by"]) == (validation, "validation")
+    assert main(["runs", "report", "run"]) == 0
+    page = (home / "run" / "report.html").read_text()
+    assert "Compared with compressors" not in page
+    for text in (
+        "on wiki.tokens; after step 1",
+        "on corpus/train, train split; after step 1",
+        "window 16; after step 1",
+    ):
+        assert text in page, text
+    assert evaluate("--data", "corpus") == 0, "the same text by another name"
+    assert listed()["bits_per_byte"] == own["rows"][0]["value"]
+    assert len(json.loads((home / "run" / "evaluation.json").read_text())["tasks"]) == 4
+    assert evaluate() == 0
+    assert len(json.loads((home / "run" / "evaluation.json").read_text())["tasks"]) == 4
+
+
+def test_a_checkpoint_of_a_run_counts_for_the_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "run" / "evaluation.json").unlink(missing_ok=True)
+    assert main(["evaluate", "run/checkpoints/step-00000001", "--threads", "1"]) == 0
+    assert " of run/checkpoints/step-00000001, on " in capsys.readouterr().out.splitlines()[0]
+    assert (home / "run" / "evaluation.json").exists()
 
 
 def test_the_default_is_the_runs_own_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_run import RECIPE, make_run
+from fake_run import make_run
 
 from hornbook.__main__ import main
 
@@ -18,9 +18,12 @@ def test_list_has_a_line_for_each_run_and_hides_none(tmp_path: Path, capsys: pyt
     (broken / "recipe.toml").write_text("[model\n")
     assert main(["runs", "list", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "step", "tokens", "loss", "valid", "best", "bits/B", "tok/s", "time"]
+    head = ["run", "state", "objective", "step", "tokens", "loss", "valid", "best", "bits/B", "tok/s", "time"]
+    assert lines[0].split() == head
     assert lines[1].split() == [
         str(tmp_path / "a"),
+        "finished",
+        "causal_lm",
         "40/40",
         "41.0k",
         "2.1500",
@@ -61,33 +64,12 @@ def test_no_runs_are_said_and_no_folder_is_a_mistake(tmp_path: Path, capsys: pyt
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_compare_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", recipe=RECIPE.replace("seed = 1234", "seed = 5"))
-    assert main(["runs", "compare", str(one), str(two)]) == 0
+def test_bits_per_byte_of_the_validation_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (make_run(tmp_path / "a") / "evaluation.json").unlink()
+    assert main(["runs", "list", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].split() == ["recipe", str(one), str(two)]
-    assert lines[-1].split() == ["training.seed", "1234", "5"]
-    assert main(["runs", "compare", str(one), str(two), "--json"]) == 0
-    assert last_object(capsys)["differences"] == {"training.seed": [1234, 5]}
-    assert main(["runs", "compare", str(one), str(one)]) == 0
-    assert "the recipes are identical" in capsys.readouterr().out
-
-
-def test_a_date_in_a_recipe_is_a_text_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = make_run(tmp_path / "one", recipe="when = 2026-11-20\nlist = [2026-11-20, 1]\n")
-    two = make_run(tmp_path / "two", recipe="")
-    assert main(["runs", "compare", str(one), str(two), "--json"]) == 0
-    assert last_object(capsys)["differences"] == {"when": ["2026-11-20", None], "list": [["2026-11-20", 1], None]}
-
-
-def test_control_characters_of_a_recipe_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = make_run(tmp_path / "one", recipe='name = "\\u001b[2J"\n')
-    assert main(["runs", "compare", str(one), str(make_run(tmp_path / "two"))]) == 0
-    found = capsys.readouterr().out
-    assert "\x1b" not in found
-    assert r"\x1b[2J" in found
+    assert "1.733*" in lines[1]
+    assert lines[2].startswith("* with the validation loss")
 
 
 @pytest.mark.parametrize("words", [["compare"], ["compare", "one"], ["compare", "one", "missing"], ["report"], []])

@@ -6,6 +6,9 @@ from hornbook.config import (
     CosineConfig,
     GPTConfig,
     Problem,
+    Recipe,
+    TrainingConfig,
+    UnknownPart,
     choices,
     load_recipe,
     option,
@@ -97,6 +100,39 @@ def test_a_stored_recipe_with_a_part_that_nobody_registered(section, tag, what):
         f'runs/mine holds a model {what} "mine", which hornbook does not have: run this command by the script '
         "that registers it, python SCRIPT.py in place of hornbook"
     )
+
+
+def test_a_stored_recipe_names_the_script_of_a_part_of_ones_own(mine, recipe):
+    stored = recipe_to_dict(load_recipe(recipe).recipe)
+    assert stored["scripts"] == {"model": __file__}
+    assert "scripts" not in recipe_to_dict(Recipe())
+    stored["model"]["family"] = "of_another_process"
+    with pytest.raises(RecipeError, match=f"by the script that registers it, python {__file__} in place of hornbook"):
+        refuse_unknown_parts(stored, "runs/mine")
+    stored["scripts"]["model"] = "mine.py; rm x"
+    with pytest.raises(RecipeError, match=r"python 'mine\.py; rm x' in place"):
+        refuse_unknown_parts(stored, "runs/mine")
+
+
+@pytest.mark.parametrize("section", ["objective", "optimizer", "schedule"])
+def test_only_training_needs_a_part_other_than_the_model(section):
+    stored = recipe_to_dict(Recipe(training=TrainingConfig(steps=1)))
+    stored[section] = {"name": "mine", "strength": 0.5, "learning_rate": "odd"}
+    recipe = recipe_from_dict(stored)
+    assert getattr(recipe, section) == UnknownPart(name="mine", options={"strength": 0.5, "learning_rate": "odd"})
+    assert recipe_to_dict(recipe) == stored
+    refuse_unknown_parts(stored, "runs/mine", ("model",))
+    with pytest.raises(RecipeError, match=f'made with the {section} "mine"'):
+        refuse_unknown_parts(stored, "runs/mine")
+
+
+def test_checks_that_concern_an_unknown_objective_are_left_out():
+    stored = recipe_to_dict(Recipe(training=TrainingConfig(steps=1)))
+    stored |= {"model": {"family": "bert", "head": "span"}, "objective": {"name": "mine"}}
+    assert recipe_from_dict(stored).model.head == "span"
+    stored["model"]["hidden_size"] = 7
+    with pytest.raises(RecipeError, match="hidden_size must be divisible by num_heads"):
+        recipe_from_dict(stored)
 
 
 def test_a_stored_recipe_of_known_parts(mine):

@@ -40,5 +40,10 @@ def test_the_page(tmp_path: Path) -> None:
         "classify": "accuracy",
         "squad": "exact_match",
     }
+    predicted = {
+        name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("predictions", "answers")
+    }
+    assert [len(rows) for rows in predicted.values()] == [len(labelled_rows()), len(QUESTIONS)]
     config = json.loads((tmp_path / "hf" / "classify" / "config.json").read_text())
     assert config["id2label"] == {"0": "moby", "1": "pride"}

@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 import torch
 from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
+from hornbook.errors import CheckpointError
 from hornbook.objective import CausalLM
 from hornbook.optim.updates import Update
 
@@ -81,3 +83,20 @@ def test_a_loaded_state_goes_on_like_the_one_that_was_saved():
     expected = snapshot(trained(3, saved))
     for name, tensor in snapshot(trained(3, loaded)).items():
         assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    "odd", [5, [], {"causal_lm": "5"}, {"causal_lm": True}, {"causal_lm": None}, {"causal_lm": {}}, None], ids=str
+)
+@pytest.mark.parametrize("key", ["unlogged_sums", "unlogged_counts"])
+def test_odd_sums_in_a_checkpoint_are_refused(key: str, odd: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"state\.json: {key} is "):
+        Progress.from_json({"step": 5, key: odd}, "state.json")
+
+
+def test_sums_in_a_checkpoint_are_read_and_old_ones_have_none() -> None:
+    stored = Progress(step=5, unlogged_sums={"mlm": 7.25, "nsp": 0.5}, unlogged_counts={"mlm": 3, "nsp": 0})
+    assert Progress.from_json(json.loads(json.dumps(vars(stored))), "state.json") == stored
+    assert Progress.from_json({"step": 5}, "state.json").unlogged_sums == {}
+    with pytest.raises(CheckpointError, match="unlogged_counts"):
+        Progress.from_json({"step": 5, "unlogged_counts": {"mlm": -1}}, "state.json")

@@ -202,6 +202,8 @@ def test_a_batch_that_scores_nothing_changes_weights_by_decay_alone():
     assert result == StepResult(
         loss=None,
         terms={"causal_lm": None},
+        sums={"causal_lm": 0.0},
+        counts={"causal_lm": 0},
         gradient_norm=0.0,
         learning_rate=0.01,
         num_tokens=0,

@@ -20,7 +20,8 @@ from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, Pr
 from hornbook.corpus.build.builder import BuildOptions, build_corpus
 from hornbook.corpus.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
-from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task, run_tasks
+from hornbook.evaluate import run_tasks
+from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task
 from hornbook.exchange.restore import LoadedModel
 from hornbook.parallel.world import Ranks
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches

@@ -194,7 +194,7 @@ def test_a_block_of_ones_own_may_keep_what_it_wants():
     class Incremental:
         cache_shape = (1, 16)
 
-        def __call__(self, x_BTD, cache_B2HSK, mask):
+        def __call__(self, x_BTD, cache_B2HSK, mask, positions_BT):
             num_new, num_columns = x_BTD.shape[1], cache_B2HSK.shape[3]
             cache_B2HSK[:, 0, 0, num_columns - num_new :] = x_BTD
             before = nn.functional.pad(cache_B2HSK[:, 0, 0], (0, 0, 1, 0))[:, :-1]

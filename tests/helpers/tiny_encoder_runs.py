@@ -10,7 +10,7 @@ import pytest
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 
 from hornbook.checkpoint import Contents
-from hornbook.config import MaskedLMConfig, Recipe, TrainingConfig, recipe_to_dict
+from hornbook.config import LabelledConfig, MaskedLMConfig, Recipe, TrainingConfig, recipe_to_dict
 from hornbook.corpus.build.builder import BuildOptions, build_corpus
 from hornbook.text.tokenizer import Tokenizer
 
@@ -62,12 +62,18 @@ def build_sentences(folder: Path, kind: str = "wordpiece", *, sequences: str = "
     return folder
 
 
-def encoder_contents(family: str = "bert", tokenizer: Tokenizer | None = None, **changes: object) -> Contents:
-    """A checkpoint of a random encoder, untrained, with a tokenizer of its kind."""
+def encoder_contents(
+    family: str = "bert",
+    tokenizer: Tokenizer | None = None,
+    objective: MaskedLMConfig | LabelledConfig | None = None,
+    **changes: object,
+) -> Contents:
+    """A checkpoint of a random encoder, untrained, with a tokenizer of its kind; by default for masked tokens."""
     tokenizer = tokenizer or encoder_tokenizer("roberta" if family == "roberta" else "wordpiece")
     sizes = {"vocab_size": tokenizer.vocab_size, "max_positions": 64, **changes}
     model, config = tiny_encoder(family, **sizes), tiny_encoder_config(family, **sizes)
-    recipe = Recipe(name="tiny", model=config, objective=MaskedLMConfig(), training=TrainingConfig(steps=1))
+    objective = objective or MaskedLMConfig()
+    recipe = Recipe(name="tiny", model=config, objective=objective, training=TrainingConfig(steps=1))
     weights = {name: model.logical(name, parameter.detach()) for name, parameter in model.own_parameters()}
     files = {"tokenizer.json": tokenizer.to_json().encode()}
     return Contents(step=1, tensors={"model": weights}, documents={"recipe": recipe_to_dict(recipe)}, files=files)

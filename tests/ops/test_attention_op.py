@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hornbook.ops import attention as module
-from hornbook.ops.attention import WeightDropout, cached_attention, cpu_attention, fits
+from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, cpu_attention, fits
 from hornbook.ops.layers import keep_mask
 
 
@@ -103,28 +103,45 @@ def test_long_sequences_are_sent_elsewhere():
     assert not fits(torch.empty(1, 1, 8, 8, device="meta"))
 
 
+@pytest.mark.parametrize("num_groups", [4, 2, 1])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
-def test_attention_over_a_cache_is_that_over_all_tokens(cache_dtype):
+def test_attention_over_a_cache_is_that_over_all_tokens(cache_dtype, num_groups):
     """Five tokens, then one at a time, against all at once; keys and values stand in the cache."""
     draws = torch.Generator().manual_seed(0)
-    qkv = torch.randn(2, 9, 3, 4, 8, generator=draws)
-    whole = cached_attention(qkv, torch.zeros(2, 2, 4, 9, 8), None)
-    cache = torch.zeros(2, 2, 4, 12, 8, dtype=cache_dtype)
-    parts = [cached_attention(qkv[:, :5], cache[:, :, :, :5], None)]
-    parts += [cached_attention(qkv[:, n : n + 1], cache[:, :, :, : n + 1], None) for n in range(5, 9)]
+    q, kv = torch.randn(2, 4, 9, 8, generator=draws), torch.randn(2, 2, num_groups, 9, 8, generator=draws)
+    whole = cached_attention(q, kv, torch.zeros(2, 2, num_groups, 9, 8), None)
+    cache = torch.zeros(2, 2, num_groups, 12, 8, dtype=cache_dtype)
+    parts = [cached_attention(q[:, :, :5], kv[:, :, :, :5], cache[:, :, :, :5], None)]
+    for n in range(5, 9):
+        parts.append(cached_attention(q[:, :, n : n + 1], kv[:, :, :, n : n + 1], cache[:, :, :, : n + 1], None))
     tolerance = 1e-6 if cache_dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(cache[:, :, :, :9], qkv[:, :, 1:].permute(0, 2, 3, 1, 4).to(cache_dtype))
+    torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(cache[:, :, :, :9], kv.to(cache_dtype))
     assert not cache[:, :, :, 9:].any(), "nothing is written behind the last token"
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_heads_of_keys_serve_queries_in_a_row(with_mask):
+    """Grouped-query attention against a sum over heads that is written out."""
+    draws = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 5, 8, generator=draws) for heads in (6, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril() if with_mask else None
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    heads = [
+        (q[:, head] @ k[:, head // 3].mT / 8**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v[:, head // 3]
+        for head in range(6)
+    ]
+    torch.testing.assert_close(causal_attention(q, k, v, mask=mask), torch.stack(heads, 1))
 
 
 def test_a_mask_hides_what_is_left_of_a_row():
     """A row padded by two columns of rubbish attends as the row without them."""
     draws = torch.Generator().manual_seed(0)
-    qkv = torch.randn(1, 6, 3, 4, 8, generator=draws)
+    q, kv = torch.randn(1, 4, 6, 8, generator=draws), torch.randn(1, 2, 4, 6, 8, generator=draws)
     cache = torch.full((1, 2, 4, 8, 8), 1e3)
     plain = torch.zeros(1, 2, 4, 6, 8)
-    cache[:, :, :, 2:7] = qkv[:, :5, 1:].permute(0, 2, 3, 1, 4)
-    cached_attention(qkv[:, :5], plain[:, :, :, :5], None)
+    cache[:, :, :, 2:7] = kv[:, :, :, :5]
+    cached_attention(q[:, :, :5], kv[:, :, :, :5], plain[:, :, :, :5], None)
     mask = torch.tensor([-torch.inf] * 2 + [0.0] * 6).view(1, 1, 1, 8)
-    torch.testing.assert_close(cached_attention(qkv[:, 5:], cache, mask), cached_attention(qkv[:, 5:], plain, None))
+    last = q[:, :, 5:], kv[:, :, :, 5:]
+    torch.testing.assert_close(cached_attention(*last, cache, mask), cached_attention(*last, plain, None))

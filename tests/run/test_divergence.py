@@ -10,6 +10,7 @@ from tiny_text import build_tiny
 from hornbook import checkpoint
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.track.metrics import read
+from hornbook.track.runs import summarize
 
 LENGTH = ("--training.steps=70", "--checkpoint.every-steps=5", "--evaluation.every-steps=5")
 KEEPS = (("--checkpoint.keep-last=1", "--checkpoint.keep-best=false"), ("--checkpoint.keep-last=2",))
@@ -75,6 +76,15 @@ def test_a_signal_among_skipped_steps_saves_none_of_them_and_says_so(
         tiny_runs.run_tiny(tmp_path, *ruined_after(32), *KEEPS[0])
     rows = [row["step"] for row in read(tmp_path / "run/metrics.jsonl") if row["kind"] == "train"]
     assert rows == list(range(1, 53))
+
+
+def test_a_run_that_diverged_promises_no_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=rf"up to step 22, .*; {tmp_path}/run has no checkpoint: lower"):
+        tiny_runs.run_tiny(tmp_path, *ruined_after(2), "--checkpoint.every-steps=30")
+    assert not list((tmp_path / "run").rglob("step-*"))
+    assert summarize(tmp_path / "run").state == "diverged"
+    tiny_runs.run_tiny(tmp_path / "well")
+    assert summarize(tmp_path / "well" / "run").state == "finished"
 
 
 def test_a_run_that_ends_among_skipped_steps_has_diverged(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_the_best_may_be_chosen_by_a_task(files, tmp_path):
     result = run(tmp_path, *of(files), *tasks)
     values = {row["step"]: row["value"] for row in rows_of(tmp_path, "task") if row["metric"] == "accuracy"}
     assert result["best_value"] == max(values.values())
+    assert all("table" not in row for row in rows_of(tmp_path, "task")), "the log has the numbers alone"
 
 
 def test_moments_of_a_pretraining_cannot_be_kept(files, pretrained, tmp_path):

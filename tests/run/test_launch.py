@@ -197,10 +197,10 @@ def test_notes_are_shown_when_the_run_starts(recipe, capsys):
 
 
 def test_a_python_caller_takes_up_a_run_without_the_command_line(recipe, tmp_path, monkeypatch):
-    from hornbook.run.resolve import resolve
+    from hornbook.run.start_recipe import start_recipe
 
     assert stopped(monkeypatch, 4, recipe, "--output", "runs/a") == 75
-    summary = train(resolve("runs/a"), output=None, device="cpu", threads=1)
+    summary = train(start_recipe("runs/a"), output=None, device="cpu", threads=1)
     assert (summary["run"], summary["step"]) == ("runs/a", 8)
-    other = resolve(recipe, init_from=InitFrom(source="runs/a"), output=tmp_path / "b")
+    other = start_recipe(recipe, init_from=InitFrom(source="runs/a"), output=tmp_path / "b")
     assert other.sources["model.num_layers"].startswith("--init-from, runs/a/checkpoints/step-00000008")

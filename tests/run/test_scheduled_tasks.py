@@ -62,7 +62,7 @@ def test_rows_land_in_metrics_and_report(folder: Path, capfd: pytest.CaptureFixt
     assert all(isinstance(row["value"], float) and row["compute"] == "fp32" for row in rows)
     assert "step 4  lambada  last_word_accuracy" in capfd.readouterr().err
     page = (folder / "run" / "report.html").read_text()
-    assert "lambada, after step 8" in page
+    assert f"on {folder}/lambada.jsonl; after step 8" in page
     assert page.count("; computed in fp32") == 6
 
 
@@ -89,6 +89,7 @@ def test_what_a_task_says_is_what_evaluate_says(folder: Path) -> None:
     assert {row["metric"]: pytest.approx(row["value"]) for row in task["rows"]} == {
         row["metric"]: row["value"] for row in rows_of(folder) if row["step"] == 8
     }
+    assert {row["data"] for row in rows_of(folder)} == {task["data"]["name"]} == {str(folder / "lambada.jsonl")}
 
 
 @pytest.mark.parametrize("step", range(1, 9))

@@ -1,6 +1,7 @@
 """Labelled files become examples, classes and sequences; what is wrong with one is told with its line."""
 
 import csv
+import io
 
 import numpy as np
 import pytest
@@ -162,3 +163,58 @@ def test_past_the_last_example_nothing_is_scored():
 def test_rows_of_the_helper_are_of_two_classes(tmp_path):
     examples = read_examples(write_jsonl(tmp_path / "x.jsonl", labelled_rows(2)), ClassificationConfig())
     assert (len(examples), labels_of(examples, "x")) == (12, ("moby", "pride"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("x.jsonl", '{"a": "one", "b": "two"}\n{"a": "x", "b": "y", "c": 0.5}', PAIRS),
+        ("x.csv", "b,a\ntwo,one\ny,x\n", PAIRS),
+        ("x.tsv", "one\ttwo\nx\ty\n", ClassificationConfig(text="0", second_text="1", label="2")),
+    ],
+)
+def test_labels_may_be_missing_where_none_are_read(tmp_path, name, text, columns):
+    examples = read_examples(write(tmp_path / name, text), columns, labelled=False)
+    assert [(each.text, each.second_text, each.label) for each in examples] == [("one", "two", ""), ("x", "y", "")]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x", "x.log"])
+def test_any_other_file_has_a_text_a_line(tmp_path, name):
+    path = write(tmp_path / name, '\ufeff one, "two"\r\n{"text": 1}')
+    examples = read_examples(path, ClassificationConfig(), labelled=False)
+    assert [each.text for each in examples] == [' one, "two"', '{"text": 1}']
+    assert examples[1].place == f"{path}, line 2"
+    (example,) = read_examples(
+        path=write(tmp_path / "y", '{"text": "b"}'), columns=ClassificationConfig(), labelled=False, format="jsonl"
+    )
+    assert example.text == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("x.txt", "", ["there are no examples", "a text a line"]),
+        ("x.txt", "a\n \nb", ["line 2: the line is blank"]),
+        ("x.txt", b"a\n\xff", ["line 2: not UTF-8 at byte 0"]),
+        ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "by --text"]),
+        ("x.csv", "txt\na\n", ["line 1", "'text' is missing", "by --text"]),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_told_with_its_line(tmp_path, name, text, parts):
+    with pytest.raises(DataError) as caught:
+        read_examples(write(tmp_path / name, text), ClassificationConfig(), labelled=False)
+    assert one_line(caught.value, str(tmp_path / name), *parts)
+
+
+def test_a_line_of_text_is_no_pair(tmp_path):
+    with pytest.raises(UserError, match="reads pairs of texts"):
+        read_examples(write(tmp_path / "x.txt", "a"), PAIRS, labelled=False)
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("é\nb".encode())))
+    examples = read_examples("-", ClassificationConfig(), labelled=False)
+    assert [(each.text, each.place) for each in examples] == [
+        ("é", "standard input, line 1"),
+        ("b", "standard input, line 2"),
+    ]

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from tiny_labelled import CONTEXT, QUESTIONS, question, word_pieces, write_squad
+from tiny_labelled import CONTEXT, QUESTIONS, question, word_pieces, write_jsonl, write_squad
 from tiny_text import one_line
 
 from hornbook.config import SpanConfig
 from hornbook.errors import DataError, UserError
-from hornbook.samples.squad import labelled_windows, make_windows, read_questions
+from hornbook.samples.squad import labelled_windows, make_windows, read_questions, read_unanswered
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -102,3 +102,41 @@ def test_questions_without_answer_are_read_where_they_may_be(tmp_path):
 def test_no_room_for_the_text(tmp_path):
     with pytest.raises(UserError, match="sequences of 60 tokens have no room for questions of 64 and a text"):
         windows_of(tmp_path, length=60)
+
+
+def test_questions_without_answers(tmp_path):
+    asked = [question(0, "Who?", ("nowhere", 3)), {"id": "q1", "question": "What?"}]
+    found = read_unanswered(write_squad(tmp_path / "x.json", asked), by_line=False)
+    assert [(each.id, each.question, each.answers) for each in found] == [("q0", "Who?", ()), ("q1", "What?", ())]
+    lines = [{"question": "Who?", "context": CONTEXT}, {"question": "What?", "context": CONTEXT, "id": "w"}]
+    by_line = read_unanswered(write_jsonl(tmp_path / "x.jsonl", lines), by_line=True)
+    assert [(each.id, each.question, each.context) for each in by_line] == [
+        ("1", "Who?", CONTEXT),
+        ("w", "What?", CONTEXT),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "by_line", "parts"),
+    [
+        ('{"question": "a"}', True, ["line 1", "no field 'context'"]),
+        (
+            '{"question": "a", "context": "b"}\n{"question": " ", "context": "b"}',
+            True,
+            ["line 2", "'question' has no text"],
+        ),
+        ('{"question": "a \\ud800", "context": "b"}', True, ["line 1", "half a surrogate pair"]),
+        ("", True, ["there are no questions in it"]),
+        ('{"data": []}', False, ["there are no questions in it"]),
+        (
+            '{"data": [{"paragraphs": [{"context": "b", "qas": [{"id": "q"}]}]}]}',
+            False,
+            ["no 'question'", "id and question"],
+        ),
+    ],
+)
+def test_a_question_that_cannot_be_read_is_told_with_its_line(tmp_path, text, by_line, parts):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_unanswered(str(tmp_path / "x"), by_line=by_line)
+    assert one_line(caught.value, str(tmp_path / "x"), *parts)

@@ -2,6 +2,7 @@ import fcntl
 import os
 import shutil
 import signal
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
-from hornbook.storage import lock as module
-from hornbook.storage.lock import lock_folder, remove_locked_folder
+from hornbook.storage import files as module
+from hornbook.storage.files import lock_folder, remove_locked_folder
+from hornbook.storage.system import is_locked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -203,3 +205,26 @@ def test_a_lock_that_leads_to_another_file_is_refused_and_leaves_it(tmp_path, li
     with pytest.raises(PathError, match="lock: expected a regular file with one name"), lock_folder(tmp_path / "run"):
         raise AssertionError("locked")
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_lock_can_be_asked_for_without_a_trace(tmp_path):
+    folder = tmp_path / "run"
+    assert not is_locked(folder)
+    assert not folder.exists()
+    with lock_folder(folder):
+        assert is_locked(folder)
+    assert not is_locked(folder)
+
+
+def test_who_asks_keeps_nobody_out(tmp_path):
+    """A shared lock, as `is_locked` takes for a moment, makes a start wait and not fail."""
+    folder = tmp_path / "run"
+    with lock_folder(folder):
+        pass
+    asking = os.open(folder / "lock", os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    timer = threading.Timer(0.002, os.close, [asking])
+    timer.start()
+    with lock_folder(folder):
+        pass
+    timer.join()

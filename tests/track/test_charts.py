@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.track import charts
-from hornbook.track.charts import MAX_POINTS, Axis, Series, decimate, line_chart, smooth
+from hornbook.track.charts import MAX_POINTS, Axis, Series, XAxis, decimate, line_chart, smooth
 from hornbook.track.style import STYLE
 
 
@@ -201,10 +201,53 @@ def test_the_legend_can_be_left_out() -> None:
     assert "<li" not in line_chart("Loss", lines, unit="nats", legend=False)
 
 
-def test_probes_tell_step_and_nearest_values() -> None:
+def test_probes_show_only_what_was_measured_at_their_step() -> None:
     lines = [series(3.0, 2.5, 2.0), Series(label="validation", style="validation", points=[(30.0, 2.2)])]
     figure = line_chart("Loss", lines, unit="nats")
-    assert "<b>step 20 <em>loss</em> 2.50<em>validation</em> 2.20</b>" in figure
+    assert "<b>step 20 <em>loss</em> 2.50</b>" in figure
+    assert "<b>step 30 <em>loss</em> 2<em>validation</em> 2.20</b>" in figure
+    assert figure.count("validation</em>") == figure.count("step 30 ") > 0
+
+
+def test_every_validation_can_be_found_among_many_steps() -> None:
+    train = Series(label="training", style="train", points=[(10.0 * at, 3.0) for at in range(1, 1001)])
+    steps = range(250, 10_001, 250)
+    held_out = Series(label="validation", style="validation", points=[(float(step), 2.0) for step in steps])
+    figure = line_chart("Loss", [train, held_out], unit="nats")
+    shown = re.findall(r"<b>step ([\d,]+) <em>training</em> 3<em>validation</em> 2</b>", figure)
+    assert list(dict.fromkeys(int(step.replace(",", "")) for step in shown)) == list(steps)
+    assert figure.count("validation</em>") == len(shown)
+
+
+def test_a_fitted_curve_has_values_between_its_ends_and_none_beyond() -> None:
+    fitted = Series(label="smoothed", style="train", points=[(15.0, 5.0), (25.0, 4.0)], fitted=True)
+    figure = line_chart("Loss", [series(3.0, 2.5, 2.0), fitted], unit="nats")
+    assert "<b>step 20 <em>loss</em> 2.50<em>smoothed</em> 5</b>" in figure
+    assert "<b>step 30 <em>loss</em> 2</b>" in figure
+
+
+def test_over_time_values_within_a_band_stand_together() -> None:
+    lines = [
+        Series(label=label, style=label, points=[(at + offset, 3.0) for at in range(100)])
+        for label, offset in (("run0", 0.0), ("run1", 0.3))
+    ]
+    minutes = XAxis(name="minutes", label="minutes", show=str)
+    figure = line_chart("Loss", lines, unit="nats", over=minutes)
+    assert figure.count("<em>run0</em> 3<em>run1</em> 3") > 90
+    assert 'aria-label="Loss over minutes.' in figure
+
+
+def test_the_smoothed_curve_ends_as_calmly_as_it_runs() -> None:
+    """Fewer neighbors at the end made the last points of a flat, noisy curve turn up or down."""
+    ends, middles = [], []
+    for seed in range(300):
+        rnd = random.Random(seed)
+        found = [value or 0.0 for _, value in smooth([(float(step), rnd.gauss(0, 1)) for step in range(200)])]
+        ends.append(found[-1])
+        middles.append(found[100])
+    spread = math.sqrt(sum(end * end for end in ends) / len(ends))
+    assert spread < 0.65, "about the root of 4 / 11: a line fitted to 11 points, at its end; fewer points gave 0.7"
+    assert math.sqrt(sum(middle * middle for middle in middles) / len(middles)) < 0.35
 
 
 def test_the_chart_is_told_in_words() -> None:

@@ -132,6 +132,16 @@ def test_sessions_are_added_one_after_the_other(tmp_path: Path) -> None:
     assert environment.sessions(path)[1]["python"] == environment.sessions(path)[0]["python"]
 
 
+def test_the_last_session_records_how_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    environment.record_end(path, "finished")
+    assert not path.exists(), "without a session there is nothing that could have ended"
+    environment.record_session(path, 0, 400)
+    environment.record_session(path, 400, 600)
+    environment.record_end(path, "diverged")
+    assert [session.get("ended") for session in environment.sessions(path)] == [None, "diverged"]
+
+
 def test_a_bare_capture_is_one_session(tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     path.write_text('{"cpu": "x"}')

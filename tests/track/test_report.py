@@ -132,7 +132,7 @@ def test_few_rows_are_enough(tmp_path: Path, num_rows: int) -> None:
     page = page_of(make_run(tmp_path / "run", rows=[train_row(step) for step in range(1, num_rows + 1)]))
     assert ("Curves" in page.headings) == (num_rows > 0)
     assert ("Last training loss" in page.text) == (num_rows > 0)
-    assert ("No step is logged yet" in page.text) == (num_rows == 0)
+    assert f"Stopped · step {num_rows} of 40" in page.text
 
 
 def test_a_run_that_only_began_has_a_page(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_run_that_only_began_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text("{}")
     page = page_of(tmp_path)
     assert page.headings == ["Recipe", "Environment"] or page.headings == ["Recipe"]
-    assert "No step is logged yet" in page.text
+    assert "Stopped · step 0 of 40" in page.text
 
 
 def test_resumes_show(tmp_path: Path) -> None:
@@ -220,6 +220,7 @@ def test_a_checkpoint_that_was_not_committed_is_not_listed(tmp_path: Path) -> No
 
 def task_row(step: int, metric: str, value: float | None, **more: object) -> dict[str, object]:
     row = {"kind": "task", "step": step, "task": "lambada", "metric": metric, "value": value, "convention": "of 7"}
+    row["data"] = "lambada_test.jsonl"
     return {**row, **more}
 
 
@@ -229,9 +230,9 @@ def test_tasks_on_the_way_have_a_chart_and_their_last_numbers(tmp_path: Path) ->
         rows += [task_row(step, "accuracy", step / 100, comparable_with="45.99"), task_row(step, "perplexity", 90.0)]
     page = page_of(make_run(tmp_path / "run", rows=rows))
     assert page.names.count("figure") == 6, "one for the first metric of the task"
-    assert "lambada, after step 30" in page.text
+    assert "on lambada_test.jsonl; after step 30\n" in page.text
     assert page.text.count("Comparable with 45.99.") == 1
-    assert "lambada, after step 20" not in page.text
+    assert "on lambada_test.jsonl; after step 20\n" not in page.text
 
 
 def test_hostile_task_rows_stay_text(tmp_path: Path) -> None:

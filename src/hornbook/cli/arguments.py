@@ -64,14 +64,18 @@ class CommandParser(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
 
+    def declare(self) -> None:
+        """Declare the arguments of ``module``, unless that is done or there is none."""
+        if self.module is not None:
+            importlib.import_module(self.module).add_arguments(self)
+            self.module = None
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse; an unknown word is an error here, where the command's options are known.
 
         Raises UserError with what is wrong, in one line.
         """
-        if self.module is not None:
-            importlib.import_module(self.module).add_arguments(self)
-            self.module = None
+        self.declare()
         words = sys.argv[1:] if args is None else list(args)
         overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
         namespace, unknown = super().parse_known_args(words, namespace)

@@ -57,7 +57,7 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
     from hornbook.config import recipe_from_dict
     from hornbook.exchange.huggingface import read_folder
     from hornbook.exchange.huggingface.tokenizer_files import has_tokenizer
-    from hornbook.storage.lock import lock_folder
+    from hornbook.storage import lock_folder
 
     output: Path = arguments.output
     _refuse_used(output)

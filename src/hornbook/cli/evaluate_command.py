@@ -6,13 +6,15 @@ hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an 
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
 from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
+
+_MOST_COLUMNS = 25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the tasks, print a table, and keep the result beside the run."""
+    """Run the tasks, keep the result beside the run, and print a table."""
     from hornbook.checkpoint.listing import require_source
 
     require_source(arguments.checkpoint)
@@ -62,13 +64,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
     from hornbook.run.device import choose_device, prepare
+    from hornbook.track.evaluations import text_of
+    from hornbook.track.runs import run_of
 
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
     for name in asked:
         find_task(name)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
-    path = Path(arguments.checkpoint)
     loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
     tasks = asked or [default_task(loaded)]
     _refuse_other_options(arguments, loaded, tasks)
@@ -81,24 +84,25 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         max_sequences=arguments.max_sequences,
     )
     result = run_tasks(tasks, given, data)
+    if folder := run_of(loaded.path):
+        _keep(folder / "evaluation.json", result["tasks"])
     for task in result["tasks"]:
-        print(f"{task['name']} of {result['checkpoint']}")
+        print(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
-    if (path / "run.json").exists():
-        _keep(path / "evaluation.json", result)
+        for row in task["rows"]:
+            _print_table(row.get("table"))
     return result
 
 
-def _keep(path: Path, result: "dict[str, object]") -> None:
-    """Write the result beside the run; a disk that is full or read-only is a warning, since the numbers are known."""
-    from hornbook.errors import StorageError
-    from hornbook.storage.files import replace_file
-    from hornbook.storage.json_files import dump_json
+def _keep(path: Path, tasks: "list[dict[str, object]]") -> None:
+    """Add the evaluations to the run's earlier ones; a failure is a warning, since the numbers are printed."""
+    from hornbook.errors import HornbookError
     from hornbook.track.console import Console
+    from hornbook.track.evaluations import add_evaluations
 
     try:
-        replace_file(path, dump_json(result))
-    except StorageError as error:
+        add_evaluations(path, tasks)
+    except HornbookError as error:
         Console().warn(f"the numbers are not saved for the run's report: {error}")
 
 
@@ -123,6 +127,19 @@ def _print_rows(rows: "list[dict[str, object]]") -> None:
         if row["comparable_with"]:
             lines.append(("", "", f"= comparable with {row['comparable_with']}"))
     print_columns(lines, right=(1,), indent="  ")
+
+
+def _print_table(table: "dict[str, Any] | None") -> None:
+    """Print what a number is made of, unless it has more columns than anybody reads."""
+    if table is None:
+        return
+    columns = table["columns"]
+    if len(columns) > _MOST_COLUMNS:
+        print(f"  {table['title']}: {len(columns)} columns, see --json")
+        return
+    print(f"  {table['title']}")
+    rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in table["rows"]]
+    print_columns([columns, *rows], right=range(1, len(columns)), indent="    ")
 
 
 def _precision(row: "dict[str, object]") -> str:

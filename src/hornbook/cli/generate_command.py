@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
-    from hornbook.text.tokenizer import Tokenizer
 
 
 _FOR_DECODERS: dict[str, Any] = {
@@ -236,7 +235,7 @@ def _with_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
-    from hornbook.generate import Sampling, TextOptions, TextWriter
+    from hornbook.generate import Sampling, TextOptions, TextWriter, find_stop_id
 
     sampling = Sampling(
         temperature=arguments.temperature,
@@ -248,29 +247,13 @@ def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter
     options = TextOptions(
         output_length=arguments.output_length,
         input_length=arguments.input_length,
-        start_token=not loaded.is_imported if arguments.start_token is None else arguments.start_token,
+        start_token=loaded.has_start_token if arguments.start_token is None else arguments.start_token,
         sampling=sampling,
         stop_strings=tuple(arguments.stop),
-        stop_id=_stop_id(arguments.stop_token, tokenizer),
+        stop_id=find_stop_id(arguments.stop_token, tokenizer),
         seed=arguments.seed,
     )
     return TextWriter(loaded.model, tokenizer, options)
-
-
-def _stop_id(name: str | None, tokenizer: "Tokenizer") -> int | None:
-    from hornbook.config.options import show
-    from hornbook.errors import UserError
-
-    if name is None or name == "none":
-        return tokenizer.end_of_text_id if name is None else None
-    if name in tokenizer.special:
-        return tokenizer.vocab[name]
-    ids = tokenizer.encode(name)
-    if len(ids) != 1:
-        raise UserError(
-            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; a text ends at a string by --stop"
-        )
-    return ids[0]
 
 
 def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: int) -> "list[Request]":

@@ -26,22 +26,25 @@ import traceback
 from collections.abc import Sequence
 from typing import Literal
 
-from hornbook import __version__
 from hornbook.cli.arguments import CommandParser
 from hornbook.errors import HornbookError, PathError, RecipeError, StoppedBySignal, StorageError
+from hornbook.version import __version__
 from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
-    "recipes": "list the bundled recipes",
+    "recipes": "list, show and copy the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",
     "tokenizer": "train a tokenizer, encode and decode text",
     "evaluate": "evaluate a trained model on held-out text",
     "generate": "generate text with a trained model",
+    "predict": "predict classes or answers with a fine-tuned model",
+    "embed": "write a vector for each text of a file",
     "checkpoint": "list and verify checkpoints; import and export models",
     "runs": "list, compare and report runs",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",
+    "completion": "print a script that completes commands in bash, zsh or fish",
 }
 """Every command with its line of help; its module is ``hornbook.cli.<command>_command``."""
 
@@ -122,7 +125,7 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
 
 def execute(words: Sequence[str]) -> dict[str, object]:
     """Import the command that the words name, run it and return its result; errors and exits come through."""
-    parser, parsers = _parsers()
+    parser, parsers = build_parsers()
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is None or chosen not in COMMANDS:
         parser.parse_args(words)  # --help, --version, or the error that there is no such command
@@ -133,7 +136,7 @@ def execute(words: Sequence[str]) -> dict[str, object]:
     return result or {}
 
 
-def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
+def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     """Make the parser of the whole line, and the still empty one of each command."""
     parser = CommandParser(
         prog="hornbook",

@@ -1,19 +1,84 @@
-"""Lists the recipes that come with the package: ``hornbook recipes``.
+"""The recipes that come with the package: ``list`` (or no subcommand), ``show`` and ``copy``.
 
+hornbook recipes
 name        parameters  layers  hidden
 gpt2-small        124M      12     768  GPT-2 small (Radford et al. 2019, there called 117M)
+
+hornbook recipes copy gpt2-small mine.toml
 """
 
 import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 from hornbook.cli.table import print_columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments: none."""
+    """Declare ``list``, ``show`` and ``copy``."""
+    parser.set_defaults(handler=list_command)
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
+    listed = commands.add_parser("list", help="list the recipes (default)", description="List the bundled recipes.")
+    listed.set_defaults(handler=list_command)
+    shown = commands.add_parser("show", help="print a recipe", description="Print a recipe's file, with its comments.")
+    shown.set_defaults(handler=show_command)
+    copied = commands.add_parser(
+        "copy", help="write a recipe to a file", description="Write a recipe, with its comments, to a file of yours."
+    )
+    copied.set_defaults(handler=copy_command)
+    for command in (shown, copied):
+        command.add_argument("recipe", metavar="NAME", help="name of a bundled recipe")
+    copied.add_argument("file", type=Path, metavar="FILE", help="file to write, as in mine.toml")
+    copied.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Run the chosen subcommand; see the handlers."""
+    handler: Callable[[argparse.Namespace], dict[str, object]] = arguments.handler
+    return handler(arguments)
+
+
+def show_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Print a recipe's file."""
+    text = _text_of(arguments.recipe)
+    print(text, end="")
+    return {"name": arguments.recipe, "text": text}
+
+
+def copy_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Write a recipe's file.
+
+    Raises:
+        UserError: the file exists, or it is a folder.
+        StorageError: it cannot be written.
+    """
+    from hornbook.errors import UserError
+    from hornbook.storage import replace_file
+
+    text, file = _text_of(arguments.recipe), arguments.file
+    if file.is_dir():
+        raise UserError(f"{file} is a folder; name the file, as in {file / arguments.recipe}.toml")
+    if os.path.lexists(file) and not arguments.force:
+        raise UserError(f"{file} exists already; choose another file, or replace it with --force")
+    replace_file(file, text.encode())
+    print(f"{file}: {arguments.recipe}; `hornbook train {file} --data.train STORE` trains it")
+    return {"name": arguments.recipe, "file": str(file)}
+
+
+def _text_of(name: str) -> str:
+    """Return the text of a bundled recipe; raise RecipeError if there is none of that name."""
+    from hornbook.config import bundled_recipes, find_recipe
+    from hornbook.errors import RecipeError
+
+    bundled = bundled_recipes()
+    if name not in bundled:
+        find_recipe(name)  # what is no path is an error that suggests the nearest name
+        raise RecipeError([f"recipe {name}: expected the name of a bundled recipe; `hornbook recipes` lists them"])
+    return bundled[name].read_text(encoding="utf-8")
+
+
+def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the list, smallest model first."""
     from hornbook.config import bundled_recipes, load_recipe
     from hornbook.track.units import short
@@ -34,5 +99,5 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         )
     print_columns(rows, right=range(1, 4))
     print("* plus the token table, whose size depends on the corpus's vocabulary")
-    print("\n`hornbook train NAME --data.train STORE` trains one; `--print-recipe` shows it.")
+    print("\n`hornbook train NAME --data.train STORE` trains one; `hornbook recipes copy NAME FILE` starts your own.")
     return {"recipes": recipes}

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hornbook.cli import runs_compare
 from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
-    from hornbook.track.runs import Comparison, RunSummary
+    from hornbook.track.runs import RunSummary
+
+_MARK = "*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "root", nargs="?", default="runs", metavar="ROOT", help="folder to search (default: %(default)s)"
     )
     found.set_defaults(handler=list_command)
-    compared = commands.add_parser(
-        "compare",
-        help="compare runs",
-        description="Compare runs: their progress and the differences of their recipes.",
-    )
-    compared.add_argument("runs", nargs="+", metavar="RUN", help="run folders, two or more")
-    compared.set_defaults(handler=compare_command)
+    runs_compare.add_arguments(commands)
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
     written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)
@@ -61,21 +58,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
         print(f"unreadable: {problem['problem']}")
     if not folders:
         print(f"no runs below {root}; start one with `hornbook train RECIPE`")
-    return {"root": str(root), "runs": [_as_json(summary) for summary in summaries], "unreadable": broken}
-
-
-def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Prints a table of the runs and one of the recipe keys in which they differ."""
-    from hornbook.errors import UserError
-    from hornbook.track.runs import compare
-
-    if len(arguments.runs) < 2:
-        raise UserError(f"one run, {arguments.runs[0]}; expected two or more to compare; name another run folder")
-    comparison = compare([Path(folder) for folder in arguments.runs])
-    _print_table(comparison.runs)
-    _print_differences(comparison)
-    differences = {key: [_plain(value) for value in values] for key, values in comparison.differences.items()}
-    return {"runs": [_as_json(summary) for summary in comparison.runs], "differences": differences}
+    return {"root": str(root), "runs": [dataclasses.asdict(summary) for summary in summaries], "unreadable": broken}
 
 
 def report_command(arguments: argparse.Namespace) -> dict[str, object]:
@@ -87,30 +70,34 @@ def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     return {"report": str(path)}
 
 
-def _as_json(summary: "RunSummary") -> dict[str, object]:
-    return dataclasses.asdict(summary)
-
-
-def _plain(value: object) -> object:
-    """A recipe's value as JSON has it: numbers, texts, truths and lists stay, a date becomes a text."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
 def _print_table(summaries: "Sequence[RunSummary]") -> None:
     from hornbook.track import units
 
-    head = ["run", "step", "tokens", "loss", "valid", "best", "bits/B", "tok/s", "time", "skipped"]
+    head = [
+        "run",
+        "state",
+        "objective",
+        "step",
+        "tokens",
+        "loss",
+        "valid",
+        "best",
+        "bits/B",
+        "tok/s",
+        "time",
+        "skipped",
+    ]
     rows = [
         [
             summary.folder,
-            _progress(summary),
+            summary.state,
+            summary.objective or units.MISSING,
+            units.progress(summary.step, summary.total_steps),
             units.short(summary.tokens),
             units.loss(summary.loss),
             units.loss(summary.validation_loss),
             units.loss(summary.best_validation_loss),
-            units.bits(summary.bits_per_byte),
+            units.bits(summary.bits_per_byte) + (_MARK if summary.bits_per_byte_by == "validation" else ""),
             units.short(summary.tokens_per_second),
             units.duration(summary.seconds),
             units.count(summary.skipped_steps),
@@ -118,24 +105,6 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
         for summary in summaries
     ]
     shown = len(head) if any(summary.skipped_steps for summary in summaries) else len(head) - 1
-    print_columns([row[:shown] for row in (head, *rows)], right=range(1, shown))
-
-
-def _progress(summary: "RunSummary") -> str:
-    from hornbook.track import units
-
-    total = "" if summary.total_steps is None else f"/{units.count(summary.total_steps)}"
-    return f"{units.count(summary.step)}{total}"
-
-
-def _print_differences(comparison: "Comparison") -> None:
-    if not comparison.differences:
-        print("\nthe recipes are identical")
-        return
-    print()
-    head = ["recipe", *(summary.folder for summary in comparison.runs)]
-    rows = [
-        [key, *("not set" if value is None else str(_plain(value)) for value in values)]
-        for key, values in comparison.differences.items()
-    ]
-    print_columns([head, *rows])
+    print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
+    if any(summary.bits_per_byte_by == "validation" for summary in summaries):
+        print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 _GAP = "  "
 _LEAST_ROOM = 24
+_WIDEST_CELL = 24
 _BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
 
 
@@ -50,6 +51,50 @@ def column_lines(
             padded.append(space + cell if number in right else cell if number == last else cell + space)
         before = indent + "".join(f"{cell}{_GAP}" for cell in padded[:-1])
         yield from _hanging(before, padded[-1], None if last in right else width, cell_len(before))
+
+
+def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, right: bool = False) -> None:
+    """Print columns of things that are compared, below each other where a terminal is too narrow for all.
+
+    Args:
+        rows: a name and a cell for each thing; the first row has the things' names.
+        width: of the terminal; None for a line a row, however long.
+        right: whether short cells are set flush right; long ones are wrapped and set flush left.
+    """
+    for block in _side_by_side(rows, width):
+        columns = range(1, len(block[0])) if right else ()
+        for line in column_lines(block, right=columns):
+            print(line)
+
+
+def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[list[list[str]]]:
+    """Yield blocks of rows that fit the width: the names, and the cells of as many things as there is room for."""
+    from hornbook.wording import one_line
+
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    if width is None:
+        yield cells
+        return
+    room = width - max(len(row[0]) for row in cells)
+    widths = [min(_WIDEST_CELL, max(map(len, column))) for column in list(zip(*cells, strict=True))[1:]]
+    start = 0
+    while start < len(widths):
+        end = start + 1
+        while end < len(widths) and sum(widths[start : end + 1]) + len(_GAP) * (end + 1 - start) <= room:
+            end += 1
+        yield [
+            line
+            for row in cells
+            for line in _wrapped([row[0], *row[1 + start : 1 + end]], [len(row[0]), *widths[start:end]])
+        ]
+        start = end
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
+    """Yield the lines of a row whose cells are wrapped to their widths."""
+    wrapped = [textwrap.wrap(cell, max(wide, 1)) or [""] for cell, wide in zip(row, widths, strict=True)]
+    for at in range(max(map(len, wrapped))):
+        yield [lines[at] if at < len(lines) else "" for lines in wrapped]
 
 
 def wrap_line(line: str, width: int) -> str:

@@ -60,20 +60,22 @@ class Output:
     Args:
         as_json: print each as a line of JSON.
         file: where to save them too.
+        keeps: collect them in ``records``.
 
     Attributes:
         records: all texts so far.
     """
 
-    def __init__(self, *, as_json: bool, file: Path | None) -> None:
-        self.as_json, self.records = as_json, list[dict[str, Any]]()
+    def __init__(self, *, as_json: bool, file: Path | None, keeps: bool = True) -> None:
+        self.as_json, self.keeps, self.records = as_json, keeps, list[dict[str, Any]]()
         self._file = file
         self._appender: Appender | None = None
 
     def add(self, text: Record) -> None:
         """Take a text. Raises StorageError if it does not fit on the disk."""
         record = text.as_json()
-        self.records.append(record)
+        if self.keeps:
+            self.records.append(record)
         line = json.dumps(record)
         if self.as_json:
             print(line, flush=True)

@@ -73,46 +73,35 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
-    from hornbook.corpus.build.token_pipeline import falls_to_validation
-    from hornbook.errors import UserError
-    from hornbook.text.documents import read_documents
-    from hornbook.text.reading import Tally
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.corpus.build.tokenizer import train_tokenizer
 
-    if arguments.cased and arguments.kind != "wordpiece":
-        raise UserError(f"--cased applies only to --kind wordpiece; {arguments.kind} always keeps case; remove it")
-    tally, started = Tally(), time.monotonic()
-    documents = read_documents(arguments.inputs, read_options(arguments), tally, note)
-    held_out = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal held_out
-        for document in documents:
-            if falls_to_validation(document.text, arguments.validation):
-                held_out += 1
-            else:
-                yield document.text
-
-    tokenizer = Tokenizer.train(texts(), arguments.vocab_size, kind=arguments.kind, lowercase=not arguments.cased)
-    path = arguments.output / "tokenizer.json"
-    if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
-        raise UserError(f"{path} already contains another tokenizer; choose another --output or delete it")
-    tokenizer.save(arguments.output)
+    started = time.monotonic()
+    report = train_tokenizer(
+        arguments.inputs,
+        arguments.output,
+        vocab_size=arguments.vocab_size,
+        kind=arguments.kind,
+        cased=arguments.cased,
+        validation=arguments.validation,
+        reading=read_options(arguments),
+        on_notice=note,
+    )
     seconds = time.monotonic() - started
+    path, tokenizer, tally = arguments.output / "tokenizer.json", report.tokenizer, report.tally
     report_faults(tally.faults, tally.messages)
-    documents_seen = tally.documents - held_out
     few = (
         "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
     )
     sys.stdout.write(
-        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(documents_seen, 'document')} in {seconds:.1f} s{few}\n"
+        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(report.documents, 'document')} in {seconds:.1f} s"
+        f"{few}\n"
     )
     return {
         "output": path,
         "vocab_size": tokenizer.vocab_size,
         "digest": tokenizer.digest,
-        "documents": documents_seen,
-        "held_out": held_out,
+        "documents": report.documents,
+        "held_out": report.held_out,
         "bytes": tally.num_bytes,
         "empty": tally.empty,
         "faults": tally.faults,

@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         init_from = None
         if arguments.init_from:
             from hornbook.run.initial_weights import InitFrom
-            from hornbook.run.resolve import resolve
+            from hornbook.run.start_recipe import start_recipe
 
             keep = arguments.init_optimizer == "keep"
             init_from = InitFrom(source=arguments.init_from, keep_optimizer=keep)
-            resolved = resolve(
+            resolved = start_recipe(
                 arguments.recipe,
                 arguments.overrides,
                 output=arguments.output,

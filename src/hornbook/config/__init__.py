@@ -35,7 +35,7 @@ from hornbook.config.optimizers import (
     PolynomialConfig,
     SGDConfig,
 )
-from hornbook.config.options import Problem, choices, option, register
+from hornbook.config.options import Problem, UnknownPart, choices, option, register
 from hornbook.config.recipe import (
     Change,
     DataConfig,
@@ -82,6 +82,7 @@ __all__ = [
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "UnknownPart",
     "bundled_recipes",
     "changed_keys",
     "choices",

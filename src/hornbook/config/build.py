@@ -23,6 +23,7 @@ from hornbook.config.options import (
     Mistake,
     Problem,
     Spec,
+    UnknownPart,
     absolute,
     choices,
     convert,
@@ -31,7 +32,7 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
-from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.recipe import EXCLUSIVE, SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
 from hornbook.config.recipe_files import find_recipe, read_document, run_of
 from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
@@ -81,7 +82,7 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file."""
+    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file or name."""
 
     recipe: Recipe
     sources: dict[str, str]
@@ -94,8 +95,12 @@ class Resolved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """The mistakes found so far, and their keys."""
+    """The mistakes found so far, and their keys.
 
+    ``keeps_unknown``: in a stored recipe, a part that is not registered, other than the model, is an ``UnknownPart``.
+    """
+
+    keeps_unknown: bool = False
     problems: list[str] = field(default_factory=list)
     failed: set[Key] = field(default_factory=set)
 
@@ -140,14 +145,24 @@ def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
 def check(draft: Draft, *, require_data: bool = True) -> Resolved:
     """Return the recipe of a draft; arguments and errors as for ``load_recipe``."""
     draft = _fit_micro_batch(draft)
-    recipe, sources, problems = _build(merge(draft.file, draft.overrides))
+    resolved = resolve(merge(draft.file, draft.overrides), draft.path, require_data=require_data)
+    return replace(resolved, notes=draft.notes)
+
+
+def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
+    """Check a merged tree and return its recipe; ``path`` and ``require_data`` as in `Resolved` and `load_recipe`.
+
+    Raises:
+        RecipeError: every mistake at once.
+    """
+    recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
     if require_data and not is_known:
         message = "no training data; set --data.train PATH, or use --data.synthetic"
         problems.append(_conflict(Problem(("data.train",), message), recipe, sources))
     if problems:
         raise RecipeError(problems)
-    return Resolved(recipe=recipe, sources=sources, path=draft.path, output=draft.output, notes=draft.notes)
+    return Resolved(recipe=recipe, sources=sources, path=path, output=run_of(path) or Path("runs") / recipe.name)
 
 
 def _fit_micro_batch(draft: Draft) -> Draft:
@@ -173,23 +188,26 @@ def _fit_micro_batch(draft: Draft) -> Draft:
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
     """Make a recipe of what ``recipe_to_dict`` gave, checked like any other; missing keys take their defaults.
 
+    An objective, optimizer or schedule that is not registered becomes an ``UnknownPart``, since only training needs it.
+
     Raises:
         RecipeError: every mistake at once, each with ``label``.
     """
     if not isinstance(document, Mapping):
         raise RecipeError([f"{label}: expected a table of sections, got {kind_of(document)}"])
-    recipe, _, problems = _build({key: Leaf(value=value, source=label) for key, value in _entries(document)})
+    leaves = {key: Leaf(value=value, source=label) for key, value in _entries(document) if key != ("", SCRIPTS)}
+    recipe, _, problems = _build(leaves, keeps_unknown=True)
     if problems:
         raise RecipeError(problems)
     return recipe
 
 
-def _build(tree: Tree) -> tuple[Recipe, dict[str, str], list[str]]:
+def _build(tree: Tree, *, keeps_unknown: bool = False) -> tuple[Recipe, dict[str, str], list[str]]:
     """Make a recipe of the merged tree; return it, the source of each value, and every mistake, one line each."""
     if len(tree) > MOST_KEYS:
         source = next(iter(tree.values())).source
         raise RecipeError([f"{source}: more than {MOST_KEYS} keys, so it is probably no recipe"])
-    report = _Report()
+    report = _Report(keeps_unknown=keeps_unknown)
     for (section, key), leaf in tree.items():
         if section not in SECTIONS and (section or key not in describe(Recipe)):
             _report_stray((section, key), leaf, report)
@@ -224,6 +242,10 @@ def _build_section(section: str, tree: Tree, report: _Report) -> object:
     if leaf is None or (isinstance(leaf.value, str) and leaf.value in known):
         chosen = SECTIONS[section] if leaf is None else known[str(leaf.value)]
         return chosen(**_convert_all(section, describe(chosen), tree, report))
+    if report.keeps_unknown and section != "model" and isinstance(leaf.value, str):
+        given = {key[1]: own.value for key, own in tree.items() if key[0] == section}
+        report.failed.update({tag, *((section, name) for name in given)})  # what concerns it cannot be checked
+        return UnknownPart(name=leaf.value, options={key: value for key, value in given.items() if key != tag[1]})
     suggestion = did_you_mean(leaf.value, known) if isinstance(leaf.value, str) else ""
     listed = ", ".join(f'"{name}"' for name in known)
     report.add(tag, leaf, f"no such choice, expected one of {listed}{suggestion}")

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,6 +56,15 @@ class Problem(NamedTuple):
 
     keys: tuple[str, ...]
     message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownPart:
+    """An objective, optimizer or schedule that a stored recipe names and nobody has registered: a user's own."""
+
+    name: str = ""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """As they were stored, unchecked."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,6 +238,14 @@ def definition_of(part: Any) -> tuple[str, str]:
     while isinstance(part, functools.partial):
         part = part.func
     return part.__module__, getattr(part, "__qualname__", type(part).__qualname__)
+
+
+def script_of(part: type) -> str | None:
+    """Return the path of the file that defines a class of a user's own; None for hornbook's, and in a notebook."""
+    module = sys.modules.get(part.__module__)
+    file = getattr(module, "__file__", None)
+    is_own = part.__module__.partition(".")[0] != __name__.partition(".")[0]
+    return str(Path(file).absolute()) if is_own and file else None
 
 
 def parse_text(text: object, spec: Spec) -> object:

@@ -37,9 +37,11 @@ from hornbook.config.optimizers import (
     ScheduleConfig,
     problems_of_steps,
 )
-from hornbook.config.options import TAGS, Problem, Spec, choices, describe, option, split_entry
+from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 
 COMMENT_COLUMN = 40
+SCRIPTS = "scripts"
+"""Key of a stored recipe: the script of each section whose part is not hornbook's own."""
 Key = tuple[str, str]
 
 EXCLUSIVE = (
@@ -309,12 +311,16 @@ class Change(NamedTuple):
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Turn a recipe into nested dictionaries of JSON's types."""
-    return _options(recipe) | {section: _options(getattr(recipe, section)) for section in SECTIONS}
+    """Turn a recipe into nested dictionaries of JSON's types; ``scripts`` names those that registered its own parts."""
+    parts = {section: getattr(recipe, section) for section in SECTIONS}
+    scripts = {section: script for section in TAGS if (script := script_of(type(parts[section])))}
+    nested = {section: _options(values) for section, values in parts.items()}
+    return _options(recipe) | nested | ({SCRIPTS: scripts} if scripts else {})
 
 
 def _options(values: object) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in describe(type(values))}
+    unknown = values.options if isinstance(values, UnknownPart) else {}
+    return {name: getattr(values, name) for name in describe(type(values))} | unknown
 
 
 def recipe_to_toml(recipe: Recipe, sources: Mapping[str, str] | None = None) -> str:

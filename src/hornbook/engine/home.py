@@ -77,7 +77,10 @@ class InMemory:
     def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks) -> "InMemory":
         """Return the home before the first step: moments are zero."""
         moments = {
-            name: {key: torch.zeros_like(parameter) for key in update.state_names}
+            name: {
+                key: torch.zeros_like(parameter)
+                for key in (*update.state_names, *update.further_names(name, parameter))
+            }
             for name, parameter in model.own_parameters()
         }
         return cls(model, moments, ranks)

@@ -4,8 +4,9 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -57,6 +58,16 @@ class Progress:
     """Measurements since then."""
     seconds: float = 0.0
     """Time spent in training, over all resumes."""
+    unlogged_sums: dict[str, float] = field(default_factory=dict)
+    """By term of the loss, its sum over the steps since the last row of the log; without skipped steps."""
+    unlogged_counts: dict[str, int] = field(default_factory=dict)
+    """By term, the items scored in these steps."""
+
+    def add_losses(self, sums: Mapping[str, float], counts: Mapping[str, int]) -> None:
+        """Add a step's sums and counts, by term, to those of the next row of the log."""
+        for name, total in sums.items():
+            self.unlogged_sums[name] = self.unlogged_sums.get(name, 0.0) + total
+            self.unlogged_counts[name] = self.unlogged_counts.get(name, 0) + counts[name]
 
     @classmethod
     def from_json(cls, document: object, path: str) -> "Progress":
@@ -74,12 +85,18 @@ class Progress:
         hints = get_type_hints(cls)
         values = {name: value for name, value in document.items() if name in hints}
         for name, value in values.items():
-            is_whole = type(value) is int
-            if not (isinstance(value, hints[name]) or (is_whole and isinstance(0.0, hints[name]))) or (
-                isinstance(value, bool) or (is_whole and not 0 <= value < _MOST)
-            ):
+            if not _fits(value, hints[name]):
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
         return cls(**values)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Tell whether a value of a ``state.json`` has its type; whole numbers count something, and pass as floats."""
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(entry, get_args(hint)[1]) for entry in value.values())
+    if type(value) is int:
+        return 0 <= value < _MOST and (isinstance(value, hint) or isinstance(0.0, hint))
+    return isinstance(value, hint) and not isinstance(value, bool)
 
 
 @dataclass(kw_only=True)

@@ -67,6 +67,10 @@ class StepResult:
     loss: float | None
     """Weighted sum of the terms, each a mean over the global batch; nats for a language model. None: nothing scored."""
     terms: dict[str, float | None]
+    sums: dict[str, float]
+    """By term, its sum over the global batch."""
+    counts: dict[str, int]
+    """By term, the scored items of the global batch: ``sums / counts`` are the terms."""
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
@@ -87,12 +91,12 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
     counts, size = global_counts(micro_batches, objective, ranks)
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    terms = global_means(config.executor(state, micro_batches, scaled, counts), counts, ranks)
+    sums = global_sums(config.executor(state, micro_batches, scaled, counts), ranks)
+    terms = means(sums, counts)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
-    scored = {name: mean for name, mean in terms.items() if mean is not None}
-    skipped = not all(map(math.isfinite, (*scored.values(), norm)))
+    skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
     learning_rate = config.schedule(progress.num_updates)
     if not skipped:
         count = progress.inherited_updates + progress.num_updates + 1
@@ -107,10 +111,11 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
     progress.num_updates += not skipped
     progress.skipped_steps += skipped
     progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
-    has_loss = any(objective.weights[name] for name in scored)
     return StepResult(
-        loss=sum(objective.weights[name] * mean for name, mean in scored.items()) if has_loss else None,
+        loss=loss_of(terms, objective.weights),
         terms=terms,
+        sums=sums,
+        counts=counts,
         gradient_norm=norm,
         learning_rate=learning_rate,
         num_tokens=size.tokens,
@@ -129,9 +134,17 @@ def global_counts(micro_batches: Sequence[Batch], objective: Objective, ranks: R
     return dict(zip(objective.weights, everywhere, strict=False)), size
 
 
-def global_means(sums: dict[str, Tensor], counts: dict[str, int], ranks: Ranks) -> dict[str, float | None]:
-    """Return by term the sum over all ranks divided by the global count, None where nothing is scored."""
-    total = ranks.sum_tensor(torch.stack(list(sums.values())))
-    return {
-        name: value / counts[name] if counts[name] else None for name, value in zip(sums, total.tolist(), strict=True)
-    }
+def global_sums(sums: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
+    """Return by term the sum over all ranks; waits for the device once."""
+    return dict(zip(sums, ranks.sum_tensor(torch.stack(list(sums.values()))).tolist(), strict=True))
+
+
+def means(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float | None]:
+    """Return by term its sum divided by its count, None where nothing is scored."""
+    return {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
+
+
+def loss_of(terms: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """Return the weighted sum of the terms that were scored; None if no term with a weight was."""
+    scored = {name: mean for name, mean in terms.items() if mean is not None}
+    return sum(weights[name] * mean for name, mean in scored.items()) if any(weights[name] for name in scored) else None

@@ -5,7 +5,8 @@ from functools import partial
 from hornbook.evaluate import bits_per_byte, classification, lambada, masked, tasks
 from hornbook.evaluate import squad_scores as squad
 from hornbook.evaluate import wikitext_perplexity as wikitext
-from hornbook.evaluate.tasks import Row, Task, TaskInput, register_task, run_tasks, task_names
+from hornbook.evaluate.evaluations import run_tasks
+from hornbook.evaluate.tasks import Row, Task, TaskInput, register_task, task_names
 
 __all__ = [
     "Row",
@@ -27,6 +28,7 @@ tasks.TASKS.update(
         check=bits_per_byte.read,
         models="decoder",
         lower=("bits_per_byte", "nats_per_token", "token_perplexity"),
+        scores_held_out=True,
     ),
     classification=Task(
         measure=classification.classification,
@@ -34,6 +36,7 @@ tasks.TASKS.update(
         models="encoder",
         lower=("cross_entropy",),
         higher=("accuracy", "macro_f1"),
+        scores_held_out=True,
     ),
     lambada=Task(
         measure=lambada.lambada,
@@ -53,14 +56,22 @@ tasks.TASKS.update(
         models="encoder",
         lower=("loss", "perplexity", "next_sentence_loss"),
         higher=("accuracy", "next_sentence_accuracy"),
+        scores_held_out=True,
     ),
     pseudo_perplexity=Task(
         measure=masked.pseudo_perplexity,
         check=masked.read_copies,
         models="encoder",
         lower=("pseudo_perplexity", "nats_per_token"),
+        scores_held_out=True,
     ),
-    span=Task(measure=squad.span, check=squad.read, models="encoder", higher=("exact_match", "f1")),
+    span=Task(
+        measure=squad.span,
+        check=squad.read,
+        models="encoder",
+        higher=("exact_match", "f1"),
+        scores_held_out=True,
+    ),
     wikitext103=Task(
         measure=partial(wikitext.measure, "wikitext103"), check=wikitext.read, models="decoder", lower=wikitext.METRICS
     ),

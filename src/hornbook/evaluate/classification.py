@@ -1,19 +1,22 @@
 """Classes of texts: how many are right, and how well each class is told from the others.
 
-{"text": "...", "label": "moby_dick"}  ->  logits of 7 classes  ->  the largest  ->  accuracy, macro-F1, nats
+{"text": "...", "label": "moby_dick"}  ->  logits of 7 classes  ->  accuracy, macro-F1, nats
+                                           the largest           ->  confusion matrix, precision and recall by class
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
+from hornbook.arrays import Int64s
 from hornbook.config import ClassificationConfig
-from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
-from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.model.label_heads import ClassificationHead
+from hornbook.evaluate.labelled_scores import data_of, objective_of
+from hornbook.evaluate.tasks import Row, Table, TaskInput
+from hornbook.generate.classes import class_logits
 from hornbook.samples.batches import spread_evenly
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
 from hornbook.samples.sequences import TokenSequence
@@ -25,7 +28,7 @@ class Answered:
     """A file's sequences and the numbers of their classes, int64[N]."""
 
     sequences: list[TokenSequence]
-    labels: NDArray[np.int64]
+    labels: Int64s
     classes: tuple[str, ...]
     path: str
 
@@ -52,35 +55,85 @@ def classification(given: TaskInput) -> list[Row]:
         UserError, DataError: as `read`.
     """
     answered = read(given)
-    logits_NC = class_logits(given, answered.sequences)
-    labels = torch.from_numpy(answered.labels)
-    predicted = logits_NC.argmax(1).numpy()
-    accuracy = float((predicted == answered.labels).mean())
-    f1 = macro_f1(answered.labels, predicted)
-    nats = float(functional.cross_entropy(logits_NC, labels))
-    shared = f"{counted(len(labels), 'text')} of {len(answered.classes)} classes, cut to {given.window_length} tokens"
+    logits_NC = class_logits(
+        given.loaded.model, answered.sequences, batch_size=given.micro_batch_size, forward=given.forward
+    )
+    labels, classes = torch.from_numpy(answered.labels), answered.classes
+    confusion_CC = confusion(answered.labels, logits_NC.argmax(1).numpy(), len(classes))
+    figures = class_figures(confusion_CC)
+    shared = f"{counted(len(labels), 'text')} of {len(classes)} classes, cut to {given.window_length} tokens"
     return [
         Row(
-            metric="accuracy", value=accuracy, convention=f"share of texts whose most likely class is correct; {shared}"
+            metric="accuracy",
+            value=float(np.trace(confusion_CC) / len(labels)),
+            convention=f"share of texts whose most likely class is correct; {shared}",
+            table=_confusion_table(confusion_CC, classes),
         ),
         Row(
             metric="macro_f1",
-            value=f1,
+            value=macro_f1(figures),
             convention="unweighted mean of the F1 of the classes that occur or are predicted, as scikit-learn's",
+            table=_class_table(figures, classes),
         ),
-        Row(metric="cross_entropy", value=nats, convention="mean nats of the right class"),
+        Row(
+            metric="cross_entropy",
+            value=float(functional.cross_entropy(logits_NC, labels)),
+            convention="mean nats of the correct class",
+        ),
     ]
 
 
-def class_logits(given: TaskInput, sequences: list[TokenSequence]) -> torch.Tensor:
-    """Return fp32 ``[N, C]`` on the CPU, a row a sequence."""
-    model, batches = given.loaded.model, laid_out(given, sequences)
-    return torch.cat([given.forward(model, batch, ClassificationHead.label_logits).cpu() for batch in batches])
+class ClassFigures(NamedTuple):
+    """How well one class is told from the others; a share of nothing is 0, as in scikit-learn.
+
+    Attributes:
+        precision: share of the texts predicted as this class that have its label.
+        recall: share of the texts of this label that are predicted so.
+        f1: harmonic mean of both.
+        support: texts of this label.
+        predicted: texts predicted as this class.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    predicted: int
 
 
-def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:
-    """Return the mean over all classes in either of 2 · right ÷ (labelled so + predicted so)."""
-    classes = np.union1d(labels, predicted)
-    right = [np.count_nonzero((labels == number) & (predicted == number)) for number in classes]
-    said = [np.count_nonzero(labels == number) + np.count_nonzero(predicted == number) for number in classes]
-    return float(np.mean(2 * np.array(right) / np.array(said)))
+def confusion(labels: Int64s, predicted: Int64s, num_classes: int) -> Int64s:
+    """Return int64 ``[C, C]``: how many texts of a label, by row, were predicted as a class, by column."""
+    counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes)
+
+
+def class_figures(confusion_CC: Int64s) -> list[ClassFigures]:
+    """Return the figures of each class."""
+    counts = zip(
+        confusion_CC.diagonal().tolist(), confusion_CC.sum(1).tolist(), confusion_CC.sum(0).tolist(), strict=True
+    )
+    return [
+        ClassFigures(
+            precision=correct / max(predicted, 1),
+            recall=correct / max(support, 1),
+            f1=2 * correct / max(support + predicted, 1),
+            support=support,
+            predicted=predicted,
+        )
+        for correct, support, predicted in counts
+    ]
+
+
+def macro_f1(figures: Sequence[ClassFigures]) -> float:
+    """Return the mean F1 of the classes that occur or are predicted."""
+    return float(np.mean([each.f1 for each in figures if each.support or each.predicted]))
+
+
+def _confusion_table(confusion_CC: Int64s, classes: Sequence[str]) -> Table:
+    rows = [(label, *counts) for label, counts in zip(classes, confusion_CC.tolist(), strict=True)]
+    return Table(title="confusion matrix: label by row, predicted class by column", columns=("", *classes), rows=rows)
+
+
+def _class_table(figures: Sequence[ClassFigures], classes: Sequence[str]) -> Table:
+    rows = [(label, *each) for label, each in zip(classes, figures, strict=True)]
+    return Table(title="by class", columns=("class", *ClassFigures._fields), rows=rows)

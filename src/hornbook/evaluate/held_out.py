@@ -22,12 +22,13 @@ def held_out_stores(given: TaskInput) -> list[TokenStore]:
         DataError: a store is malformed.
         CheckpointError: the model has no tokenizer.
     """
-    stores = _open(given)
+    stores = open_scored(given)
     _refuse_other_tokenizer(stores[0], given.loaded.require_tokenizer())
     return stores
 
 
-def _open(given: TaskInput) -> list[TokenStore]:
+def open_scored(given: TaskInput) -> list[TokenStore]:
+    """Return the stores that are named or held out, whatever their tokenizer; errors as `held_out_stores`."""
     data = given.loaded.recipe.data
     if named := given.data or data.validation:
         return [open_store(named, split="validation")]

@@ -1,14 +1,10 @@
-"""What the tasks of fine-tuned models share: which file is scored, and batches of its sequences."""
+"""What the tasks of fine-tuned models share: which file is scored, and by what rules."""
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 from hornbook.config import LabelledConfig
 from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.samples.batches import Batch
-from hornbook.samples.layout import lay_out
-from hornbook.samples.sequences import TokenSequence
 
 Learned = TypeVar("Learned", bound=LabelledConfig)
 
@@ -40,15 +36,3 @@ def objective_of(given: TaskInput, kind: type[Learned], lacks: str) -> Learned:
             f"--objective.name {kind.name}, see docs/fine-tuning.md"
         )
     return objective
-
-
-def laid_out(given: TaskInput, sequences: list[TokenSequence]) -> Iterator[Batch]:
-    """Yield batches, without padding on a CPU; nothing random happens in them."""
-    size = given.micro_batch_size
-    for start in range(0, len(sequences), size):
-        yield lay_out(
-            sequences[start : start + size],
-            width=given.window_length,
-            layout="unpadded" if given.device.type == "cpu" else "padded",
-            pad_id=given.require_tokenizer().require_masking().pad,
-        )

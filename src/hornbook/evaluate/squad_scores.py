@@ -1,42 +1,31 @@
 """Answers out of texts: exact match and F1 by the rules of SQuAD's own script (Rajpurkar et al. 2016, 2018).
 
-    windows of a question -> logits of beginning and end -> the best span over all windows -> "the white whale"
-    normalized: lower case, without punctuation, without a, an, the, single blanks         -> "white whale"
+    answer of the model        "The  White Whale!"   normalized: lower case, without punctuation, without a, an, the
+    one of those given         "white whale"         and with single blanks   -> exact match 1, F1 1
 
-The score of a span is the sum of its two logits; a span begins and ends in the text and has at most so many tokens.
-Where some question has no answer, [CLS] has the same sum, and the lowest over the windows counts; no answer is given
-where it is higher than the best span's (a threshold of 0, SQuAD 2.0's default).
+`hornbook.generate.answers` says how the model's answer is found.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hornbook.config import SpanConfig
-from hornbook.evaluate.labelled_scores import data_of, laid_out, objective_of
+from hornbook.evaluate.labelled_scores import data_of, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.model.label_heads import SpanHead
+from hornbook.generate.answers import by_question, find_answers
 from hornbook.samples.batches import spread_evenly
-from hornbook.samples.squad import NO_ANSWER, Question, Window, make_windows, read_questions
+from hornbook.samples.squad import Question, Window, make_windows, read_questions
 from hornbook.wording import counted
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _PUBLISHED: Final = "SQuAD's evaluate-v2.0.py, whose numbers are in percent"
-
-
-class Found(NamedTuple):
-    """The best span of a window, and the score of no answer."""
-
-    score: float
-    text: str
-    no_answer: float
 
 
 def normalized(text: str) -> str:
@@ -81,11 +70,16 @@ def span(given: TaskInput) -> list[Row]:
         UserError, DataError: as `read`.
     """
     questions, windows, rules = read(given)
-    answers = answer(given, questions, windows, rules)
-    exact, overlap = (
-        float(np.mean([_best(measure, answers[number], question) for number, question in enumerate(questions)]))
-        for measure in (exact_match, f1)
+    answers = find_answers(
+        given.loaded.model,
+        questions,
+        by_question(windows),
+        rules,
+        batch_size=given.micro_batch_size,
+        forward=given.forward,
     )
+    pairs = [(best.text, question) for (best,), question in zip(answers, questions, strict=True)]
+    exact, overlap = (float(np.mean([_best(measure, *pair) for pair in pairs])) for measure in (exact_match, f1))
     num_unanswerable = sum(not question.answers for question in questions)
     shared = (
         f"{counted(len(questions), 'question')}, {num_unanswerable:,} without an answer, "
@@ -105,38 +99,6 @@ def span(given: TaskInput) -> list[Row]:
             comparable_with=_PUBLISHED,
         ),
     ]
-
-
-def answer(
-    given: TaskInput, questions: Sequence[Question], windows: Sequence[Window], rules: SpanConfig
-) -> Mapping[int, str]:
-    """Return the model's answer to each question, by its number; empty for none."""
-    model, found = given.loaded.model, dict[int, list[Found]]()
-    place = iter(windows)
-    for batch in laid_out(given, [window.sequence for window in windows]):
-        for logits in given.forward(model, batch, SpanHead.span_logits).cpu().numpy():
-            window = next(place)
-            context = questions[window.question].context
-            found.setdefault(window.question, []).append(best_span(logits, window, context, rules.max_answer_tokens))
-    return {number: _choose(spans, may_refuse=rules.unanswerable) for number, spans in found.items()}
-
-
-def best_span(logits_T2: NDArray[np.float32], window: Window, context: str, max_tokens: int) -> Found:
-    """Return the best span of a window's text: it ends where it begins, or up to ``max_tokens - 1`` tokens later."""
-    size = len(window.offsets)
-    begin, end = logits_T2[window.first : window.first + size].T
-    reach = min(max_tokens, size)
-    ends = np.pad(end, (0, reach - 1), constant_values=-np.inf)
-    scores = begin[:, None] + np.lib.stride_tricks.sliding_window_view(ends, reach)
-    first, more = divmod(int(scores.argmax()), reach)
-    text = context[window.offsets[first, 0] : window.offsets[first + more, 1]].strip()
-    return Found(float(scores[first, more]), text, float(logits_T2[NO_ANSWER].sum()))
-
-
-def _choose(spans: Sequence[Found], *, may_refuse: bool) -> str:
-    best = max(spans, key=lambda found: found.score)
-    no_answer = min(found.no_answer for found in spans)
-    return "" if may_refuse and no_answer > best.score else best.text
 
 
 def _best(measure: Callable[[str, str], float], predicted: str, question: Question) -> float:

@@ -28,6 +28,15 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a number is made of, such as the figures of each class."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One number of an evaluation."""
 
@@ -40,6 +49,19 @@ class Row:
     compute: str | None = None
     """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
     it in where a task leaves it out."""
+    table: Table | None = None
+    """Printed and saved by ``hornbook evaluate``; the log of a training has the number alone."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the number by itself: all fields but the table."""
+        fields = asdict(replace(self, table=None))
+        del fields["table"]
+        return fields
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, with a table if there is one; a number that is not finite is null."""
+        table = {"table": asdict(self.table)} if self.table else {}
+        return {**self.fields(), "value": self.value if math.isfinite(self.value) else None, **table}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +162,8 @@ class Task:
     """Metrics of which less is better; ``checkpoint.best_by`` may name them."""
     higher: Collection[str] = ()
     """Metrics of which more is better."""
+    scores_held_out: bool = False
+    """Whether it scores the run's validation data where no other are named; the record of an evaluation says so."""
 
 
 TASKS: dict[str, Task] = {}
@@ -153,6 +177,7 @@ def register_task(
     check: Check | None = None,
     lower: Collection[str] = (),
     higher: Collection[str] = (),
+    scores_held_out: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
 
@@ -168,7 +193,9 @@ def register_task(
         there = definition_of(TASKS[name].measure if name in TASKS else measure)
         if there != definition_of(measure):
             raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
-        TASKS[name] = Task(measure=measure, check=check, models=models, lower=lower, higher=higher)
+        TASKS[name] = Task(
+            measure=measure, check=check, models=models, lower=lower, higher=higher, scores_held_out=scores_held_out
+        )
         return measure
 
     return add
@@ -257,21 +284,6 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
     return [row if row.compute else replace(row, compute=compute) for row in rows]
 
 
-def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
-    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows"}]}``, ready for JSON.
-
-    Raises:
-        UserError: as `check_tasks` before anything is computed, and as `run_task`.
-    """
-    check_tasks(tasks, given, data)
-    measured = [(name, run_task(name, replace(given, data=data.get(name)))) for name in tasks]
-    return {
-        "step": given.loaded.step,
-        "checkpoint": str(given.loaded.path),
-        "tasks": [{"name": name, "rows": [_as_json(row) for row in rows]} for name, rows in measured],
-    }
-
-
 def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
     models = find_task(name).models
@@ -280,8 +292,3 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
         raise UserError(
             f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
         )
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON has it: a number that is not finite becomes null."""
-    return {**asdict(row), "value": row.value if math.isfinite(row.value) else None}

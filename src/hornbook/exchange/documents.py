@@ -7,12 +7,14 @@
 """
 
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import shapes_of
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
+from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
@@ -37,25 +39,28 @@ def stored_recipe(document: object, path: str) -> Recipe:
     return recipe
 
 
-def refuse_unknown_parts(document: object, source: str) -> None:
+def refuse_unknown_parts(document: object, source: str, sections: Iterable[str] = TAGS) -> None:
     """Refuse a stored recipe with a part that is not registered, as a user's script has done.
 
     Args:
         document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
         source: the run or the checkpoint that it is of.
+        sections: the sections whose parts are needed, all of them for training.
 
     Raises:
         RecipeError: it names such a part; a single line.
     """
-    sections = document if isinstance(document, Mapping) else {}
-    for section, key in TAGS.items():
-        values = sections.get(section)
-        tag = values.get(key) if isinstance(values, Mapping) else None
+    stored = document if isinstance(document, Mapping) else {}
+    for section in sections:
+        values = stored.get(section)
+        tag = values.get(TAGS[section]) if isinstance(values, Mapping) else None
         if isinstance(tag, str) and tag not in choices(section):
             what = "of the family" if section == "model" else f"made with the {section}"
+            scripts = stored.get(SCRIPTS)
+            script = scripts.get(section) if isinstance(scripts, Mapping) else None
             message = (
                 f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
-                "script that registers it, python SCRIPT.py in place of hornbook"
+                f"script that registers it, python {shlex.quote(str(script or 'SCRIPT.py'))} in place of hornbook"
             )
             raise RecipeError([message])
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.listing import require_source
 from hornbook.checkpoint.load import load, resolve, shapes_of
-from hornbook.config import Recipe
+from hornbook.config import Recipe, UnknownPart
+from hornbook.config.options import show
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
@@ -47,6 +48,13 @@ class LoadedModel:
     path: Path
     is_imported: bool = False
     """Whether the weights are those of a Hugging Face folder or a TensorFlow checkpoint, as they came."""
+    untrained: tuple[str, ...] = ()
+    """Weights that an import drew at random, since its source lacks them."""
+
+    @property
+    def has_start_token(self) -> bool:
+        """Whether the end-of-text token goes before a text, as hornbook trains; others' models do without, as there."""
+        return not self.is_imported
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -91,7 +99,7 @@ def read_source(
         raise CheckpointError(
             f"{chosen} holds no weights: it has no tensors of the group model; take another checkpoint"
         )
-    refuse_unknown_parts(contents.documents.get("recipe"), str(source))
+    refuse_unknown_parts(contents.documents.get("recipe"), str(source), ("model",))
     return chosen, contents
 
 
@@ -108,6 +116,9 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     """
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
+    if isinstance(recipe.objective, UnknownPart):
+        part = f"the objective {show(recipe.objective.name)}, which is not registered here"
+        _logger.warning(f"{chosen} was trained with {part}; only training needs it")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(compute, device)).eval()
@@ -123,7 +134,13 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
             tensor.copy_(contents.tensors["model"][name])
     is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
-        model=model, recipe=recipe, tokenizer=tokenizer, step=contents.step, path=chosen, is_imported=is_imported
+        model=model,
+        recipe=recipe,
+        tokenizer=tokenizer,
+        step=contents.step,
+        path=chosen,
+        is_imported=is_imported,
+        untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
 
 

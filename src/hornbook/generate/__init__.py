@@ -1,4 +1,4 @@
-"""Text from a trained model.
+"""What a trained model makes of texts: continuations, here; filled masks, classes, answers, vectors, a module each.
 
     text    ->  TextWriter  ->  generate_batch  ->  Decoder     logits of the next tokens, from cached keys and values
     streamed    stop strings    the loop over       Chooser     temperature, top-k, top-p, penalty, one draw a row
@@ -11,7 +11,7 @@ device's random state, have no part in it.
 from hornbook.generate.decoder import Decoder, make_decoder
 from hornbook.generate.ids import generate, generate_batch
 from hornbook.generate.sampling import Sampling, draws_of
-from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing
+from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing, find_stop_id
 
 __all__ = [
     "Decoder",
@@ -22,6 +22,7 @@ __all__ = [
     "TextWriter",
     "Timing",
     "draws_of",
+    "find_stop_id",
     "generate",
     "generate_batch",
     "make_decoder",

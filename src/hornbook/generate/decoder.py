@@ -26,6 +26,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import at_places
 from hornbook.ops.attention import document_mask
+from hornbook.samples.given import decoder_batch
 
 _logger = logging.getLogger("hornbook.generate")
 
@@ -152,10 +153,8 @@ class PlainDecoder:
         self._windows = [self._windows[row] for row in rows]
 
     def _logits(self) -> Tensor:
-        longest = max(map(len, self._windows))
-        tokens_BT = torch.tensor([window + [0] * (longest - len(window)) for window in self._windows])
-        positions_BT = torch.arange(longest).expand_as(tokens_BT)
-        batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": torch.zeros_like(tokens_BT)}
+        batch = decoder_batch(self._windows)
+        longest = batch["tokens"].shape[1]
         lasts_B = torch.tensor([row * longest + len(window) - 1 for row, window in enumerate(self._windows)])
         logits_BV: Tensor = self._forward(
             self._model, batch, lambda head, x_BTD, _: head.logits(at_places(x_BTD, lasts_B))

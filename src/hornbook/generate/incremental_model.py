@@ -53,7 +53,7 @@ class IncrementalModel:
         """
         x_BTD = self._embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
         for block, cache in zip(self._blocks, caches, strict=True):
-            x_BTD = block(x_BTD, cache, mask)
+            x_BTD = block(x_BTD, cache, mask, positions_BT)
         logits_BV: Tensor = self._logits(x_BTD[:, -1])
         return logits_BV
 

@@ -16,6 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from hornbook.config.options import show
 from hornbook.errors import UserError
 from hornbook.generate.decoder import make_decoder
 from hornbook.generate.ids import generate_batch
@@ -239,6 +240,28 @@ class _Batch:
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
+    """Return the id of a stop token by its text.
+
+    Args:
+        name: a special token, or a text that is one token; None for the end-of-text token, ``"none"`` for no token.
+        tokenizer: the model's.
+
+    Raises:
+        UserError: the text is several tokens.
+    """
+    if name is None or name == "none":
+        return tokenizer.end_of_text_id if name is None else None
+    if name in tokenizer.special:
+        return tokenizer.vocab[name]
+    ids = tokenizer.encode(name)
+    if len(ids) != 1:
+        raise UserError(
+            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; a text ends at a string by --stop"
+        )
+    return ids[0]
 
 
 def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:

@@ -31,6 +31,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
 
     keys: Required[Tensor]
     """int64 ``[B, T]`` in [0, 2³²): the dropout key of each token."""
+    positions: Tensor
+    """int64 ``[B, T]``, of decoders: the position of each token in its window, from 0."""
     mask: Tensor
     """bool ``[B, 1, T, T]``, of decoders with ``data.document_mask``: True where a token may see another."""
     group_keys: Tensor
@@ -141,9 +143,10 @@ class _IncrementalAttention:
         self.cache_shape = (attention.num_heads, attention.head_size)
         self._qkv, self._out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
 
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
         qkv_BT3HK = self._qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
-        return self._out(cached_attention(qkv_BT3HK, cache_B2HSK, mask).flatten(2))
+        q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
+        return self._out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):

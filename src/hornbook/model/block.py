@@ -138,8 +138,8 @@ class _IncrementalPreNorm:
         self._attention_norm = token_form(block.attention_norm, dtype)
         self._feed_forward_norm = token_form(block.feed_forward_norm, dtype)
 
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
-        x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask)
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
+        x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
         return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
 
 

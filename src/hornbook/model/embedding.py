@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm
+from hornbook.model.layers import Dropout
 from hornbook.ops.layers import sinusoidal
 
 Positions = Literal["learned", "sinusoidal", "none"]
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
         positions: a learned table, fixed sines and cosines (Vaswani et al. 2017), or none.
         first_position: row of the position table in which sequences begin: 2 in RoBERTa, whose tables have 2 more rows.
         num_segments: rows of the segment table; 0: no table, 1: one row, added to every token.
-        norm: layer norm of the sum, before the dropout.
+        norm: of the sum, before the dropout.
         dropout: probability.
         std: standard deviation of the initial tables.
         compute_dtype: dtype of the output, which every later layer follows.
@@ -47,7 +47,7 @@ class Embedding(nn.Module):
         positions: Positions = "learned",
         first_position: int = 0,
         num_segments: int = 0,
-        norm: LayerNorm | None = None,
+        norm: nn.Module | None = None,
         dropout: float,
         std: float,
         compute_dtype: torch.dtype,

@@ -30,7 +30,7 @@ class OutputHead(nn.Module):
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
         bias: whether each of them has a bias, which is kept without padding.
-        norm: final layer norm (pre-norm models).
+        norm: final norm (pre-norm models), which maps each token alone.
         is_tied: whether the output table is the embedding's; False: the head has a table of its own.
         std: standard deviation of the initial weights, those of a table of its own included.
     """
@@ -44,7 +44,7 @@ class OutputHead(nn.Module):
         vocab_size: int,
         *,
         bias: bool = False,
-        norm: LayerNorm | None = None,
+        norm: nn.Module | None = None,
         is_tied: bool = True,
         std: float = 0.02,
     ) -> None:
@@ -94,15 +94,23 @@ class CausalHead(OutputHead):
     Args:
         hidden_size: D.
         vocab_size: tokens that exist, without padding.
-        epsilon: of the final norm.
+        epsilon: of the final layer norm.
+        norm: another final norm, which maps each token alone.
         is_tied: see ``OutputHead``.
         std: standard deviation of an untied table's initial weights.
     """
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, *, epsilon: float, is_tied: bool = True, std: float = 0.02
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        epsilon: float = 1e-5,
+        norm: nn.Module | None = None,
+        is_tied: bool = True,
+        std: float = 0.02,
     ) -> None:
-        norm = LayerNorm(hidden_size, epsilon=epsilon)
+        norm = norm or LayerNorm(hidden_size, epsilon=epsilon)
         super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std)
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -130,3 +138,17 @@ def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
         places_P: int64, indices into the B·T tokens, on the device of ``x`` or in the host's memory.
     """
     return x_BT.flatten(0, 1).index_select(0, places_P.to(x_BT.device, non_blocking=True))
+
+
+def sequence_places(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the tokens of a batch's sequences lie, a sequence a row.
+
+    Returns:
+        int64 ``[S, T]``, T being the length of the longest: flat indices into the tokens, 0 beyond a sequence's end;
+        and bool ``[S, T]``, whether a place is beyond it. Both on ``device``.
+    """
+    firsts_S, lengths_S = batch["firsts"], batch["lengths"]
+    places = torch.arange(int(lengths_S.max()), device=lengths_S.device)
+    outside_ST = places >= lengths_S[:, None]
+    flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+    return flat_ST.to(device, non_blocking=True), outside_ST.to(device, non_blocking=True)

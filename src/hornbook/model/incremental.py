@@ -22,9 +22,9 @@ class IncrementalBlock(Protocol):
     """A block, or an attention, that takes new tokens and a cache."""
 
     cache_shape: tuple[int, int]
-    """(H, K): the cache holds 2·H·K numbers a token."""
+    """(H, K), heads of keys and values and their size: the cache holds 2·H·K numbers a token."""
 
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
         """Return the hidden states of the new tokens.
 
         Args:
@@ -32,6 +32,7 @@ class IncrementalBlock(Protocol):
             cache_B2HSK: keys and values of S tokens; the call writes the last T columns, those of the new tokens.
             mask: ``[B, 1, T, S]``, bool (True: may see) or added to the scores. None if all tokens are new, T = S, or
                 one is, T = 1.
+            positions_BT: int64, the positions of the new tokens in their windows.
         """
         ...
 

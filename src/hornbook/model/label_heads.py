@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.model.head import OutputHead, at_places
+from hornbook.model.head import OutputHead, at_places, sequence_places
 from hornbook.model.layers import Dropout, LayerNorm, Linear
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
@@ -79,11 +79,7 @@ class SpanHead(OutputHead):
 
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, T, 2]`` fp32, T being the longest sequence's; -inf beyond a sequence's end."""
-        firsts_S, lengths_S = batch["firsts"], batch["lengths"]
-        places = torch.arange(int(lengths_S.max()))
-        outside_ST = places >= lengths_S[:, None]
-        flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
-        flat_ST, outside_ST = (index.to(x_BTD.device, non_blocking=True) for index in (flat_ST, outside_ST))
+        flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
         logits_ST2: Tensor = self.spans(self.norm(x_BTD)).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 

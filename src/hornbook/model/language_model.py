@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
 
     def make_context(self, batch: Batch) -> Context:
         """Return what blocks need beside the hidden states: tensors, made once a micro-batch."""
-        context: Context = {"keys": batch["keys"]}
+        context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
         if "documents" in batch:
             context["mask"] = document_mask(batch["documents"])
         return context

@@ -68,13 +68,15 @@ def causal_attention(
     """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]``, where tokens see no later ones.
 
     Args:
-        q_BHTK: queries; keys and values have their shape and dtype.
-        k_BHTK: keys.
-        v_BHTK: values.
+        q_BHTK: queries.
+        k_BHTK: keys; of the same shape and dtype, or with a divisor of H as their heads, each of which then serves
+            H / G queries in a row (grouped-query attention, Ainslie et al. 2023).
+        v_BHTK: values, shaped like the keys.
         mask: bool, broadcast to ``[B, H, T, T]``, True where a query may see a key, which has to include causality;
             None for ``causal_mask``.
         dropout: of the weights, if any.
     """
+    k_BHTK, v_BHTK = (_per_query(tensor, q_BHTK.shape[1]) for tensor in (k_BHTK, v_BHTK))
     if dropout is not None:
         seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
@@ -108,29 +110,38 @@ def attention(
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
 
-def cached_attention(qkv_BT3HK: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> Tensor:
+def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask: Tensor | None) -> Tensor:
     """Write the keys and values of new tokens into the last T columns of a cache, then attend to all S columns.
 
     Args:
-        qkv_BT3HK: query, key and value of the T new tokens.
-        cache_B2HSK: keys and values; fp32 or the dtype of the tokens.
+        q_BHTK: queries of the T new tokens.
+        kv_B2GTK: their keys and values; G is H, or a divisor of it, see ``causal_attention``.
+        cache_B2GSK: keys and values; fp32 or the dtype of the tokens.
         mask: ``[B, 1, T, S]``, bool (True: may see) or added to the scores. None if all tokens are new, T = S, which
             makes the attention causal, or one is, T = 1, which then sees all columns.
 
     Returns:
-        ``[B, T, H, K]``.
+        ``[B, H, T, K]`` in the dtype of the tokens.
     """
-    num_new, num_columns = qkv_BT3HK.shape[1], cache_B2HSK.shape[3]
-    q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-    new_B2HTK = qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
-    cache_B2HSK.narrow(3, num_columns - num_new, num_new).copy_(new_B2HTK)
-    if num_new < num_columns:
-        keys_BHSK, values_BHSK = cache_B2HSK.unbind(1)
-        queries_BHTK = q_BHTK.to(keys_BHSK.dtype)
-        y_BHTK = functional.scaled_dot_product_attention(queries_BHTK, keys_BHSK, values_BHSK, attn_mask=mask)
-    else:
-        y_BHTK = causal_attention(q_BHTK, k_BHTK, v_BHTK, mask=mask)
-    return y_BHTK.transpose(1, 2).to(qkv_BT3HK.dtype)
+    num_new, num_columns = q_BHTK.shape[2], cache_B2GSK.shape[3]
+    cache_B2GSK.narrow(3, num_columns - num_new, num_new).copy_(kv_B2GTK)
+    if num_new == num_columns:
+        return causal_attention(q_BHTK, *kv_B2GTK.unbind(1), mask=mask)
+    keys_BGSK, values_BGSK = cache_B2GSK.unbind(1)
+    y_BHTK = functional.scaled_dot_product_attention(
+        q_BHTK.to(keys_BGSK.dtype),
+        keys_BGSK,
+        values_BGSK,
+        attn_mask=mask,
+        enable_gqa=q_BHTK.shape[1] != keys_BGSK.shape[1],
+    )
+    return y_BHTK.to(q_BHTK.dtype)
+
+
+def _per_query(tensor_BGTK: Tensor, num_heads: int) -> Tensor:
+    """Return keys or values with a head for each of the queries."""
+    num_groups = tensor_BGTK.shape[1]
+    return tensor_BGTK if num_groups == num_heads else tensor_BGTK.repeat_interleave(num_heads // num_groups, 1)
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial, singledispatch
 
+from torch import Tensor
+
 from hornbook.config.optimizers import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig, read_scales
 from hornbook.errors import UserError
 from hornbook.optim import adam, lamb, sgd
@@ -27,7 +29,10 @@ class Update:
     """An optimizer: the names of its state tensors, and the function ``(slots, learning_rate, count)``."""
 
     state_names: tuple[str, ...]
+    """Of all parameters."""
     apply: Callable[[Sequence[Slot], float, int], None]
+    further_names: Callable[[str, Tensor], tuple[str, ...]] = lambda name, parameter: ()
+    """More state tensors of some parameters, by the parameter's name and value, of which only the shape counts."""
 
 
 UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {

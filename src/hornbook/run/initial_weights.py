@@ -27,7 +27,7 @@ from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_di
 from hornbook.config.options import show
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
-from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.restore import mismatches, read_source
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import build_model
@@ -132,6 +132,8 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
 def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:
     groups = {"model", "optimizer"} if keep_optimizer else {"model"}
     path, contents = read_source(source, only=groups, warn=warn)
+    if keep_optimizer:
+        refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
         raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
     recipe_of(contents, path)  # all that follows may count on it
@@ -140,8 +142,10 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
 
 def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    if "optimizer" not in contents.tensors:
+        return []
     there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
-    if "optimizer" not in contents.tensors or there == here:
+    if there == here:
         return []
     told = (", ".join(names) or "nothing" for names in (there, here))
     return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]

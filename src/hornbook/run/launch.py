@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from hornbook.config import LabelledConfig, Recipe, Resolved
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
-from hornbook.errors import CheckpointError, HornbookError, UserError
+from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
@@ -29,11 +29,13 @@ from hornbook.samples.batches import Samples
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
-from hornbook.storage.lock import lock_folder
+from hornbook.storage import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
+from hornbook.track.environment import record_end
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
+from hornbook.track.runs import summarize
 from hornbook.wording import counted
 
 
@@ -57,7 +59,7 @@ def train(
         allow_rate_change: resume although the length of the run, and with it the learning rate, was changed.
 
     Returns:
-        A summary: run, step, losses, tokens, seconds.
+        A summary: run, step, last and best losses, tokens, seconds.
 
     Raises:
         HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
@@ -80,7 +82,12 @@ def train(
                 if run.world.is_first:
                     run.prune()  # a process that was killed in its last prune left that to us
             else:
-                train_until_done(run)
+                try:
+                    train_until_done(run)
+                except DivergedError:
+                    _note_end(run, "diverged")
+                    raise
+            _note_end(run, "finished")
             return _finish(run)
     finally:
         world.leave()
@@ -140,18 +147,20 @@ def open_run(
         accepted.pop_all()
         if first:
             _open_logs(run, stack)
-            try:
-                folder.note_session(state.progress.step, steps)
-            except HornbookError as error:  # the file is damaged or cannot be written; a run does without
-                console.warn(f"cannot record this start: {error}")
-        console.start(recipe.name, facts(run))
-        if not run.is_finished:
-            for slip in slips(recipe, samples, sources, steps):
-                console.warn(slip)
-            is_new = state.progress.step == 0 and folder.origin is None  # with weights, the vocabulary is given
-            if is_new and (note := large_vocabulary(recipe, sources)):
-                console.note(note)
+        _announce(run, sources)
         yield run
+
+
+def _announce(run: TrainingRun, sources: Sources) -> None:
+    """Say what is trained, and what in the recipe may be a slip."""
+    run.console.start(run.recipe.name, facts(run))
+    if run.is_finished:
+        return
+    for slip in slips(run.recipe, run.samples, sources, run.num_steps):
+        run.console.warn(slip)
+    is_new = run.state.progress.step == 0 and run.folder.origin is None  # with weights, the vocabulary is given
+    if is_new and (note := large_vocabulary(run.recipe, sources)):
+        run.console.note(note)
 
 
 def facts(run: TrainingRun) -> dict[str, str]:
@@ -179,6 +188,15 @@ def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) ->
     else:
         sources = open_sources(recipe)
     return complete(recipe, sources), sources
+
+
+def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
+    """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
+    if run.world.is_first:
+        try:
+            record_end(run.folder.path / "environment.json", ended)
+        except HornbookError as error:
+            run.console.warn(f"cannot record the end of the run: {error}")
 
 
 def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
@@ -275,8 +293,15 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
-    """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
+    """Record this start, and open the logs without the rows that will be written again.
+
+    Those are of later steps, or of what a signal cut off.
+    """
     folder, progress = run.folder, run.state.progress
+    try:
+        folder.note_session(progress.step, run.num_steps)
+    except HornbookError as error:  # the file is damaged or cannot be written; a run does without
+        run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
         if path.exists():
@@ -310,9 +335,25 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
         run.console.note(run.why_stopped)
     if run.world.is_first:
         try:
+            summary |= _losses(run)
             summary["report"] = str(write_report(run.folder.path))
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:
             run.console.finish({"report": summary["report"]})
     return summary
+
+
+def _losses(run: TrainingRun) -> dict[str, Any]:
+    """Return the last and the best losses of the log, None where nothing was measured.
+
+    Raises:
+        HornbookError: the log, or another file of the run, is malformed or cannot be read.
+    """
+    found = summarize(run.folder.path)
+    return {
+        "loss": found.loss,
+        "validation_loss": found.validation_loss,
+        "best_validation_loss": found.best_validation_loss,
+        "best_validation_step": found.best_step,
+    }

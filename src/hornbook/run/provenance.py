@@ -213,7 +213,7 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
             f"no run in {run}{did_you_mean_path(run)}; expected a folder with a run.json, as `hornbook train` leaves"
         )
     identity = read_identity(path)
-    refuse_unknown_parts(identity["recipe"], str(run))
+    refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # these decide the samples
     return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
 
 

@@ -14,10 +14,11 @@ twice. What fails after that ends the run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
+from hornbook.evaluate.evaluations import text_name
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.exchange.restore import LoadedModel
 from hornbook.run.training_run import TrainingRun
@@ -53,7 +54,7 @@ def measure_tasks(run: TrainingRun) -> None:
 
 def _measure_alone(run: TrainingRun, name: str, given: TaskInput) -> None:
     try:
-        _log(run, name, tasks.run_task(name, given))
+        _log(run, name, tasks.run_task(name, given), text_name(name, given))
     except HornbookError as error:
         _warn(run, name, str(error))
 
@@ -63,7 +64,7 @@ def _measure_together(run: TrainingRun, name: str, given: TaskInput) -> None:
     if failed:
         _warn(run, name, str(error or _of_others(failed)))
     else:
-        _log(run, name, tasks.run_task(name, given))
+        _log(run, name, tasks.run_task(name, given), text_name(name, given))
 
 
 def _checked(
@@ -86,12 +87,12 @@ def _warn(run: TrainingRun, name: str, why: str) -> None:
     run.console.warn(f"task {name} failed, training continues: {why}")
 
 
-def _log(run: TrainingRun, name: str, rows: list[Row]) -> None:
+def _log(run: TrainingRun, name: str, rows: list[Row], text: str | None) -> None:
     step = run.state.progress.step
-    run.console.task({"step": step, "task": name, **asdict(rows[0])})
+    run.console.task({"step": step, "task": name, **rows[0].fields()})
     for row in rows:
         if run.metrics is not None:
-            run.metrics.append({"kind": "task", "step": step, "task": name, **asdict(row)})
+            run.metrics.append({"kind": "task", "step": step, "task": name, "data": text, **row.fields()})
         measure = f"{name}/{row.metric}"
         if measure == run.recipe.checkpoint.best_by:
             run.note_best(measure, row.value, higher=tasks.higher_is_better(name, row.metric))

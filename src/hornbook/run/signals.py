@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,9 +57,13 @@ def leave_cleanly() -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let ``handle`` answer signals inside the block, but for a SIGHUP that `nohup` has switched off."""
+    """Let ``handle`` answer signals inside the block, but for a SIGHUP that `nohup` has switched off.
+
+    They reach the main thread alone, so in another one nothing is heard.
+    """
     previous = {}
-    for number in numbers:
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in numbers if is_main else ():
         if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
             previous[number] = signal.signal(number, handle)
     try:

@@ -16,7 +16,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepConfig, StepResult
+from hornbook.engine.step import StepConfig, StepResult, loss_of, means
 from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import validate
 from hornbook.generate import generate
@@ -126,11 +126,13 @@ class TrainingRun:
             yield loader
 
     def record(self, result: StepResult) -> None:
-        """Count a step's time and add it, when it is due, to the log and the screen."""
+        """Count a step's time and losses and add it, when it is due, to the log and the screen."""
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
-        if result.skipped:
+        if not result.skipped:
+            progress.add_losses(result.sums, result.counts)
+        else:
             self.console.warn(
                 f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
                 f"({progress.skipped_steps} skipped so far)"
@@ -306,14 +308,21 @@ class TrainingRun:
         )
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
+        """Return the row of the log: loss and terms are means over what was scored since the last row.
+
+        Skipped steps do not count, unless there was no other step.
+        """
         progress = self.state.progress
+        terms = means(progress.unlogged_sums, progress.unlogged_counts) or result.terms
+        progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
         return {
             "kind": "train",
             "step": progress.step,
-            "loss": result.loss,
-            **({} if len(result.terms) == 1 else result.terms),
+            "loss": loss_of(terms, self.step_config.objective.weights),
+            "last_loss": result.loss,
+            **({} if len(terms) == 1 else terms),
             **({"padding": result.padding} if self.samples.shows_padding else {}),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,

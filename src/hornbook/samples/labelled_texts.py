@@ -4,6 +4,7 @@
     text,label                                                             .csv     a column each, named by the header
     "Call me Ishmael.",moby_dick
     Call me Ishmael. <tab> moby_dick                                       .tsv     or by numbers, from 0
+    Call me Ishmael.                                                       text     a line each, without labels
 
     -> Example(text, second_text, label)  -> [CLS] call me ishmael . [SEP]     and number 1 of the classes
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,13 +30,22 @@ from hornbook.errors import DataError, UserError
 from hornbook.samples.pairs import truncated_lengths
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.storage.json_files import load_strictly, read_bytes
+from hornbook.storage.system import format_bytes
 from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
-from hornbook.text.readers.jsonl import read_objects, utf8_of
+from hornbook.text.readers.jsonl import line_text, read_objects, utf8_of
+from hornbook.text.reading import BYTE_ORDER_MARK, STANDARD_INPUT, Source, open_stream, read_lines
 from hornbook.text.tokenizer import Tokenizer
 
 LARGEST_FILE: Final = 1 << 30
+TextFormat: TypeAlias = Literal["auto", "jsonl", "csv", "tsv", "text"]
 _INTEGER: Final = re.compile("-?[0-9]+")
-_OBJECTS: Final = (".jsonl", ".ndjson", ".json")
+_FORMATS: Final[dict[str, TextFormat]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,7 @@ class Example:
     Attributes:
         text: not blank, as the second one.
         second_text: None where there are no pairs.
-        label: as the file has it, a number in digits.
+        label: as the file has it, a number in digits; empty where no labels are read.
         place: file and line, for errors.
     """
 
@@ -55,27 +65,60 @@ class Example:
     place: str
 
 
-def read_examples(path: str, columns: ClassificationConfig) -> list[Example]:
+def read_examples(
+    path: str,
+    columns: ClassificationConfig,
+    *,
+    labelled: bool = True,
+    format: TextFormat = "auto",  # noqa: A002 - the option's name
+) -> list[Example]:
     """Return the examples of a file, in its order.
 
     Args:
-        path: JSONL, CSV or TSV, told by the suffix, in UTF-8. Blank lines are passed over.
+        path: the file, in UTF-8; ``"-"`` for standard input. Blank lines are skipped; in plain text they are errors,
+            so that the n-th example is the n-th line.
         columns: names the fields or columns of text, second text and label.
+        labelled: whether to read the label of each example; otherwise it may be missing.
+        format: JSONL, CSV, TSV or, without labels, one text a line; auto: by the suffix, text for any other.
 
     Raises:
         DataError: the file is missing or of another kind, has no examples, or one of its lines is malformed, lacks a
             field, or has no text or no label in it; names file and line.
+        UserError: the format holds no pairs of texts.
         StorageError: it cannot be read.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in (*_OBJECTS, *TABLES):
+    chosen = _FORMATS.get(Path(path).suffix.lower(), "text") if format == "auto" else format
+    if labelled and chosen == "text":
         raise DataError(f"{path}: expected labelled texts, a file called .jsonl, .csv or .tsv")
-    data = read_bytes(Path(path), "the file of labelled texts", limit=LARGEST_FILE).removeprefix(b"\xef\xbb\xbf")
-    rows = _rows_of_objects(data, path, columns) if suffix in _OBJECTS else _rows_of_table(data, path, columns)
-    examples = [_example(row, place, columns) for row, place in rows]
+    data, name = read_whole(path, "the file of labelled texts" if labelled else "the file of texts")
+    if chosen == "text":
+        examples = list(_examples_of_lines(data, name, columns))
+    else:
+        fields = _Fields(columns=columns, labelled=labelled)
+        rows = _rows_of_objects(data, name, fields) if chosen == "jsonl" else _rows_of_table(data, name, chosen, fields)
+        examples = [_example(row, place, fields) for row, place in rows]
     if not examples:
-        raise DataError(f"{path}: there are no examples in it; expected a text and a label a line")
+        expected = "a text and a label a line" if labelled else "a text a line"
+        raise DataError(f"{name}: there are no examples in it; expected {expected}")
     return examples
+
+
+def read_whole(path: str, what: str) -> tuple[bytes, str]:
+    """Return the content of a file or, for ``"-"``, of standard input, without a byte-order mark, and its name.
+
+    Raises:
+        DataError: the file is missing or larger than 1 GiB; ``what`` says in the message what it is.
+        StorageError: it cannot be read.
+    """
+    if path == STANDARD_INPUT:
+        source = Source(path, None)
+        with open_stream(source) as stream:
+            data, name = stream.read(LARGEST_FILE + 1), str(source)
+        if len(data) > LARGEST_FILE:
+            raise DataError(f"{name}: more than {format_bytes(LARGEST_FILE)}; split the input")
+    else:
+        data, name = read_bytes(Path(path), what, limit=LARGEST_FILE), path
+    return data.removeprefix(BYTE_ORDER_MARK), name
 
 
 def labels_of(examples: Sequence[Example], path: str) -> tuple[str, ...]:
@@ -164,11 +207,40 @@ def _require_room(room: int, needed: int, sequence_length: int) -> None:
         raise UserError(f"sequences of {sequence_length} tokens have no room for a text; raise data.sequence_length")
 
 
-def _example(row: Mapping[str, object], place: str, columns: ClassificationConfig) -> Example:
+@dataclass(frozen=True, kw_only=True)
+class _Fields:
+    """Which fields or columns are read."""
+
+    columns: ClassificationConfig
+    labelled: bool
+
+    @property
+    def by_option(self) -> dict[str, str]:
+        """The names of fields that a file has to have, by the option that names each."""
+        columns, prefix = self.columns, "--objective." if self.labelled else "--"
+        names = {"text": columns.text, "second-text": columns.second_text}
+        names |= {"label": columns.label} if self.labelled else {}
+        return {f"{prefix}{option}": name for option, name in names.items() if name is not None}
+
+
+def _example(row: Mapping[str, object], place: str, fields: _Fields) -> Example:
+    columns = fields.columns
     second = None if columns.second_text is None else _text(row, columns.second_text, place)
-    return Example(
-        text=_text(row, columns.text, place), second_text=second, label=_label(row, columns.label, place), place=place
-    )
+    label = _label(row, columns.label, place) if fields.labelled else ""
+    return Example(text=_text(row, columns.text, place), second_text=second, label=label, place=place)
+
+
+def _examples_of_lines(data: bytes, name: str, columns: ClassificationConfig) -> Iterator[Example]:
+    if columns.second_text is not None:
+        raise UserError(
+            f"{name}: the model reads pairs of texts, and a line of text is one; give JSONL, CSV or TSV (--format)"
+        )
+    for number, _, content in read_lines(io.BytesIO(data), LARGEST_FILE):
+        place = f"{name}, line {number}"
+        text = line_text(content, place, LARGEST_FILE).removesuffix("\n").removesuffix("\r")
+        if not text.strip():
+            raise DataError(f"{place}: the line is blank, and each line has one result; remove it")
+        yield Example(text=text, second_text=None, label="", place=place)
 
 
 def _text(row: Mapping[str, object], field: str, place: str) -> str:
@@ -188,19 +260,17 @@ def _label(row: Mapping[str, object], field: str, place: str) -> str:
     return label.strip()
 
 
-def _fields(columns: ClassificationConfig) -> list[str]:
-    return [field for field in (columns.text, columns.second_text, columns.label) if field is not None]
-
-
-def _rows_of_objects(data: bytes, path: str, columns: ClassificationConfig) -> Iterator[tuple[dict[str, object], str]]:
+def _rows_of_objects(data: bytes, path: str, fields: _Fields) -> Iterator[tuple[dict[str, object], str]]:
     for place, row in read_objects(io.BytesIO(data), path, LARGEST_FILE, skip_blank=True, load=load_strictly):
-        _require_fields(row, path, place, columns)
+        _require_fields(row, path, place, fields)
         yield row, place
 
 
-def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Iterator[tuple[dict[str, object], str]]:
+def _rows_of_table(
+    data: bytes, path: str, kind: TextFormat, fields: _Fields
+) -> Iterator[tuple[dict[str, object], str]]:
     """Yield each row by the names of its columns: those of the header, or numbers where the columns are numbers."""
-    lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), **TABLES[Path(path).suffix.lower()])
+    lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), **TABLES[f".{kind}"])
     try:
         rows = (
             (row, f"{path}, line {lines.line_num}")
@@ -208,11 +278,11 @@ def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Ite
             if row
         )
         header, place = next(rows, ([], path))
-        if all(map(str.isdecimal, _fields(columns))):
+        if all(map(str.isdecimal, fields.by_option.values())):
             rows_of_all, header = chain([(header, place)], rows), [str(number) for number in range(len(header))]
         else:
             rows_of_all = chain(rows)
-        _require_fields(header, path, place, columns)
+        _require_fields(header, path, place, fields)
         for row, place in rows_of_all:
             if len(row) != len(header):
                 raise DataError(
@@ -224,18 +294,15 @@ def _rows_of_table(data: bytes, path: str, columns: ClassificationConfig) -> Ite
         raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); mend the line") from error
 
 
-def _require_fields(
-    names: Sequence[str] | dict[str, object], path: str, place: str, columns: ClassificationConfig
-) -> None:
+def _require_fields(names: Sequence[str] | dict[str, object], path: str, place: str, fields: _Fields) -> None:
     there = list(names)
-    for field in _fields(columns):
+    for option, field in fields.by_option.items():
         if there.count(field) != 1:
             shown = listed([repr(name) for name in there])
             what = "out of range" if field.isdecimal() else "missing" if field not in there else "there twice"
-            option = next(name for name in ("text", "second_text", "label") if getattr(columns, name) == field)
             raise DataError(
-                f"{place}: the column {field!r:.80} is {what} (there: {shown or 'none'}); name the right one by "
-                f"--objective.{option.replace('_', '-')}"
+                f"{place}: the column {field!r:.80} is {what} (there: {shown or 'none'}); "
+                f"name the right one by {option}"
             )
 
 

@@ -10,9 +10,9 @@
 As in Google's run_squad, the stride is from beginning to beginning, and a window without the answer points at [CLS].
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,10 @@ import numpy as np
 from hornbook.arrays import Int64s
 from hornbook.config import SpanConfig
 from hornbook.errors import DataError, UserError
-from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special
+from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special, read_whole
 from hornbook.samples.sequences import TokenSequence
-from hornbook.storage.json_files import parse_json, read_bytes
-from hornbook.text.readers.jsonl import utf8_of
+from hornbook.storage.json_files import load_strictly, parse_json
+from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 NO_ANSWER = 0
@@ -79,15 +79,37 @@ def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
             none; names the question.
         StorageError: it cannot be read.
     """
-    document = parse_json(read_bytes(Path(path), "the file of questions", limit=LARGEST_FILE), path)
-    questions = list(_questions(document, path))
-    if not questions:
-        raise DataError(f"{path}: there are no questions in it; expected SQuAD's JSON")
+    questions = _questions_of_document(path, answered=True)
     for question in questions:
         if not question.answers and not unanswerable:
             raise DataError(
                 f"{question.place}: it has no answer; for a file like SQuAD 2.0 add --objective.unanswerable"
             )
+    return questions
+
+
+def read_unanswered(path: str, *, by_line: bool) -> list[Question]:
+    """Return the questions of a file whose answers are to be found; those that it has are not read.
+
+    Args:
+        path: the file; ``"-"`` for standard input.
+        by_line: whether each line is ``{"question": "...", "context": "..."}``, perhaps with an ``id``, instead of
+            SQuAD's document; the id is otherwise the number of the question, from 1.
+
+    Raises:
+        DataError: the file is missing, malformed or without questions; names the line or the question.
+        StorageError: it cannot be read.
+    """
+    if not by_line:
+        return _questions_of_document(path, answered=False)
+    data, name = read_whole(path, "the file of questions")
+    records = read_objects(io.BytesIO(data), name, LARGEST_FILE, skip_blank=True, load=load_strictly)
+    questions = [
+        _question_of_line(record, str(record.get("id", number)), place)
+        for number, (place, record) in enumerate(records, 1)
+    ]
+    if not questions:
+        raise DataError(f"{name}: there are no questions in it; expected a question and a context a line, as JSON")
     return questions
 
 
@@ -151,24 +173,42 @@ def _token_span(question: Question, offsets: Int64s) -> tuple[int, int] | None:
     return int(inside[0]), int(inside[-1])
 
 
-def _questions(document: Any, path: str) -> Iterator[Question]:
+def _questions_of_document(path: str, *, answered: bool) -> list[Question]:
+    data, name = read_whole(path, "the file of questions")
+    questions = list(_questions(parse_json(data, name), name, answered=answered))
+    if not questions:
+        raise DataError(f"{name}: there are no questions in it; expected SQuAD's JSON")
+    return questions
+
+
+def _question_of_line(record: dict[str, Any], id_: str, place: str) -> Question:
+    question, context = (text_in(record, field, place) for field in ("question", "context"))
+    for field, text in (("question", question), ("context", context), ("id", id_)):
+        if not text.strip():
+            raise DataError(f"{place}: {field!r} has no text; correct the line or leave it out")
+        utf8_of(text, place, repr(field))
+    return Question(id=id_, question=question, context=context, answers=(), place=place)
+
+
+def _questions(document: Any, path: str, *, answered: bool) -> Iterator[Question]:
     try:
         for article in document["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
-                    yield _question(entry, paragraph["context"], path)
+                    yield _question(entry, paragraph["context"], path, answered=answered)
     except (KeyError, TypeError, IndexError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else "a value of another kind"
+        expected = "id, question, answers, text and answer_start" if answered else "id and question"
         raise DataError(
-            f"{path}: not SQuAD's JSON ({reason}); expected data, paragraphs, context, qas, id, question, answers, "
-            "text and answer_start"
+            f"{path}: not SQuAD's JSON ({reason}); expected data, paragraphs, context, qas, {expected}"
         ) from error
 
 
-def _question(entry: Any, context: Any, path: str) -> Question:
+def _question(entry: Any, context: Any, path: str, *, answered: bool) -> Question:
     id_ = str(entry["id"])
     place = f"{path}, question {id_[:80]!r}"
-    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in entry["answers"])
+    found = entry["answers"] if answered else ()
+    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in found)
     for text in (entry["question"], context, *(answer.text for answer in answers)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{place}: question, context or answer is no text; mend the file")

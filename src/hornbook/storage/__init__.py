@@ -11,8 +11,10 @@ from hornbook.storage.files import (
     Written,
     commit_directory,
     fsync_directory,
+    lock_folder,
     make_directory,
     remove_file,
+    remove_locked_folder,
     remove_tree,
     rename,
     replace_file,
@@ -20,7 +22,6 @@ from hornbook.storage.files import (
     temporary_beside,
     write_file,
 )
-from hornbook.storage.lock import lock_folder, remove_locked_folder
 
 __all__ = [
     "Appender",

@@ -1,37 +1,47 @@
-"""Durable files: everything that hornbook keeps on a disk is written here.
+"""Durable files and locked folders: everything that hornbook keeps on a disk is written here.
 
     write_file(path, chunks)      create -> write ... write -> fsync           inside a folder that is not yet committed
     replace_file(path, data)      .name.tmp-123-9f3a61c2 -> fsync -> rename -> fsync parent    one file, atomically
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
+    with lock_folder(folder):     a second process meets a UserError that names the first
 
 An ``OSError`` becomes a ``StorageError`` of one line with the path and, on a full disk, the bytes needed and free.
 A failed fsync is never retried: the kernel may have dropped the pages and would then report success (Rebello et al.,
 "Can Applications Recover from fsync Failures?", 2020); the caller has to write again from scratch. A folder may come
 from a stranger, so no file in it redirects a write: a new file is created exclusively, and a log that continues must be
 a regular file with one name. Only a file that the user names is written through a link.
+
+A lock is ``flock`` on ``folder/lock``, so the kernel takes it back however its holder dies; the file holds the holder's
+number. It belongs to a file, not to its name, and the holder may remove the file: so it counts only if the name still
+leads to the locked file, and else is taken anew. A forked child shares the lock until it ends, too.
 """
 
+import errno
 import hashlib
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from hornbook.errors import PathError, StorageError
+from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, open_own, process_is_alive, storage_errors
+from hornbook.storage.system import flush_to_disk, lock_file, open_own, process_is_alive, storage_errors
+from hornbook.storage.traces import Traces
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
 
+_LOCK: Final = "lock"
+_ATTEMPTS: Final = 20
+"""To lock a file that others remove; each time, one of them has to end within the same few microseconds."""
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -254,6 +264,52 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
+    """Hold the folder, which is created where missing, for the length of the block.
+
+    Yields a function that raises StorageError if the folder or its lock file was moved or removed since. A block that
+    raises before it adds anything leaves no trace. Raises UserError if another process holds the folder.
+    """
+    traces = Traces(folder, _LOCK)
+    descriptor = _lock(folder)
+
+    def require() -> None:
+        if not _is_still_there(folder / _LOCK, descriptor):
+            raise StorageError(
+                f"{folder} or its lock file was moved or removed while this process used it; move it back"
+            )
+
+    try:
+        with suppress(OSError):  # on a full disk the lock holds without the number of its holder
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield require
+    except BaseException:
+        traces.remove()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_locked_folder(folder: Path) -> None:
+    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays."""
+    if folder.is_symlink():
+        remove_file(folder)  # never what it points to
+        return
+    with storage_errors("read the folder", folder):
+        entries = sorted(entry for entry in folder.iterdir() if entry.name != _LOCK)
+    for entry in entries:
+        remove_tree(entry)
+    remove_file(folder / _LOCK)
+    with storage_errors("remove the folder", folder):
+        try:
+            faults.perform("unlink", folder, folder.rmdir)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
 def _create(path: Path) -> int:
     """Open a new file, in place of a file or a link that has its name."""
     try:
@@ -298,3 +354,47 @@ def _remove_litter(path: Path) -> None:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _lock(folder: Path) -> int:
+    """Return the descriptor of the folder's lock file, which this process holds and which nobody has removed."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            make_directory(folder)
+            with storage_errors("open", folder / _LOCK):
+                descriptor = open_own(folder / _LOCK)
+        except PathError as error:
+            may_have_gone = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # while it was made
+            if may_have_gone and attempt + 1 < _ATTEMPTS:
+                continue
+            raise
+        try:
+            lock_file(descriptor)
+            if _is_still_there(folder / _LOCK, descriptor):
+                return descriptor
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                f"{folder} is in use by another process ({holder}); wait until it ends, stop it, or choose another "
+                "folder"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(
+                f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that has locks"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again when they have ended")
+
+
+def _is_still_there(path: Path, descriptor: int) -> bool:
+    """Tell whether the open file is the one that the path leads to."""
+    with storage_errors("read", path):
+        try:
+            return os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            return False

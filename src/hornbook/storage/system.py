@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -138,3 +139,35 @@ def process_is_alive(pid: int) -> bool:
     except PermissionError:
         pass  # alive, and someone else's
     return True
+
+
+def lock_file(descriptor: int) -> None:
+    """Lock an open file for this process alone; waits a little for those who only ask, as `is_locked` does.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: its file system knows no locks.
+    """
+    for wait in (0.005, 0.02):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(wait)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a living process holds the folder; one whose lock file cannot be read counts as free."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

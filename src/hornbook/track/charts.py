@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 from hornbook.track import units
 from hornbook.track.page import Html, join, tag
@@ -24,6 +23,7 @@ from hornbook.track.page import Html, join, tag
 Point = tuple[float, float | None]
 MAX_POINTS = 1500
 NUM_SMOOTHED = 1000
+SMOOTHED_FROM = 40
 LOG_FROM = 2.5
 NUM_PROBES = 100
 _WIDTH, _HEIGHT = 1000, 500
@@ -39,11 +39,39 @@ _LOG_MANTISSAS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line: ``style`` is its look ("raw" faint, "train", "validation"); a ``None`` value breaks the line."""
+    """A line; a ``None`` value breaks it.
+
+    Attributes:
+        label: names it.
+        style: its look by class: "raw" faint, "train", "validation", and "run0" to "run7" for runs side by side.
+        points: in the order of their places on the horizontal axis.
+        fitted: whether it is a curve through measured points, so that it has a value at any place between its ends.
+    """
 
     label: str
-    style: Literal["raw", "train", "validation"]
+    style: str
     points: Sequence[Point]
+    fitted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class XAxis:
+    """What a chart is drawn over.
+
+    Attributes:
+        name: in the plural.
+        label: of one value.
+        show: how a value is written.
+        exact: whether values are whole numbers that series share, as steps are; then a value is shown at its own alone.
+    """
+
+    name: str
+    label: str
+    show: Callable[[float], str] = units.count
+    exact: bool = False
+
+
+STEPS = XAxis(name="steps", label="step", exact=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +97,18 @@ class Axis:
 def smooth(points: Sequence[Point], share: float = 1 / 20) -> list[Point]:
     """The curve under the noise: at each point, a line fitted to its neighbors (local regression, Cleveland 1979).
 
-    The neighbors are ``share`` of the series, fewer where it began, since a loss falls fastest there. A line, unlike a
-    mean, neither lags behind nor bends away at the ends. A long series is averaged to ``NUM_SMOOTHED`` points first.
-    ``None`` counts for nothing and stays where it is.
+    The neighbors are ``share`` of the series, fewer where it began, since a loss falls fastest there. At its end they
+    are as many as before, all from one side: fewer would let the noise of the last points bend the curve. A line,
+    unlike a mean, does not lag behind. A long series is averaged to ``NUM_SMOOTHED`` points first. ``None`` counts for
+    nothing and stays where it is.
     """
     coarse = _averaged(points, NUM_SMOOTHED)
     reach = max(1, round(len(coarse) * share / 2))
     found: list[Point] = []
     for at, (step, value) in enumerate(coarse):
         half = min(reach, at // 2)
-        found.append((step, None if value is None else _fitted(coarse[at - half : at + half + 1], step)))
+        start = max(0, min(at - half, len(coarse) - 2 * half - 1))
+        found.append((step, None if value is None else _fitted(coarse[start : start + 2 * half + 1], step)))
     return found
 
 
@@ -131,8 +161,9 @@ def line_chart(
     from_zero: bool = False,
     legend: bool = True,
     marks: Sequence[tuple[float, str]] = (),
+    over: XAxis = STEPS,
 ) -> Html:
-    """A figure over steps, or nothing where no series holds a value.
+    """A figure, or nothing where no series holds a value.
 
     Args:
         title: what is drawn.
@@ -142,20 +173,23 @@ def line_chart(
         from_zero: whether the axis begins at zero; otherwise it fits the values and may be logarithmic.
         legend: whether the lines are named above the chart.
         marks: (step, text) of moments worth a vertical line, as a resume.
+        over: the horizontal axis.
     """
     drawn = [item for item in series if any(value is not None for _, value in item.points)]
     if not drawn:
         return Html()
-    x, y = _x_axis(drawn), _y_axis(drawn, from_zero)
+    x, y = x_axis(drawn), y_axis(drawn, from_zero=from_zero)
     marks = [mark for mark in marks if x.low <= mark[0] <= x.high]
-    layers = (_grid(x, y), _labels(x, y), _svg(drawn, x, y, marks, title), _probes(drawn, x, show))
+    at = [tick for tick in x.ticks(5) if tick == round(tick) or not over.exact]
+    described = _described(f"{title} over {over.name}", drawn)
+    layers = (_grid(x, y, at), _labels(x, y, at), _svg(drawn, x, y, marks, described), _probes(drawn, x, show, over))
     scale = ", logarithmic" if y.logarithmic else ""
     heading = (tag("h3", title), tag("span", f"{unit}{scale}", class_="unit"))
     return tag(
         "figure",
         tag("figcaption", *heading, _legend(drawn, marks) if legend else ""),
         tag("div", *layers, class_="plot", style=f"margin-left:{_label_room(y)}"),
-        tag("p", "step", class_="x"),
+        tag("p", over.label, class_="x"),
     )
 
 
@@ -167,14 +201,16 @@ def _legend(series: Sequence[Series], marks: Sequence[tuple[float, str]]) -> Htm
     return tag("ul", *labels, *(tag("li", text, class_="mark") for _, text in marks[:1]))
 
 
-def _x_axis(series: Sequence[Series]) -> Axis:
-    steps = [item.points[at][0] for item in series for at in (0, -1)]
-    low, high = min(steps), max(steps)
+def x_axis(series: Sequence[Series]) -> Axis:
+    """The places of all points; from zero where they begin near it."""
+    places = [item.points[at][0] for item in series for at in (0, -1)]
+    low, high = min(places), max(places)
     low = 0.0 if 0 < low < 0.1 * high else low
     return Axis(low=low, high=high) if high > low else Axis(low=low - 1, high=high + 1)
 
 
-def _y_axis(series: Sequence[Series], from_zero: bool) -> Axis:
+def y_axis(series: Sequence[Series], *, from_zero: bool) -> Axis:
+    """An axis that holds all values, logarithmic where they span more than a factor of ``LOG_FROM``."""
     values = [value for item in series for _, value in item.points if value is not None]
     low, high = min(values), max(values)
     if not from_zero and low > _TINY and high / low > LOG_FROM:
@@ -208,19 +244,17 @@ def _percent(place: float) -> str:
     return f"{100 * place:.2f}%"
 
 
-def _grid(x: Axis, y: Axis) -> Html:
+def _grid(x: Axis, y: Axis, at: Sequence[float]) -> Html:
     rows = [tag("i", class_="gy", style=f"bottom:{_percent(y.place(tick))}") for tick in y.ticks(5)]
-    columns = [tag("i", class_="gx", style=f"left:{_percent(x.place(tick))}") for tick in _step_ticks(x)]
+    columns = [tag("i", class_="gx", style=f"left:{_percent(x.place(tick))}") for tick in at]
     return tag("div", *rows, *columns, class_="grid", aria_hidden="true")
 
 
-def _labels(x: Axis, y: Axis) -> Html:
+def _labels(x: Axis, y: Axis, at: Sequence[float]) -> Html:
     rows = [
         tag("span", units.tick(tick), class_="ly", style=f"bottom:{_percent(y.place(tick))}") for tick in y.ticks(5)
     ]
-    columns = [
-        tag("span", units.tick(tick), class_="lx", style=f"left:{_percent(x.place(tick))}") for tick in _step_ticks(x)
-    ]
+    columns = [tag("span", units.tick(tick), class_="lx", style=f"left:{_percent(x.place(tick))}") for tick in at]
     return tag("div", *rows, *columns, class_="labels", aria_hidden="true")
 
 
@@ -230,11 +264,7 @@ def _label_room(y: Axis) -> str:
     return f"max(3.1rem, {0.8 * longest:.1f}ch + .7rem)"
 
 
-def _step_ticks(x: Axis) -> list[float]:
-    return [tick for tick in x.ticks(5) if tick == round(tick)]
-
-
-def _svg(series: Sequence[Series], x: Axis, y: Axis, marks: Sequence[tuple[float, str]], title: str) -> Html:
+def _svg(series: Sequence[Series], x: Axis, y: Axis, marks: Sequence[tuple[float, str]], described: str) -> Html:
     lines = [line for item in series for line in _drawn(item, x, y)]
     cuts = [
         tag("path", d=f"M{at:.1f} 0V{_HEIGHT}", class_="mark") for at in (x.place(step) * _WIDTH for step, _ in marks)
@@ -246,7 +276,7 @@ def _svg(series: Sequence[Series], x: Axis, y: Axis, marks: Sequence[tuple[float
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=_described(title, series),
+        aria_label=described,
     )
 
 
@@ -278,25 +308,40 @@ def _described(title: str, series: Sequence[Series]) -> str:
         values = [value for _, value in item.points if value is not None]
         numbers = f"first {units.significant(values[0])}, last {units.significant(values[-1])}"
         said.append(f"{item.label}: {numbers}, least {units.significant(min(values))}")
-    return f"{title} over steps. {'; '.join(said)}."
+    return f"{title}. {'; '.join(said)}."
 
 
-def _probes(series: Sequence[Series], x: Axis, show: Callable[[float], str]) -> Html:
-    """Upright bands that show, under the mouse, the step and each line's value nearest to it."""
-    longest = max(series, key=lambda item: len(item.points)).points
-    steps = [step for step, _ in longest]
-    columns = [[step for step, _ in item.points] for item in series]
+def _probes(series: Sequence[Series], x: Axis, show: Callable[[float], str], over: XAxis) -> Html:
+    """Upright bands that show, under the mouse, a place on the axis and what was measured there.
+
+    A band stands for the place in it where the rarest of the lines was measured, or else for the nearest of all places.
+    """
+    columns = [[place for place, value in item.points if value is not None] for item in series]
+    everywhere = sorted({place for column in columns for place in column})
+    num_bands = min(NUM_PROBES, 4 * len(everywhere))
+    width = (x.high - x.low) / num_bands
     bands = []
-    for band in range(min(NUM_PROBES, 4 * len(steps))):
-        share = (band + 0.5) / min(NUM_PROBES, 4 * len(steps))
-        step = steps[_nearest(steps, x.low + share * (x.high - x.low))]
+    for band in range(num_bands):
+        center = x.low + (band + 0.5) * width
+        nearest = [column[_nearest(column, center)] for column in sorted(columns, key=len)]
+        inside = [place for place in nearest if int((place - x.low) / width) in (band, band + (place == x.high))]
+        chosen = inside[0] if inside else everywhere[_nearest(everywhere, center)]
+        reach = 0.0 if over.exact else width / 2
         values = [
             join([tag("em", item.label if len(series) > 1 else ""), " ", show(value)])
-            for item, places in zip(series, columns, strict=True)
-            if (value := item.points[_nearest(places, step)][1]) is not None
+            for item in series
+            if (value := _value_at(item, chosen, reach)) is not None
         ]
-        bands.append(tag("i", tag("b", f"step {units.count(step)} ", *values)))
+        bands.append(tag("i", tag("b", f"{over.label} {over.show(chosen)} ", *values)))
     return tag("div", *bands, class_="probes", aria_hidden="true")
+
+
+def _value_at(series: Series, place: float, reach: float) -> float | None:
+    """The value that was measured within ``reach`` of a place; between the ends of a fitted curve, the nearest one."""
+    places = [at for at, _ in series.points]
+    near, value = series.points[_nearest(places, place)]
+    is_inside = series.fitted and places[0] <= place <= places[-1]
+    return value if is_inside or abs(near - place) <= reach else None
 
 
 def _nearest(places: Sequence[float], wanted: float) -> int:

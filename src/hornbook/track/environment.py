@@ -4,7 +4,8 @@
                   "instruction_sets": ["avx512_bf16", "amx_bf16"], "git": {"commit": "1f0c...", "dirty": false},
                   "command": "hornbook train demo", ...}
 
-    environment.json = {"sessions": [{"from_step": 0, "to_step": 400, **capture()}, {"from_step": 400, ...}]}
+    environment.json = {"sessions": [{"from_step": 0, "to_step": 400, **capture()}, {"from_step": 400, ...,
+                                                                                         "ended": "finished"}]}
 
 A run that is resumed, perhaps on another machine, gets one session more, which is how its report knows. The environment
 variables are never recorded, since they are where keys are kept; the price is that a run which an odd variable made
@@ -22,12 +23,12 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import hornbook
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import usable_cores
+from hornbook.version import __version__
 
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -39,7 +40,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 def capture() -> dict[str, Any]:
     """The machine, the versions and the command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
     return {
-        "hornbook": hornbook.__version__,
+        "hornbook": __version__,
         "python": platform.python_version(),
         **_torch(),
         "platform": platform.platform(),
@@ -64,6 +65,17 @@ def record_session(path: Path, from_step: int, to_step: int) -> None:
     """
     earlier = sessions(path)
     replace_file(path, dump_json({"sessions": [*earlier, {"from_step": from_step, "to_step": to_step, **capture()}]}))
+
+
+def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
+    """Note in ``environment.json`` how the last session ended; one that was stopped or killed has no such note.
+
+    Raises:
+        DataError: the file that is there is malformed.
+        StorageError: it cannot be read or written.
+    """
+    if recorded := sessions(path):
+        replace_file(path, dump_json({"sessions": [*recorded[:-1], {**recorded[-1], "ended": ended}]}))
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from hornbook.track.style import STYLE
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-_VOID = {"meta", "path", "line", "circle", "rect"}
+_VOID = {"meta", "path", "line", "circle", "rect", "input"}
 
 
 class Html(str):

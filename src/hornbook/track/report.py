@@ -16,16 +16,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hornbook
 from hornbook.storage.files import replace_file
 from hornbook.track import charts, metrics, units
+from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.page import Html, card, document, facts, join, section, table, tag
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.units import number
+from hornbook.version import __version__
 from hornbook.wording import counted
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
-SMOOTHED_FROM, SPIKES_DRAWN = 40, 400
+SPIKES_DRAWN = 400
 _NOISY = ("gradient_norm", "tokens_per_second")
 _RIGHT = ("mlm_accuracy", "nsp_accuracy", "accuracy")
 _TERMS = {
@@ -62,8 +63,8 @@ def render(run: RunFiles, samples: Sequence[Row]) -> str:
     return document(
         f"{summary.name} · hornbook",
         tag("header", tag("p", "hornbook", class_="brand"), tag("h1", summary.name), _lead(summary, run)),
-        tag("main", _cards(summary, run), _race(run.tasks), _curves(run), *_parts(run, samples, train)),
-        tag("footer", f"Written by hornbook {hornbook.__version__} from {run.folder.resolve()}"),
+        tag("main", _cards(summary, run), _race(run), _curves(run), *_parts(run, samples, train)),
+        tag("footer", f"Written by hornbook {__version__} from {run.folder.resolve()}"),
     )
 
 
@@ -77,17 +78,15 @@ def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Itera
 
 
 def _lead(summary: RunSummary, run: RunFiles) -> Html:
-    """Where the run stands, since when, and on what."""
-    step, total = units.count(summary.step), summary.total_steps
-    if summary.step == 0:
-        progress: Html | str = "No step is logged yet"
-    elif total is None:
-        progress = f"Step {step}"
-    elif summary.step >= total:
-        progress = join([tag("strong", "Finished"), f", {counted(summary.step, 'step')}"])
-    else:
-        progress = f"Step {step} of {units.count(total)}"
-    parts: list[Html | str] = [progress]
+    """What the run is doing, how far it has come, since when, and on what."""
+    total = f" of {units.count(summary.total_steps)}" if summary.total_steps else ""
+    state = summary.state.capitalize()
+    done = summary.state == "finished"
+    parts: list[Html | str] = [tag("strong", state) if done else state]
+    if summary.state != "imported":
+        parts.append(counted(summary.step, "step") if done else f"step {units.count(summary.step)}{total}")
+    if summary.objective:
+        parts.append(summary.objective)
     if summary.started:
         parts.append(f"started {_moment(summary.started)}")
     if run.sessions:
@@ -114,7 +113,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
         ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
         ("Last training loss", units.loss(summary.loss if summary.validation_loss is None else None), ""),
-        ("Bits per byte", units.bits(summary.bits_per_byte), "held out"),
+        ("Bits per byte", units.bits(summary.bits_per_byte), run.held_out),
         _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
@@ -135,16 +134,19 @@ def _right(run: RunFiles) -> tuple[str, str, str]:
     return "", units.MISSING, ""
 
 
-def _race(tasks: Iterable[Mapping[str, Any]]) -> Html:
-    """The model's bits per byte beside what general compressors need for the same documents, as bars."""
-    for task in tasks:
-        rows = [(str(row.get("metric")), number(row, "value")) for row in task["rows"]]
-        own = next((value for metric, value in rows if metric == "bits_per_byte" and value is not None), None)
-        others = [(metric, value) for metric, value in rows if value is not None and _COMPRESSORS.match(metric)]
-        if own is not None and others:
-            note = tag("p", "Bits per byte of held-out text; lower is better.", class_="note")
-            return section("Compared with compressors", _bars([("this model", own), *others]), note)
-    return Html()
+def _race(run: RunFiles) -> Html:
+    """The model's bits per byte on its validation split beside what general compressors need for it, as bars."""
+    own = own_bits_per_byte(run.tasks, run.validation_fingerprint)
+    bits = value_of(own, "bits_per_byte") if own else None
+    if own is None or bits is None:
+        return Html()
+    rows = [(str(row.get("metric")), number(row, "value")) for row in own["rows"]]
+    others = [(metric, value) for metric, value in rows if value is not None and _COMPRESSORS.match(metric)]
+    if not others:
+        return Html()
+    step = units.count(number(own, "step"))
+    note = f"Bits per byte of held-out text ({text_of(own)}), after step {step}; lower is better."
+    return section("Compared with compressors", _bars([("this model", bits), *others]), tag("p", note, class_="note"))
 
 
 def _bars(values: Sequence[tuple[str, float]]) -> Html:
@@ -221,7 +223,7 @@ def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
     newest = {str(row.get("task")): row["step"] for row in rows}
     for name, step in newest.items():
         last = [row for row in rows if (str(row.get("task")), row["step"]) == (name, step)]
-        yield {"name": f"{name}, after step {units.count(step)}", "rows": last}
+        yield {"name": name, "rows": last, "step": step, "data": {"name": last[0].get("data")}}
 
 
 def _grid(figures: Iterable[Html]) -> Html:
@@ -247,11 +249,11 @@ def _small(
 
 def _noisy(label: str, points: list[charts.Point]) -> list[charts.Series]:
     """What was logged, faint, under its smoothed curve; the line alone where there is little to smooth."""
-    if len(points) < SMOOTHED_FROM:
+    if len(points) < charts.SMOOTHED_FROM:
         return [charts.Series(label=label, style="train", points=points)]
     return [
         charts.Series(label=f"{label}, logged", style="raw", points=points),
-        charts.Series(label="smoothed", style="train", points=charts.smooth(points)),
+        charts.Series(label="smoothed", style="train", points=charts.smooth(points), fitted=True),
     ]
 
 
@@ -297,7 +299,11 @@ def _sample(row: Row) -> Html:
 def _task(task: Mapping[str, Any]) -> Html:
     rows = [(row.get("metric", ""), _value(row), _convention(row)) for row in task["rows"]]
     title = tag("h3", str(task.get("name", "")))
-    return tag("div", title, table(("Metric", "Value", "Convention"), rows, frozenset({1})), class_="task")
+    step, date = number(task, "step"), task.get("date")
+    said = [f"on {text_of(task)}", options_of(task), "" if step is None else f"after step {units.count(step)}"]
+    said.append(f"measured {_moment(date)}" if isinstance(date, str) else "")
+    note = tag("p", "; ".join(filter(None, said)), class_="note")
+    return tag("div", title, note, table(("Metric", "Value", "Convention"), rows, frozenset({1})), class_="task")
 
 
 def _convention(row: Mapping[str, Any]) -> Html:

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from hornbook.errors import DataError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics
+from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
+from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, state_of
 from hornbook.track.units import number
 
 Row = dict[str, Any]
@@ -33,13 +35,31 @@ class RunFiles:
     recipe_text: str
     recipe: dict[str, Any]
     sessions: list[dict[str, Any]]
-    tasks: list[dict[str, Any]]
+    tasks: list[Evaluation]
+    validation_fingerprint: str | None
+    """Of the run's own validation data, by ``run.json``."""
 
     @property
     def name(self) -> str:
         """The recipe's name, or the folder's."""
         name = self.recipe.get("name")
         return name if isinstance(name, str) and name else self.folder.resolve().name
+
+    @property
+    def objective(self) -> str | None:
+        """What the run learns, as ``causal_lm``: losses of different objectives are not comparable."""
+        objective = self.recipe.get("objective")
+        name = objective.get("name") if isinstance(objective, dict) else None
+        return name if isinstance(name, str) else None
+
+    @property
+    def held_out(self) -> str:
+        """The text that the validation loss is of: ``corpora/mine, validation split``."""
+        data = self.recipe.get("data")
+        data = data if isinstance(data, dict) else {}
+        train = data.get("train")
+        named = data.get("validation") or (", ".join(map(str, train)) if isinstance(train, list) else train)
+        return f"{named}, validation split" if named else "its validation split"
 
     def of_kind(self, kind: str) -> list[Row]:
         """The rows of one kind: "train", "validation" or "task"."""
@@ -52,7 +72,10 @@ class RunSummary:
 
     name: str
     folder: str
+    state: State
+    objective: str | None
     step: int
+    """The last step that was trained, as far as its log or a checkpoint says."""
     total_steps: int | None
     tokens: int | None
     loss: float | None
@@ -60,6 +83,9 @@ class RunSummary:
     best_validation_loss: float | None
     best_step: int | None
     bits_per_byte: float | None
+    """Of the run's own validation split."""
+    bits_per_byte_by: Literal["evaluation", "validation"] | None
+    """Whether it is of ``hornbook evaluate``, whose windows overlap, or of the validation loss, whose do not."""
     tokens_per_second: float | None
     seconds: float | None
     skipped_steps: int
@@ -73,6 +99,19 @@ class Comparison:
 
     runs: tuple[RunSummary, ...]
     differences: dict[str, tuple[object, ...]]
+    files: tuple[RunFiles, ...]
+
+    @property
+    def cautions(self) -> list[str]:
+        """Reasons why the losses of the runs are not comparable."""
+        objectives = dict.fromkeys(run.objective or "an unknown one" for run in self.files)
+        texts = {run.validation_fingerprint for run in self.files} - {None}
+        found = []
+        if len(objectives) > 1:
+            found.append(f"losses of different objectives are not comparable: {', '.join(objectives)}")
+        if len(texts) > 1:
+            found.append("the runs have different validation texts, so their validation losses are not comparable")
+        return found
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -93,10 +132,16 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a training was begun there: it has a log, or a recipe and the environment that it ran in."""
+    """Whether a training was begun there, by its log or its recipe and environment, or a model was imported to it."""
     if (folder / "metrics.jsonl").is_file():
         return True
-    return (folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()
+    return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint lies in; None if it lies elsewhere."""
+    folder = checkpoint.parent.parent
+    return folder if checkpoint.parent.name == "checkpoints" and is_run(folder) else None
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -115,9 +160,10 @@ def read_run(folder: Path) -> RunFiles:
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl"),
         recipe_text=recipe_text,
-        recipe=_parse_recipe(recipe_text, recipe),
+        recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
         sessions=environment.sessions(folder / "environment.json"),
-        tasks=_tasks(folder / "evaluation.json"),
+        tasks=read_evaluations(folder / "evaluation.json"),
+        validation_fingerprint=_validation_fingerprint(folder / "run.json"),
     )
 
 
@@ -131,21 +177,29 @@ def summary_of(run: RunFiles) -> RunSummary:
     train, validation = run.of_kind("train"), run.of_kind("validation")
     losses = [(loss, int(row["step"])) for row in validation if (loss := number(row, "loss")) is not None]
     best, best_step = min(losses, default=(None, None))
-    tokens, skipped = last(train, "tokens"), last(train, "skipped_steps")
+    logged = max((int(row["step"]) for row in run.rows), default=0)
+    saved_step, saved = newest_checkpoint(run.folder) or (0, run.folder)
+    counters = [*train, document_of(saved, "state")] if saved_step > logged else train
+    tokens, skipped = last(counters, "tokens"), last(counters, "skipped_steps")
     started = run.sessions[0].get("started") if run.sessions else None
+    total_steps = _total_steps(run)
+    bits, bits_by = _bits_per_byte(run)
     return RunSummary(
         name=run.name,
         folder=str(run.folder),
-        step=max((int(row["step"]) for row in run.rows), default=0),
-        total_steps=_total_steps(run),
+        state=state_of(run.folder, run.sessions, total_steps),
+        objective=run.objective,
+        step=max(logged, saved_step),
+        total_steps=total_steps,
         tokens=None if tokens is None else int(tokens),
         loss=last(train, "loss"),
         validation_loss=losses[-1][0] if losses else None,
         best_validation_loss=best,
         best_step=best_step,
-        bits_per_byte=_bits_per_byte(run.tasks) or last(validation, "bits_per_byte"),
+        bits_per_byte=bits,
+        bits_per_byte_by=bits_by,
         tokens_per_second=_middle(number(row, "tokens_per_second") for row in train),
-        seconds=training_seconds(train),
+        seconds=training_seconds(counters),
         skipped_steps=int(skipped or 0),
         num_sessions=len(run.sessions),
         started=started if isinstance(started, str) else None,
@@ -159,7 +213,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
     keys = sorted({key for recipe in recipes for key in recipe})
     values = {key: tuple(recipe.get(key) for recipe in recipes) for key in keys}
     differing = {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
-    return Comparison(runs=tuple(summary_of(run) for run in runs), differences=differing)
+    return Comparison(runs=tuple(map(summary_of, runs)), differences=differing, files=tuple(runs))
+
+
+def plain_value(value: object) -> object:
+    """A recipe's value as JSON has it: numbers, texts, truths and lists stay, a date becomes a text."""
+    if isinstance(value, list):
+        return [plain_value(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -195,28 +256,33 @@ def _parse_recipe(text: str, path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {error}; expected the TOML that `hornbook train` wrote; restore it") from error
 
 
-def _tasks(path: Path) -> list[dict[str, Any]]:
-    """The tasks of ``evaluation.json``, each with a ``name`` and a list of ``rows``; none without the file."""
-    if not path.is_file():
-        return []
-    content = read_json(path, "the evaluation")
-    tasks = content.get("tasks") if isinstance(content, dict) else None
-    sound = isinstance(tasks, list) and all(
-        isinstance(task, dict)
-        and isinstance(task.get("rows"), list)
-        and all(isinstance(row, dict) for row in task["rows"])
-        for task in tasks
-    )
-    if not isinstance(tasks, list) or not sound:
-        raise DataError(
-            f'{path}: expected {{"tasks": [{{"name": ..., "rows": [...]}}]}}; run `hornbook evaluate` again'
-        )
-    return tasks
+def _imported_recipe(folder: Path) -> dict[str, Any]:
+    """What an imported checkpoint says of its model; the rest of its recipe describes no training that took place."""
+    if not is_imported(folder):
+        return {}
+    newest = newest_checkpoint(folder)
+    recipe = document_of(newest[1], "recipe") if newest else {}
+    return {key: recipe[key] for key in ("model", "objective") if isinstance(recipe.get(key), dict)}
 
 
-def _bits_per_byte(tasks: Iterable[dict[str, Any]]) -> float | None:
-    rows = (row for task in tasks for row in task["rows"] if row.get("metric") == "bits_per_byte")
-    return next((value for row in rows if (value := number(row, "value")) is not None), None)
+def _validation_fingerprint(path: Path) -> str | None:
+    """The fingerprint of the run's validation data, as its identity has it; None where that is missing or malformed."""
+    try:
+        identity = read_json(path, "run identity")
+    except DataError:
+        return None
+    data = identity.get("data") if isinstance(identity, dict) else None
+    found = data.get("validation") if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _bits_per_byte(run: RunFiles) -> tuple[float | None, Literal["evaluation", "validation"] | None]:
+    """The newest measurement on the run's own validation split and what made it; the evaluation's after equal steps."""
+    logged = [row for row in run.of_kind("validation") if number(row, "bits_per_byte") is not None]
+    evaluated = own_bits_per_byte(run.tasks, run.validation_fingerprint)
+    if evaluated is not None and not (logged and logged[-1]["step"] > (number(evaluated, "step") or 0)):
+        return value_of(evaluated, "bits_per_byte"), "evaluation"
+    return (number(logged[-1], "bits_per_byte"), "validation") if logged else (None, None)
 
 
 def _total_steps(run: RunFiles) -> int | None:

@@ -8,6 +8,8 @@ STYLE = """
 :root {
   --paper: #fdfcf9; --card: #ffffff; --ink: #22262b; --soft: #5d6670; --line: #e4e0d7; --grid: #eceae3;
   --train: #2c6496; --validation: #b54423; --raw: #8fb3d1; --mark: #7b6a3c; --good: #2b7350; --wash: #f5f2ea;
+  --run0: #2c6496; --run1: #b54423; --run2: #2b7350; --run3: #8a3f8f; --run4: #8f6a00; --run5: #007c86;
+  --run6: #5b5fc7; --run7: #a3315b;
   --serif: "Iowan Old Style", "Palatino Linotype", Palatino, "Book Antiqua", "URW Palladio L", P052, Georgia, serif;
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", sans-serif;
   --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -16,6 +18,8 @@ STYLE = """
   :root {
     --paper: #15181b; --card: #1b1f23; --ink: #e7e4dc; --soft: #a0a7ad; --line: #30363b; --grid: #272c31;
     --train: #82b8e6; --validation: #f29a72; --raw: #4d789d; --mark: #cdb878; --good: #7fcaa3; --wash: #20252a;
+    --run0: #82b8e6; --run1: #f29a72; --run2: #7fcaa3; --run3: #d9a0dd; --run4: #dcc069; --run5: #6fcfd6;
+    --run6: #aab0f5; --run7: #f19abb;
   }
 }
 * { box-sizing: border-box; }
@@ -84,6 +88,24 @@ figcaption li.mark::before { border-top: 2px dashed var(--mark); border-radius: 
 .probes i:hover { background: linear-gradient(to right, transparent calc(50% - .5px), var(--soft) 0,
   var(--soft) calc(50% + .5px), transparent 0); }
 .probes i:hover b { display: block; }
+
+.run0 { --own: var(--run0); } .run1 { --own: var(--run1); } .run2 { --own: var(--run2); }
+.run3 { --own: var(--run3); } .run4 { --own: var(--run4); } .run5 { --own: var(--run5); }
+.run6 { --own: var(--run6); } .run7 { --own: var(--run7); }
+.plot path[class^="run"] { stroke: var(--own); } figcaption li[class^="run"]::before { border-color: var(--own); }
+.plot path.faint { stroke-width: 1; opacity: .35; }
+figcaption li.faint { display: none; }
+.compared { margin-top: 1.6rem; } .compared th, .compared td { padding-right: 1rem; }
+.compared th.num, .compared td.num { padding-right: 1.2rem; }
+.key { color: var(--own); font-weight: 700; }
+.over { display: none; }
+.over .plot { height: clamp(13rem, 32vw, 19rem); } .over figure + figure { margin-top: 2.6rem; }
+.axes { position: relative; } .axes > input { position: absolute; opacity: 0; }
+.axes > label { display: inline-block; padding: .3rem .9rem; margin: 0 .4rem 1.6rem 0; border: 1px solid var(--line);
+  border-radius: 1rem; color: var(--soft); font-size: .9rem; cursor: pointer; }
+.axes > input:checked + label { background: var(--ink); border-color: var(--ink); color: var(--paper); }
+.axes > input:focus-visible + label { outline: 2px solid var(--train); outline-offset: 2px; }
+#steps:checked ~ .over.steps, #tokens:checked ~ .over.tokens, #time:checked ~ .over.time { display: block; }
 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .95rem; }

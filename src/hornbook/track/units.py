@@ -50,6 +50,11 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
+def progress(step: int, total_steps: int | None) -> str:
+    """Steps made and, where it is known, of how many: ``720/2,000``."""
+    return count(step) if total_steps is None else f"{count(step)}/{count(total_steps)}"
+
+
 def tick(value: float) -> str:
     """A round value on an axis, as short as it goes: 0.0003, 1.5, 250, 1.5k, 20M."""
     for scale, suffix in _SUFFIXES:

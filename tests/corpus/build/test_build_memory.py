@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from tiny_text import tiny_tokenizer
 
 from hornbook.corpus.store import open_store
-from tiny_text import tiny_tokenizer
 
 BLOCK = 32 << 20
 WORDS = ("the", "cat", "sat", "on", "mat,", "story", "é😀", "12", "because", "of\n", "it.", "unquestionably")

@@ -7,9 +7,9 @@ import shutil
 import sys
 
 import pytest
+from crashes import crashes_in_child
 from tiny_text import TEXTS, build_tiny, one_line, write_texts
 
-from crashes import crashes_in_child
 from hornbook.corpus.build import parts
 from hornbook.corpus.build import token_pipeline as pipeline
 from hornbook.errors import DataError, StorageError

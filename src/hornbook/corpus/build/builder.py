@@ -25,7 +25,6 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook import __version__
 from hornbook.corpus.build.parts import BATCHES_PER_PART, Parts, SplitCounts
 from hornbook.corpus.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
 from hornbook.corpus.build.token_pipeline import (
@@ -59,6 +58,7 @@ from hornbook.text.quality.policy import build_filters, find_suspicions
 from hornbook.text.reading import Document, Position, ReadOptions
 from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.version import __version__
 from hornbook.wording import counted, counted_kind
 
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]

@@ -146,9 +146,7 @@ class Parts:
                     writer.add_documents(some.tokens, some.sizes, some.sequences)
                     rows[split].append(some.rows)
                     num_bytes = int(some.rows["num_bytes"].sum())
-                    splits[split] += SplitCounts(
-                        documents=len(some.rows), tokens=len(some.tokens), num_bytes=num_bytes
-                    )
+                    splits[split] += SplitCounts(documents=len(some.rows), tokens=len(some.tokens), num_bytes=num_bytes)
                 memory.append(batch.memory)
                 lost += batch.reading.lost
                 after_batch({split: before[split] + splits[split] for split in splits})

@@ -64,7 +64,7 @@ class BuildJob:
         splits: the splits that there will be.
         end_of_text: how the store has the end-of-text token.
         sizes: the bytes of each source on the disk; None if one is not a file there.
-        has_streams: whether a source is a pipe or a terminal, which can be read only once and may keep a reader waiting.
+        has_streams: whether a source is a pipe or a terminal, which can be read only once and may block its reader.
         request: what two builds have in common if they make the same corpus; ``inputs`` is None with a stream.
     """
 

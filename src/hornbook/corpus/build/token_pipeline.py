@@ -165,7 +165,7 @@ class TokenPlan:
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield the same items, each made in a thread while the one before it is used; an error comes where its item would."""
+    """Yield the same items, each made in a thread while the one before it is used; errors come where items would."""
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="hornbook-ahead") as executor:
         waiting = executor.submit(next, items, None)
         while (item := waiting.result()) is not None:

@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from hornbook import __version__
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import PartialFile, discard_partial, open_partial
 from hornbook.storage.system import format_bytes, free_bytes, storage_errors
+from hornbook.version import __version__
 
 MIRROR: Final = "https://dumps.wikimedia.org"
 

@@ -9,7 +9,7 @@ from hornbook.config import load_recipe
 from hornbook.errors import UserError
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
-from hornbook.run.resolve import resolve
+from hornbook.run.start_recipe import start_recipe
 
 BARE = "\n".join(["[data]", "synthetic = true", "[training]", "steps = 2"])
 
@@ -31,7 +31,7 @@ def written(folder: Path, text: str) -> str:
 
 
 def test_a_recipe_that_says_nothing_takes_the_whole_model(source, tmp_path):
-    resolved = resolve(written(tmp_path, BARE), output=tmp_path / "run", init_from=source)
+    resolved = start_recipe(written(tmp_path, BARE), output=tmp_path / "run", init_from=source)
     assert resolved.recipe.model == load_recipe(f"{source.source}/recipe.toml").recipe.model
     assert resolved.notes == ()
     summary = train(resolved, output=tmp_path / "run", device="cpu", threads=1, init_from=source)
@@ -40,7 +40,7 @@ def test_a_recipe_that_says_nothing_takes_the_whole_model(source, tmp_path):
 
 def test_the_file_gives_way_with_a_note_and_keeps_its_dropout(source, tmp_path):
     text = f"{BARE}\n[model]\nnum_layers = 12\nnum_heads = 2\nresidual_dropout = 0.3\nfeed_forward_size = 128\n"
-    resolved = resolve(written(tmp_path, text), output=tmp_path / "run", init_from=source)
+    resolved = start_recipe(written(tmp_path, text), output=tmp_path / "run", init_from=source)
     model = resolved.recipe.model
     assert (model.num_layers, model.residual_dropout, model.embedding_dropout) == (2, 0.3, 0.1)
     (note,) = resolved.notes
@@ -55,19 +55,21 @@ def test_an_option_that_contradicts_is_refused_in_one_line(source, tmp_path):
         "--model.residual-dropout=0",
     ]
     with pytest.raises(UserError) as caught:
-        resolve(written(tmp_path, BARE), overrides, output=tmp_path / "run", init_from=source)
+        start_recipe(written(tmp_path, BARE), overrides, output=tmp_path / "run", init_from=source)
     assert '--model.num-layers 3 (there 2), --model.activation "relu" (there "gelu_tanh")' in str(caught.value)
     assert "hidden" not in str(caught.value) and "dropout" not in str(caught.value)
 
 
 def test_a_vocabulary_of_none_is_that_of_the_weights(source, tmp_path):
-    resolved = resolve(written(tmp_path, BARE), ["--model.vocab-size=none"], output=tmp_path / "r", init_from=source)
+    resolved = start_recipe(
+        written(tmp_path, BARE), ["--model.vocab-size=none"], output=tmp_path / "r", init_from=source
+    )
     assert resolved.recipe.model.vocab_size == 70
 
 
 def test_a_family_of_the_file_gives_way_too(source, tmp_path):
     text = f'{BARE}\n[model]\nfamily = "bert"\nhead_transform = false\n'
-    resolved = resolve(written(tmp_path, text), output=tmp_path / "run", init_from=source)
+    resolved = start_recipe(written(tmp_path, text), output=tmp_path / "run", init_from=source)
     assert resolved.recipe.model.family == "gpt"
     assert 'family "gpt" in place of "bert"' in resolved.notes[0]
 
@@ -76,10 +78,10 @@ def test_a_run_that_has_begun_does_not_need_the_source(source, tmp_path):
     reference, gone = written(tmp_path, BARE), InitFrom(source=str(tmp_path / "gone"))
     Path(source.source).rename(gone.source)
     try:
-        first = resolve(reference, output=tmp_path / "run", init_from=gone)
+        first = start_recipe(reference, output=tmp_path / "run", init_from=gone)
         train(first, output=tmp_path / "run", device="cpu", threads=1, init_from=gone)
     finally:
         Path(gone.source).rename(source.source)
-    again = resolve(reference, output=tmp_path / "run", init_from=gone)
+    again = start_recipe(reference, output=tmp_path / "run", init_from=gone)
     assert again.recipe.model == first.recipe.model
     assert train(again, output=tmp_path / "run", device="cpu", threads=1, init_from=gone)["step"] == 2

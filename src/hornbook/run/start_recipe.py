@@ -26,7 +26,7 @@ from hornbook.run.run_folder import RunFolder, read_identity
 _OF_THE_OBJECTIVE = ("head", "num_labels")
 
 
-def resolve(
+def start_recipe(
     reference: str,
     overrides: Sequence[str] | Tree = (),
     *,

@@ -1,0 +1,158 @@
+"""A Llama-like family: RMS norm, rotary positions, SwiGLU, grouped-query attention, no biases, an untied head.
+
+python llama.py train llama.toml --data.train corpora/mine
+
+After Touvron et al. 2023 and, for the groups of queries, Ainslie et al. 2023. Weights are those of transformers'
+LlamaForCausalLM, tensor by tensor. Shapes: B texts, T tokens, D hidden, H heads, G heads of keys and values, K their
+size.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hornbook import extend
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """What a recipe may say in ``[model]``."""
+
+    family: str = extend.option("llama", help="kind of model")
+    num_layers: int = extend.option(4, help="blocks", minimum=1)
+    hidden_size: int = extend.option(256, help="width of the residual stream", minimum=1)
+    num_heads: int = extend.option(4, help="attention heads", minimum=1)
+    num_kv_heads: int = extend.option(2, help="heads of keys and values, shared by groups of heads", minimum=1)
+    feed_forward_size: int = extend.option(704, help="inner width of the feed-forward", minimum=1)
+    rotary_base: float = extend.option(10_000.0, help="base of the rotary wavelengths", above=1)
+    norm_epsilon: float = extend.option(1e-5, help="added to the mean square in norms", above=0)
+    residual_dropout: float = extend.option(0.0, help="dropout before each residual addition", minimum=0, below=1)
+    initializer_std: float = extend.option(0.02, help="standard deviation of initial weights", above=0)
+    vocab_size: int | None = extend.option(None, help="tokens in the vocabulary; none: from the store", minimum=1)
+    max_positions: int = extend.option(256, help="longest sequence", minimum=1)
+
+    def problems(self) -> list[extend.Problem]:
+        """List sizes that do not divide."""
+        problems = []
+        if self.hidden_size % (2 * self.num_heads):
+            problems.append(extend.Problem(("hidden_size", "num_heads"), "the size of a head must be even"))
+        if self.num_heads % self.num_kv_heads:
+            message = "num_heads must be divisible by num_kv_heads"
+            problems.append(extend.Problem(("num_heads", "num_kv_heads"), message))
+        return problems
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, in fp32, and a gain (Zhang & Sennrich 2019)."""
+
+    def __init__(self, size, epsilon):
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.empty(size)), epsilon
+
+    def draw(self, draw):
+        """Fill the gain."""
+        draw.constant(self.weight, 1.0)
+
+    def forward(self, x):
+        """Normalize ``[..., size]``."""
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(x.dtype)
+
+
+def rotate(x_BHTK, positions_BT, base):
+    """Turn the pairs (k, k + K/2) of each head by angles that are proportional to the position (Su et al. 2021)."""
+    num_pairs = x_BHTK.shape[-1] // 2
+    frequencies = base ** -(torch.arange(num_pairs, device=x_BHTK.device) / num_pairs)
+    angles = (positions_BT[..., None] * frequencies).unsqueeze(1)
+    first, second = x_BHTK.float().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x_BHTK.dtype)
+
+
+class LlamaBlock(nn.Module):
+    """Attention and a gated feed-forward, each after a norm and with a residual connection."""
+
+    def __init__(self, config, index):
+        super().__init__()
+        size, inner, std = config.hidden_size, config.feed_forward_size, config.initializer_std
+        self.head_size, self.rotary_base = size // config.num_heads, config.rotary_base
+        linear = partial(extend.Linear, bias=False)
+        out_std, kv_size = std / math.sqrt(2 * config.num_layers), config.num_kv_heads * self.head_size
+        self.attention_norm = RMSNorm(size, config.norm_epsilon)
+        self.query, self.key, self.value = (linear(size, num_out, std=std) for num_out in (size, kv_size, kv_size))
+        self.out = linear(size, size, std=out_std)
+        self.attention_dropout = extend.Dropout(config.residual_dropout, site=2 * index + 1)
+        self.feed_forward_norm = RMSNorm(size, config.norm_epsilon)
+        self.gate, self.up = linear(size, inner, std=std), linear(size, inner, std=std)
+        self.down = linear(inner, size, std=out_std)
+        self.feed_forward_dropout = extend.Dropout(config.residual_dropout, site=2 * index + 2)
+
+    def forward(self, x_BTD, context):
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
+        attend = partial(extend.causal_attention, mask=context.get("mask"))
+        mixed_BTD = self.mix(x_BTD, context["positions"], attend)
+        x_BTD = x_BTD + self.attention_dropout(mixed_BTD, context["keys"])
+        return x_BTD + self.feed_forward_dropout(self.feed_forward(x_BTD), context["keys"])
+
+    def mix(self, x_BTD, positions_BT, attend):
+        """Return the output of the attention; ``attend`` maps queries, keys and values to ``[B, H, T, K]``."""
+        x_BTD = self.attention_norm(x_BTD)
+        q_BHTK, k_BGTK, v_BGTK = (
+            linear(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        turn = partial(rotate, positions_BT=positions_BT, base=self.rotary_base)
+        return self.out(attend(turn(q_BHTK), turn(k_BGTK), v_BGTK).transpose(1, 2).flatten(2))
+
+    def feed_forward(self, x_BTD):
+        """SwiGLU (Shazeer 2020)."""
+        x_BTD = self.feed_forward_norm(x_BTD)
+        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+    def incremental(self, dtype):
+        """Return the block for new tokens, which keeps the keys and values of G heads."""
+        return IncrementalLlamaBlock(self)
+
+
+class IncrementalLlamaBlock:
+    """A block over a cache: the same attention and feed-forward, for new tokens alone."""
+
+    def __init__(self, block):
+        self.block = block
+        self.cache_shape = (block.key.out_features // block.head_size, block.head_size)
+
+    def __call__(self, x_BTD, cache_B2GSK, mask, positions_BT):
+        """See ``extend.IncrementalBlock``."""
+
+        def attend(q_BHTK, k_BGTK, v_BGTK):
+            return extend.cached_attention(q_BHTK, torch.stack((k_BGTK, v_BGTK), 1), cache_B2GSK, mask)
+
+        x_BTD = x_BTD + self.block.mix(x_BTD, positions_BT, attend)
+        return x_BTD + self.block.feed_forward(x_BTD)
+
+
+@extend.build_model.register
+def build_llama(config: LlamaConfig, compute_dtype: torch.dtype) -> extend.LanguageModel:
+    """Return the model, its parameters not yet initialized."""
+    size, std = config.hidden_size, config.initializer_std
+    embedding = extend.Embedding(
+        config.vocab_size,
+        config.max_positions,
+        size,
+        positions="none",
+        dropout=config.residual_dropout,
+        std=std,
+        compute_dtype=compute_dtype,
+    )
+    blocks = [LlamaBlock(config, index) for index in range(config.num_layers)]
+    norm = RMSNorm(size, config.norm_epsilon)
+    head = extend.CausalHead(size, config.vocab_size, norm=norm, is_tied=False, std=std)
+    return extend.LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
+
+
+extend.register("model", "llama", LlamaConfig)
+if __name__ == "__main__":
+    raise SystemExit(extend.main())

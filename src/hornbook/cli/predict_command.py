@@ -1,0 +1,169 @@
+"""Let a fine-tuned model answer: classes of texts with their probabilities, or answers to questions about texts.
+
+hornbook predict runs/classify texts.csv > predictions.jsonl
+hornbook predict runs/squad dev-v1.1.json --num-best 3 --output answers.jsonl
+echo "Call me Ishmael." | hornbook predict runs/classify -
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hornbook.cli.arguments import positive_integer
+from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, write_records
+
+if TYPE_CHECKING:
+    from hornbook.cli.texts import Record
+    from hornbook.config import ClassificationConfig, SpanConfig
+    from hornbook.evaluate import TaskInput
+    from hornbook.exchange.restore import LoadedModel
+    from hornbook.generate.answers import FoundAnswer
+
+_OF_CLASSES, _OF_SPANS = ("text", "second_text", "top_k"), ("num_best", "unanswerable")
+"""Options that only one kind of model has a use for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_file_arguments(parser, formats=("jsonl", "csv", "tsv", "text", "squad"), result="the predictions")
+    classes = parser.add_argument_group("models that classify")
+    classes.description = "FILE has a text a row (.jsonl, .csv, .tsv) or a line (any other); labels are not read"
+    classes.add_argument("--second-text", metavar="NAME", help="field or column of the second text of a pair")
+    classes.add_argument("--top-k", type=positive_integer, metavar="K", help="name the K most likely classes only")
+    spans = parser.add_argument_group("models that answer questions")
+    spans.description = (
+        "FILE is SQuAD's JSON or has a question and a context a line (.jsonl, standard input); answers are not read"
+    )
+    spans.add_argument(
+        "--num-best", type=positive_integer, metavar="N", help="list the N best answers to each question"
+    )
+    spans.add_argument(
+        "--unanswerable",
+        action="store_true",
+        default=None,
+        help="allow no answer, as in SQuAD 2.0 (default: as in training)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Predict, write a line of JSON for each text or question, and return how many there were."""
+    from hornbook.config import ClassificationConfig, SpanConfig
+
+    given = load(arguments)
+    objective = given.loaded.recipe.objective
+    records: Iterator[Record]
+    if isinstance(objective, ClassificationConfig):
+        _refuse_options(arguments, _OF_SPANS, "squad", given.loaded.path, "classifies texts")
+        records = _classify(arguments, given, objective)
+    elif isinstance(objective, SpanConfig):
+        _refuse_options(arguments, _OF_CLASSES, "csv tsv text", given.loaded.path, "answers questions")
+        records = _answer(arguments, given, objective)
+    else:
+        _refuse_model(given.loaded)
+    return {"checkpoint": given.loaded.path, **write_records(records, arguments)}
+
+
+def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> "Iterator[Record]":
+    """Read and encode the texts, so that what is wrong is told first; return an iterator over their classes."""
+    from hornbook.generate.classes import class_logits, most_likely
+    from hornbook.samples.labelled_texts import encode_examples, read_examples
+
+    labels = _class_names(given.loaded, columns)
+    columns = replace(
+        columns,
+        text=arguments.text or columns.text,
+        second_text=arguments.second_text or columns.second_text,
+    )
+    examples = read_examples(arguments.file, columns, labelled=False, format=arguments.format)
+    sequences = encode_examples(examples, given.require_tokenizer(), given.window_length)
+    model, size = given.loaded.model, given.micro_batch_size
+    return (
+        record
+        for group in in_groups(sequences, size)
+        for record in most_likely(class_logits(model, group, batch_size=size), labels, arguments.top_k)
+    )
+
+
+def _class_names(loaded: "LoadedModel", objective: "ClassificationConfig") -> tuple[str, ...]:
+    """Return the names of the classes, by number.
+
+    Raises:
+        CheckpointError: there are not as many, each once, as the model has classes.
+    """
+    from hornbook.config import EncoderConfig
+    from hornbook.errors import CheckpointError
+    from hornbook.samples.labelled_texts import listed
+
+    config = loaded.recipe.model
+    count = config.num_labels if isinstance(config, EncoderConfig) else None
+    if count != len(set(objective.labels)) or count != len(objective.labels):
+        raise CheckpointError(
+            f"{loaded.path} has {count} classes and the names {listed(objective.labels) or 'of none'}; expected a name "
+            "for each, no two alike: correct objective.labels of its recipe (id2label of a config.json)"
+        )
+    return objective.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answered:
+    """A question and its answers, best first; only the best is told unless several are asked for."""
+
+    id: str
+    answers: "list[FoundAnswer]"
+    lists: bool
+
+    def as_json(self) -> dict[str, Any]:
+        answers = [answer.as_json() for answer in self.answers]
+        return {"id": self.id, **answers[0], **({"n_best": answers} if self.lists else {})}
+
+
+def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfig") -> "Iterator[Record]":
+    """Read and encode the questions, so that what is wrong is told first; return an iterator over their answers."""
+    from hornbook.generate.answers import by_question, find_answers
+    from hornbook.samples.squad import make_windows, read_unanswered
+    from hornbook.text.reading import STANDARD_INPUT
+
+    by_line = arguments.format == "jsonl"
+    if arguments.format == "auto":
+        by_line = arguments.file == STANDARD_INPUT or arguments.file.lower().endswith((".jsonl", ".ndjson"))
+    rules = replace(rules, unanswerable=rules.unanswerable or bool(arguments.unanswerable))
+    questions = read_unanswered(arguments.file, by_line=by_line)
+    windows = make_windows(questions, given.require_tokenizer(), rules, given.window_length)
+    model, size = given.loaded.model, given.micro_batch_size
+    return (
+        _Answered(id=questions[own[0].question].id, answers=answers, lists=arguments.num_best is not None)
+        for group in in_groups(by_question(windows), size)
+        for own, answers in zip(
+            group,
+            find_answers(model, questions, group, rules, num_best=arguments.num_best or 1, batch_size=size),
+            strict=True,
+        )
+    )
+
+
+def _refuse_options(
+    arguments: argparse.Namespace, options: tuple[str, ...], formats: str, path: Any, what: str
+) -> None:
+    """Raise UserError for an option, or a format, of the other kind of model."""
+    from hornbook.errors import UserError
+
+    for name in options:
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} does not apply: {path} {what}; remove it")
+    if arguments.format in formats.split():
+        raise UserError(f"--format {arguments.format} does not apply: {path} {what}; see docs/fine-tuning.md")
+
+
+def _refuse_model(loaded: "LoadedModel") -> NoReturn:
+    from hornbook.errors import UserError
+
+    if loaded.model.is_causal:
+        raise UserError(
+            f"{loaded.path} is a GPT, which has no classes and finds no answers: use `hornbook generate` to continue "
+            "texts, or `hornbook embed` for their vectors"
+        )
+    raise UserError(
+        f"{loaded.path} learned {loaded.recipe.objective.name!r} and no labels: fine-tune it (docs/fine-tuning.md), or "
+        "use `hornbook generate` to fill masks, `hornbook embed` for vectors of texts"
+    )

@@ -1,0 +1,101 @@
+"""What ``predict`` and ``embed`` share: a model, a file of texts, and a result for each of them, in the file's order.
+
+texts.jsonl | texts.csv | texts.tsv | texts.txt | -   ->  model, a batch of like lengths at a time
+    ->  a line of JSON each, on standard output or in --output FILE
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hornbook.cli.arguments import add_device_arguments, positive_integer
+from hornbook.wording import counted
+
+if TYPE_CHECKING:
+    from hornbook.cli.texts import Record
+    from hornbook.evaluate import TaskInput
+
+Item = TypeVar("Item")
+_BATCHES_AT_ONCE = 64
+
+
+def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str], result: str) -> None:
+    """Declare CHECKPOINT, FILE and the options that say how the file is read, computed and answered."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
+    parser.add_argument("file", metavar="FILE", help="file of texts, in UTF-8; - for standard input")
+    parser.add_argument(
+        "--format", choices=("auto", *formats), default="auto", help="format of FILE (default: auto, by its ending)"
+    )
+    parser.add_argument("--text", metavar="NAME", help="field or column of the text; its number, from 0, in a table")
+    parser.add_argument(
+        "--window",
+        type=positive_integer,
+        metavar="N",
+        help="maximum tokens of a sequence (default: as in training); a longer text is truncated at its end",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_integer, default=32, metavar="N", help="sequences per batch (default: 32)"
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("auto", "fp32", "bf16"),
+        default="fp32",
+        help="dtype of the activations; only in fp32 is a result independent of its batch (default: fp32)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"write {result} to FILE instead of standard output"
+    )
+    add_device_arguments(parser)
+
+
+def load(arguments: argparse.Namespace) -> "TaskInput":
+    """Return the model, and how many tokens and sequences it takes at a time.
+
+    Raises:
+        UserError: the output would replace the input; or whatever the checkpoint lacks.
+    """
+    from hornbook.errors import UserError
+    from hornbook.evaluate import TaskInput
+    from hornbook.exchange.restore import load_model
+    from hornbook.run.device import choose_device, prepare
+
+    output = arguments.output
+    if output is not None and output.is_file() and Path(arguments.file).is_file() and output.samefile(arguments.file):
+        raise UserError(f"--output {output} is the file to be read; name another")
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
+    return TaskInput(loaded=loaded, micro_batch_size=arguments.batch_size, window=arguments.window)
+
+
+def in_groups(items: Sequence[Item], batch_size: int) -> Iterator[Sequence[Item]]:
+    """Yield some batches of items at a time: many enough to sort them by length, few enough to answer soon."""
+    size = batch_size * _BATCHES_AT_ONCE
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write results as JSON lines; return them where ``--json`` asks for them and no file is named.
+
+    Raises:
+        StorageError: they do not fit on the disk.
+    """
+    from hornbook.cli.texts import Output
+
+    file, is_wanted = arguments.output, arguments.json and arguments.output is None
+    started, count = time.perf_counter(), 0
+    with Output(as_json=file is None and not arguments.json, file=file, keeps=is_wanted) as output:
+        for record in records:
+            output.add(record)
+            count += 1
+    note_speed(count, time.perf_counter() - started)
+    return {"count": count, "output": file} if file else {"count": count, "results": output.records}
+
+
+def note_speed(count: int, seconds: float) -> None:
+    """Say on standard error how many texts there were, and how fast."""
+    print(f"{counted(count, 'text')} in {seconds:.2f} s, {count / max(seconds, 1e-6):,.1f} a second", file=sys.stderr)

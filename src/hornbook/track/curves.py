@@ -1,0 +1,127 @@
+"""Loss curves of several runs over the same axis: steps, tokens or training time.
+
+    metrics.jsonl of A, B ──curves_of──► Curve(label="A", points=[(1024.0, 7.1), ...]) ──► track/terminal_chart
+                                                                                       ──► track/comparison_page
+
+A validation row has a step and no tokens or seconds, so its place is interpolated between the training rows around it.
+"""
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hornbook.track import units
+from hornbook.track.charts import STEPS, Point, XAxis
+from hornbook.track.runs import RunFiles
+from hornbook.track.units import number
+
+Over: TypeAlias = Literal["steps", "tokens", "time"]
+AXES: tuple[Over, ...] = ("steps", "tokens", "time")
+_TIMES = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One run's line in a chart."""
+
+    label: str
+    """Of the run: "A", "B", ..."""
+    number: int
+    """Of the run, from 0: decides its color."""
+    points: list[Point]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves that belong into one picture: of runs with the same objective, so that their losses can be compared."""
+
+    title: str
+    unit: str
+    over: XAxis
+    curves: list[Curve]
+
+
+def run_labels(num_runs: int) -> list[str]:
+    """Return short names of runs: A to Z, then A1, B1, ..."""
+    return [chr(ord("A") + at % 26) + (str(at // 26) if at >= 26 else "") for at in range(num_runs)]
+
+
+def charts_of(runs: Sequence[RunFiles], over: Over) -> list[Chart]:
+    """Return the charts of training loss, validation loss and bits per byte, each for every objective among the runs.
+
+    Args:
+        runs: in the order of their labels.
+        over: the horizontal axis.
+    """
+    axis, scale = _axis(runs, over)
+    labels = run_labels(len(runs))
+    objectives = list(dict.fromkeys(run.objective for run in runs))
+    charts = []
+    for objective in objectives:
+        suffix = f" of {objective or 'an unknown objective'}" if len(objectives) > 1 else ""
+        group = [(at, run) for at, run in enumerate(runs) if run.objective == objective]
+        for title, kind, key, unit in (
+            ("Training loss", "train", "loss", "nats"),
+            ("Validation loss", "validation", "loss", "nats"),
+            ("Bits per byte", "validation", "bits_per_byte", "validation split"),
+        ):
+            found = [
+                Curve(label=labels[at], number=at, points=_points(run, kind, key, over, scale)) for at, run in group
+            ]
+            curves = [curve for curve in found if any(value is not None for _, value in curve.points)]
+            if curves:
+                charts.append(Chart(title=f"{title}{suffix}", unit=unit, over=axis, curves=curves))
+    return charts
+
+
+def _axis(runs: Sequence[RunFiles], over: Over) -> tuple[XAxis, float]:
+    """Return the axis, and what its values are to be divided by."""
+    if over == "steps":
+        return STEPS, 1.0
+    if over == "tokens":
+        return XAxis(name="tokens", label="tokens", show=units.short), 1.0
+    longest = max((seconds for run in runs for _, seconds in _places(run, over)), default=0.0)
+    scale, name = next((scale, name) for least, scale, name in _TIMES if longest >= least)
+    return XAxis(name=name, label=f"{name} of training", show=units.significant), scale
+
+
+def _points(run: RunFiles, kind: str, key: str, over: Over, scale: float) -> list[Point]:
+    """Return (place, value) of each step, the last word counting; a step whose place is unknown is left out."""
+    values = {float(row["step"]): number(row, key) for row in run.of_kind(kind)}
+    place_of = _interpolation(_places(run, over))
+    found = ((place_of(step) if over != "steps" else step, value) for step, value in sorted(values.items()))
+    return [(place / scale, value) for place, value in found if place is not None]
+
+
+def _places(run: RunFiles, over: Over) -> list[tuple[float, float]]:
+    """Return (step, tokens or seconds) of the training rows, from the start on."""
+    rows = run.of_kind("train")
+    key = "tokens" if over == "tokens" else "seconds"
+    places = {0.0: 0.0}
+    total = before = 0.0
+    for row in rows:
+        value = number(row, key)
+        if value is None:
+            continue
+        total += before if value < before else 0.0  # a session that counts anew
+        before = value
+        places[float(row["step"])] = total + value
+    return sorted(places.items()) if len(places) > 1 else []
+
+
+def _interpolation(places: Sequence[tuple[float, float]]) -> Callable[[float], float | None]:
+    """Return a function from a step to its place, linear between known ones; None beyond the last."""
+    steps = [step for step, _ in places]
+
+    def place_of(step: float) -> float | None:
+        after = bisect.bisect_left(steps, step)
+        if after == len(steps):
+            return None
+        (high_step, high) = places[after]
+        if high_step == step or after == 0:
+            return high
+        (low_step, low) = places[after - 1]
+        return low + (high - low) * (step - low_step) / (high_step - low_step)
+
+    return place_of

@@ -1,0 +1,72 @@
+"""What a run is doing, and how far it has come: from its lock, its last session and its checkpoints.
+
+environment.json   last session ended -> finished or diverged     checkpoints/step-00000124   saved after step 124
+lock               held               -> running
+neither            at its last step   -> finished, else stopped: by a signal, by an error, or killed
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.manifest import MANIFEST, parse_step
+from hornbook.errors import HornbookError
+from hornbook.storage.json_files import read_json
+from hornbook.storage.system import is_locked
+
+State: TypeAlias = Literal["running", "finished", "stopped", "diverged", "imported"]
+
+
+def newest_checkpoint(folder: Path) -> tuple[int, Path] | None:
+    """Return step and folder of a run's newest checkpoint, sound or not; None if it has none.
+
+    Raises:
+        StorageError: the folder of checkpoints cannot be read.
+    """
+    whole = [found for found in committed(folder / "checkpoints") if (found[1] / MANIFEST).is_file()]
+    return whole[-1] if whole else None
+
+
+def is_imported(folder: Path) -> bool:
+    """Tell whether the folder holds a model that ``hornbook checkpoint import`` made, and no training."""
+    newest = newest_checkpoint(folder)
+    return newest is not None and (newest[1] / "source.json").is_file() and not (folder / "run.json").exists()
+
+
+def document_of(checkpoint: Path, name: str) -> dict[str, Any]:
+    """Return a JSON document of a checkpoint; one that is missing or damaged is empty, since others may be sound."""
+    try:
+        found = read_json(checkpoint / f"{name}.json", name)
+    except HornbookError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def state_of(folder: Path, sessions: Sequence[Mapping[str, Any]], total_steps: int | None) -> State:
+    """Return what a run is doing.
+
+    Args:
+        folder: of the run.
+        sessions: its starts, oldest first.
+        total_steps: its length, None if that is not known.
+
+    Raises:
+        StorageError: the folder of checkpoints cannot be read.
+    """
+    ended = sessions[-1].get("ended") if sessions else None
+    if ended == "finished":
+        return "finished"
+    if ended == "diverged":
+        return "diverged"
+    if is_locked(folder):
+        return "running"
+    if is_imported(folder):
+        return "imported"
+    newest = newest_checkpoint(folder)
+    saved = newest[0] if newest else 0
+    if total_steps is not None and saved >= total_steps:
+        return "finished"
+    set_aside = (path.name.removesuffix(".diverged") for path in (folder / "checkpoints").glob("step-*.diverged"))
+    diverged = any((parse_step(name) or 0) > saved for name in set_aside)  # before sessions recorded their end
+    return "diverged" if diverged else "stopped"

@@ -1,0 +1,82 @@
+"""``hornbook embed``: a vector for each text, as JSON lines or as one array."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_encoder_runs import encoder_contents
+from tiny_labelled import labelled_rows, word_pieces, write_jsonl
+from written_runs import save_run
+
+from hornbook.__main__ import main
+from hornbook.checkpoint import save
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder, a decoder, texts."""
+    folder = tmp_path_factory.mktemp("home")
+    save(folder / "bert" / "checkpoints", encoder_contents("bert", word_pieces()))
+    save_run(folder / "gpt")
+    write_jsonl(folder / "texts.jsonl", labelled_rows(3))
+    (folder / "texts.txt").write_text("".join(f"{row['text']}\n" for row in labelled_rows(3)))
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+def embed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    capsys.readouterr()
+    assert main(["embed", *words, "--threads", "1"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("run", ["bert", "gpt"])
+def test_the_array_holds_what_the_lines_say(capsys, run):
+    rows = np.array([row["embedding"] for row in embed(capsys, run, "texts.txt")], dtype=np.float32)
+    assert embed(capsys, run, "texts.jsonl", "--output", "vectors.npy") == []
+    vectors = np.load("vectors.npy")
+    assert vectors.dtype == np.float32 and np.array_equal(vectors, rows) and len(rows) == len(labelled_rows(3))
+    embed(capsys, run, "texts.jsonl", "--output", "vectors.npy", "--batch-size", "1")
+    np.testing.assert_allclose(np.load("vectors.npy"), vectors, atol=2e-6)
+    assert embed(capsys, run, "texts.jsonl", "--output", "vectors.jsonl") == []
+    lines = [json.loads(line) for line in Path("vectors.jsonl").read_text().splitlines()]
+    assert np.array_equal(np.array([line["embedding"] for line in lines], dtype=np.float32), rows)
+
+
+def test_vectors_of_length_one(capsys):
+    (result,) = embed(capsys, "bert", "texts.txt", "--pooling", "cls", "--normalize", "--json")
+    vectors = np.array([row["embedding"] for row in result["results"]])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
+    assert vectors.shape == (result["count"], result["size"])
+    (result,) = embed(capsys, "bert", "texts.txt", "--json", "--output", "v.npy")
+    assert result["output"] == "v.npy" and "results" not in result
+
+
+def test_a_text_is_truncated_to_the_window(capsys):
+    (Path("long.txt")).write_text("the white whale swims in the sea\nthe white\n")
+    first, second = embed(capsys, "bert", "long.txt", "--window", "4")
+    assert first["embedding"] == pytest.approx(second["embedding"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt", "texts.txt", "--pooling", "cls"], "a decoder has no [CLS]"),
+        (["bert", "texts.txt", "--pooling", "last"], "the last token of an encoder is [SEP]"),
+        (["bert", "empty.txt"], "empty.txt: there are no examples in it"),
+        (["bert", "texts.jsonl", "--text", "txt"], "'txt' is missing (there: 'text', 'label')"),
+        (["bert", "texts.txt", "--window", "2"], "2 tokens have no room for [CLS], a text and [SEP]"),
+        (["bert", "texts.txt", "--output", "no/vectors.npy"], "cannot create no/"),
+        (["bert", "texts.txt", "--output", "texts.txt"], "--output texts.txt is the file to be read"),
+    ],
+)
+def test_what_cannot_be_embedded_is_told_on_one_line(capsys, words, message):
+    assert main(["embed", *words, "--threads", "1"]) == 2
+    found = capsys.readouterr()
+    assert found.out == "" and message in found.err and len(found.err.splitlines()) == 1
