@@ -105,6 +105,12 @@ def test_a_stopped_run_names_the_command_that_resumes_it(recipe, monkeypatch, ca
     )
 
 
+def test_a_run_that_is_named_like_a_bundled_recipe_is_named_as_a_path(recipe, monkeypatch, capsys):
+    assert stopped(monkeypatch, 4, recipe, "--output", "demo") == 75
+    assert capsys.readouterr().err.endswith("resume with `hornbook train ./demo`\n")
+    assert command("./demo") == 0
+
+
 def test_a_run_from_given_weights_takes_them_when_it_was_stopped_before_its_first_step(recipe, tmp_path, monkeypatch):
     assert command(recipe, "--output", "source") == 0
     words = (recipe, "--init-from", "source", "--training.seed", "5")
