@@ -69,7 +69,7 @@ def train(
         init_from = RunFolder(path=folder).not_yet_loaded
     chosen = choose_device(device)
     prepare(chosen, threads)
-    world = World.join(chosen)
+    world = World.join(chosen, resolved.recipe.parallel)
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     try:
         with opened as run:

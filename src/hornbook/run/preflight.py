@@ -50,13 +50,14 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
     num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
+    needed //= world.holders.size
     if device is not None and needed > device:
         raise UserError(
             f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
             f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
     batch = recipe.training.global_batch_size
-    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
+    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.data.size)
     if host is not None and ids > host:
         raise UserError(
             f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
