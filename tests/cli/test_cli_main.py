@@ -227,7 +227,7 @@ def test_a_stream_that_is_no_file(command, monkeypatch):
         (["--json"], "the following arguments are required: COMMAND (see `hornbook --help`)"),
         (["trian"], '"trian" is not one of train, '),
         (["trian"], 'did you mean "train"?'),
-        (["recipes", "more"], 'unexpected argument "more" (see `hornbook recipes --help`)'),
+        (["recipes", "more"], '"more" is not one of list, show, copy (see `hornbook recipes --help`)'),
         (["recipes", "--jsno"], 'unknown option "--jsno"; did you mean "--json"? (see `hornbook recipes --help`)'),
         (["--versoin"], "required: COMMAND"),
     ],
