@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import as_storage_error
@@ -26,10 +27,23 @@ Kind: TypeAlias = Literal["data set", "model"]
 
 NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 """A pattern of the owner, or of what is owned, in a name of the hub."""
-_SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
-_MODEL_NAME: Final = re.compile(f"{NAME_PART}/{NAME_PART}")
+SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+_LOCAL_OWNER: Final = "runs"
+"""The default folder of runs, never asked of the hub, even where it does not exist."""
 
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def is_model_name(source: str | Path) -> bool:
+    """Whether a source of weights is a model of the hub, and not a path, so that no folder's name leaves the machine.
+
+    ``hf://owner/name`` is always the hub. Otherwise a name is ``owner/name`` with exactly one slash, where the working
+    directory has no ``owner`` and the owner is not ``runs``.
+    """
+    text = str(source)
+    owner = text.partition("/")[0]
+    is_name = re.fullmatch(f"{NAME_PART}/{NAME_PART}", text) is not None and owner != _LOCAL_OWNER
+    return SCHEME.match(text) is not None or (is_name and not Path(owner).exists())
 
 
 class OutOfReachError(HornbookError):
@@ -61,18 +75,9 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
     return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
 
 
-def is_model_name(source: str | Path) -> bool:
-    """Whether a source of weights or of a tokenizer is a model of the hub, and not a path."""
-    text = str(source)
-    if _SCHEME.match(text):
-        return True
-    owner = Path(text.partition("/")[0])
-    return _MODEL_NAME.fullmatch(text) is not None and not owner.exists()
-
-
 def model_of(source: str | Path) -> str:
     """Return the name of a model, ``owner/name``, without ``hf://``. Raises UserError if it is malformed."""
-    name = _SCHEME.sub("", str(source), count=1)
+    name = SCHEME.sub("", str(source), count=1)
     if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
         raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
     return name
@@ -96,7 +101,8 @@ def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None,
         StorageError: the disk of the cache is full or failing.
     """
     where = f"{name} (revision {revision})" if revision else name
-    lead = f"no {what} at {where}; "
+    near = "" if is_meant else did_you_mean_path(Path(name))
+    lead = f"no {what} at {where}{near}; "
     client = import_client(lead)
     try:
         with hub_errors(lead, "model", name):
@@ -105,8 +111,8 @@ def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None,
         if is_meant or cache_folder(client, "model", name).exists():
             raise
         raise UserError(
-            f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}); check the path, or "
-            "try again"
+            f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}){near}; check the path, "
+            "or try again"
         ) from error
 
 

@@ -19,4 +19,4 @@ from hornbook.exchange.huggingface.hub_models import fetch
 from hornbook.exchange.huggingface.model_folder import UNTRAINED, is_folder, read_folder
 from hornbook.text.hub_client import is_model_name
 
-__all__ = ["UNTRAINED", "fetch", "is_folder", "is_model_name", "read_folder", "write_folder"]
+__all__ = ["UNTRAINED", "fetch", "is_folder", "read_folder", "write_folder"]

@@ -2,11 +2,10 @@
 
     openai-community/gpt2  ->  ~/.cache/huggingface/hub/models--openai-community--gpt2/snapshots/<commit>/
 
-A path is looked for first, and a name whose first half is a folder here is a mistyped path, so that nobody's folder
-names go out by accident; ``hf://owner/name`` is always the hub. While the hub cannot be reached, a name that the cache
-does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched, unless
-pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the
-client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+``hornbook.text.hub_client.is_model_name`` tells names from paths. While the hub cannot be reached, a name that the
+cache does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched,
+unless pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token
+are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
 """
 
 from pathlib import Path
