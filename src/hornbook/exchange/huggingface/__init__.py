@@ -17,6 +17,5 @@ somebody wrote its module, and refused in one line until then.
 from hornbook.exchange.huggingface.export import write_folder
 from hornbook.exchange.huggingface.hub_models import fetch
 from hornbook.exchange.huggingface.model_folder import UNTRAINED, is_folder, read_folder
-from hornbook.text.hub_client import is_model_name
 
 __all__ = ["UNTRAINED", "fetch", "is_folder", "read_folder", "write_folder"]
