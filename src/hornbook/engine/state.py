@@ -4,7 +4,6 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -62,12 +61,6 @@ class Progress:
     """By term of the loss, its sum over the steps since the last row of the log; without skipped steps."""
     unlogged_counts: dict[str, int] = field(default_factory=dict)
     """By term, the items scored in these steps."""
-
-    def add_losses(self, sums: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """Add a step's sums and counts, by term, to those of the next row of the log."""
-        for name, total in sums.items():
-            self.unlogged_sums[name] = self.unlogged_sums.get(name, 0.0) + total
-            self.unlogged_counts[name] = self.unlogged_counts.get(name, 0) + counts[name]
 
     @classmethod
     def from_json(cls, document: object, path: str) -> "Progress":

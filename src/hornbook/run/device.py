@@ -86,6 +86,19 @@ def keep_fp32() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
+def memory_in_use(device: torch.device) -> int | None:
+    """Return the bytes that this process holds now: of tensors on a GPU, else of resident memory; None if unknown.
+
+    No device is waited for.
+    """
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    statm = Path("/proc/self/statm")  # Linux
+    return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else None
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that was asked of it."""
     if device.type == "cuda":

@@ -2,12 +2,19 @@
 
 Everything that the loop touches is a function of (seed, step, sample), so stopping after any step and going on later is
 the same run.
+
+A run of one process obeys a signal between two micro-batches: it drops the unfinished step and saves the state after
+the last finished one. Several ranks vote at the end of each step and stop after the same one. A rank that left a step
+on its own would leave the others waiting for its gradients, and with a vote for each micro-batch all ranks would wait
+for each other as often.
 """
+
+from functools import partial
 
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.run.scheduled_tasks import measure_tasks
-from hornbook.run.signals import listen
+from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
@@ -18,28 +25,42 @@ def train_until_done(run: TrainingRun) -> None:
     """Train ``run`` to its last step, or to the one with which early stopping ends it.
 
     Raises:
-        StoppedBySignal: a signal came; the state after the last whole step is saved.
+        StoppedBySignal: a signal came; the state after the last finished step is saved.
         DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
+    with listen(run.console.interject) as signals, run.batches() as batches:
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
         for micro_batches in batches:
-            run.record(train_step(run.state, micro_batches, run.step_config))
-            if run.state.progress.skipped_in_a_row:
-                _refuse_divergence(run)
-            # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
-            stopping = run.world.any(signals.name is not None) and not run.is_finished
-            if not stopping:
-                _measure(run)
-            if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
+            begin = partial(_begin, run, signals, len(micro_batches))
+            try:
+                run.record(train_step(run.state, micro_batches, run.step_config, begin))
+            except StoppedBySignal:  # in the middle of the step
+                run.state.home.drop_gradients()
+                stopping = True
+            else:
+                if run.state.progress.skipped_in_a_row:
+                    _refuse_divergence(run)
+                # what ends a run is measured, since no resume would make up for it
+                stopping = run.world.any(signals.name is not None) and not run.is_finished
+                if not stopping:
+                    _measure(run)
+            if run.state.progress.step and (stopping or run.is_due(run.recipe.checkpoint.every_steps)):
                 run.save(must_succeed=stopping or run.is_finished)
             if run.is_finished:
                 return
             if stopping:
                 raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+
+
+def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: int) -> None:
+    """Show that a micro-batch begins, or drop the step if a signal came and there is no other rank."""
+    if signals.name is not None and run.world.size == 1:
+        raise StoppedBySignal(signals.name)
+    if run.console.is_live:
+        run.show(number, num_micro_batches)
 
 
 def _measure(run: TrainingRun) -> None:

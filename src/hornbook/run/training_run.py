@@ -5,7 +5,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -20,8 +21,10 @@ from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
+from hornbook.run.device import memory_in_use
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
+from hornbook.run.utilization import Utilization
 from hornbook.samples.batches import Batch, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
@@ -46,6 +49,8 @@ class TrainingRun:
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
+    utilization: Utilization | None = None
+    """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
     require_folder: Callable[[], None] = lambda: None
@@ -59,6 +64,10 @@ class TrainingRun:
     """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
+    """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live line."""
+    _result: StepResult | None = field(default=None, init=False)
+    """Of the last step of this process."""
 
     def __post_init__(self) -> None:
         self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
@@ -95,6 +104,8 @@ class TrainingRun:
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
         progress, again = self.state.progress, "run the same command again to resume"
+        if not progress.step:
+            return "no step was finished, so nothing is saved; run the same command again"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
         return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
@@ -122,6 +133,7 @@ class TrainingRun:
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
             self._logged = (progress.seconds, progress.tokens)
+            self._recent.append(self._logged)
             yield loader
 
     def record(self, result: StepResult) -> None:
@@ -129,8 +141,12 @@ class TrainingRun:
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
+        self._recent.append((progress.seconds, progress.tokens))
+        self._result = result
         if not result.skipped:
-            progress.add_losses(result.sums, result.counts)
+            for name, total in result.sums.items():
+                progress.unlogged_sums[name] = progress.unlogged_sums.get(name, 0.0) + total
+                progress.unlogged_counts[name] = progress.unlogged_counts.get(name, 0) + result.counts[name]
         else:
             self.console.warn(
                 f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
@@ -141,6 +157,23 @@ class TrainingRun:
             self.console.train(row, self.num_steps)
             if self.metrics is not None:
                 self.metrics.append(row)
+
+    def show(self, number: int, num_micro_batches: int) -> None:
+        """Bring the live line up to date: a micro-batch begins, ``number`` of which were computed in this step before.
+
+        Loss, learning rate and gradient norm are those of the last step, the speed is the mean of the last ones.
+        """
+        if not self.console.is_due():
+            return
+        progress, row = self.state.progress, {"step": self.state.progress.step}
+        if self._result is not None:
+            seconds, tokens = (last - first for first, last in zip(self._recent[0], self._recent[-1], strict=True))
+            row = self._row(self._result, self._result.terms, tokens / max(seconds, 1e-9))
+        self.console.live(
+            {**row, "tokens": progress.tokens, "memory": memory_in_use(self.device)},
+            self.num_steps,
+            micro_batch=(number + 1, num_micro_batches),
+        )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -316,6 +349,11 @@ class TrainingRun:
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
+        return self._row(result, terms, tokens / max(seconds, 1e-9))
+
+    def _row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
+        """Return the row of a step whose terms, or those of several steps, are ``terms``, at ``speed`` tokens/s."""
+        progress = self.state.progress
         return {
             "kind": "train",
             "step": progress.step,
@@ -327,7 +365,8 @@ class TrainingRun:
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,
             "samples": progress.samples,
-            "tokens_per_second": tokens / max(seconds, 1e-9),
+            "tokens_per_second": speed,
+            **(self.utilization.at(speed) if self.utilization else {}),
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
         }
