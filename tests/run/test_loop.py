@@ -21,7 +21,7 @@ FOUR = ("--training.micro-batch-size=1",)
 
 
 def signal_in_micro_batch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """Let SIGTERM arrive while micro-batch ``number`` of the run, from 0, is computed; return the list of those begun."""
+    """Let SIGTERM arrive while micro-batch ``number`` of the run, from 0, is computed; return those begun."""
     begun: list[int] = []
     to_device = engine_step.to_device
 
@@ -101,29 +101,29 @@ def test_a_signal_in_the_first_step_saves_nothing_and_the_next_start_is_the_firs
 @pytest.mark.slow
 def test_a_terminal_shows_each_row_a_live_display_and_the_answer_to_a_signal(tmp_path: Path) -> None:
     """A real run on a real terminal, 80 columns wide, stopped within a step of many micro-batches, and resumed."""
-    sizes = "--training.steps=60 --training.global-batch-size=64 --training.micro-batch-size=1"
+    sizes = "--training.steps=12 --training.global-batch-size=128 --training.micro-batch-size=1"
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(tiny_runs.RECIPE)
     words = ["-m", "hornbook", "train", str(recipe), *sizes.split(), "--threads", "1", "--output"]
     stopped: list[str] = []
 
     def stop(written: str, terminal: int, process: object) -> None:
-        if "step 2/60" in written and not stopped:
+        if "step 2/12" in written and not stopped:
             stopped.append(written)
             process.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
 
     command = [sys.executable, *words, str(tmp_path / "run")]
     found = on_terminal(command, columns=80, see=stop, status=75)
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", found)
-    assert re.search(r"1/60 steps  micro-batch +\d+/64  ─+  .* left", drawn)
+    assert re.search(r"\d/12 steps  micro-batch +\d+/128  [━─]+  .* left", drawn)
     assert re.search(r"loss [\d.]+  lr [\de.-]+  grad [\d.]+  [\d.]+k? tokens/s  MFU [\d.]+%  [\d.]+ .iB memory", drawn)
     lines = seen(found, 80)
     text = "".join(lines)
-    step = int(re.findall(r"step (\d+) of 60 is saved", text)[0])
-    assert [int(n) for n in re.findall(r"step (\d+)/60", text)] == list(range(1, step + 1))
+    step = int(re.findall(r"step (\d+) of 12 is saved", text)[0])
+    assert [int(n) for n in re.findall(r"step (\d+)/12", text)] == list(range(1, step + 1))
     assert lines.count("hornbook: SIGINT: saves and stops; once more ends at once") == 1
     assert "micro-batch" not in text and "memory" not in text, "the display is gone"
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     plain = [sys.executable, *words, str(tmp_path / "again")]
     resumed = on_terminal(plain, columns=80, TERM="dumb")
-    assert "\x1b" not in resumed and resumed.count("/60  loss") == 60 - step
+    assert "\x1b" not in resumed and resumed.count("/12  loss") == 12 - step
