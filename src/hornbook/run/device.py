@@ -95,8 +95,10 @@ def memory_in_use(device: torch.device) -> int | None:
         return torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.current_allocated_memory()
-    statm = Path("/proc/self/statm")  # Linux
-    return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else None
+    if not sys.platform.startswith("linux"):
+        return None
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def synchronize(device: torch.device) -> None:
