@@ -29,6 +29,9 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+TOKENIZER_HELP = (
+    "tokenizer.json or vocab.txt, a folder with one, a corpus or a run; gpt2; or OWNER/NAME of the Hugging Face hub"
+)
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -123,6 +126,7 @@ natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
 non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
+tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
 positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
@@ -132,7 +136,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
     )
     parser.add_argument(
-        "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
+        "--threads",
+        type=positive_integer,
+        metavar="N",
+        help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 
 
@@ -142,7 +149,9 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="recipe file, or name of a bundled recipe (see `hornbook recipes`)"
+        "recipe",
+        metavar="RECIPE",
+        help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

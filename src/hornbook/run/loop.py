@@ -10,9 +10,11 @@ for each other as often.
 """
 
 from functools import partial
+from typing import Any
 
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
+from hornbook.run.device import memory_in_use
 from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun
@@ -29,7 +31,7 @@ def train_until_done(run: TrainingRun) -> None:
         DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen(run.console.interject) as signals, run.batches() as batches:
+    with listen(run.console.interject) as signals, run.batches() as batches, run.world.explained():
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
@@ -59,8 +61,18 @@ def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: 
     """Show that a micro-batch begins, or drop the step if a signal came and there is no other rank."""
     if signals.name is not None and run.world.size == 1:
         raise StoppedBySignal(signals.name)
-    if run.console.is_live:
-        run.show(number, num_micro_batches)
+    if run.console.is_live and run.console.is_due():
+        _show(run, number, num_micro_batches)
+
+
+def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
+    """Draw the live display: numbers of the last step, the mean speed of the last ones, and what is computed now."""
+    progress, result = run.state.progress, run.last_result
+    row: dict[str, Any] = {"step": progress.step, "memory": memory_in_use(run.device)}
+    if result is not None:
+        seconds, tokens = (last - first for first, last in zip(run.recent[0], run.recent[-1], strict=True))
+        row |= run.row(result, result.terms, tokens / max(seconds, 1e-9))
+    run.console.live(row, run.num_steps, micro_batch=(number + 1, num_micro_batches))
 
 
 def _measure(run: TrainingRun) -> None:
@@ -81,6 +93,6 @@ def _refuse_divergence(run: TrainingRun) -> None:
         run.set_aside(progress.step - skipped)
     raise DivergedError(
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
-        f"so none of them is saved; {run.what_is_saved()}: lower optimizer.learning_rate or lengthen "
+        f"so none of them is saved; {run.folder.what_is_saved()}: lower optimizer.learning_rate or lengthen "
         "schedule.warmup_steps, and start a new run"
     )

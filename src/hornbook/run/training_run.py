@@ -4,11 +4,14 @@
 """
 
 import math
+import os
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,19 +21,20 @@ from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, loss_of, means
 from hornbook.errors import DivergedError, StorageError
-from hornbook.evaluate.validation import validate
+from hornbook.evaluate.validation import Validation, validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
-from hornbook.run.device import memory_in_use
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.utilization import Utilization
-from hornbook.samples.batches import Batch, Loader, Samples
+from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
-from hornbook.track.metrics import MetricsLog
+from hornbook.track.metrics import STORE_LOSS, MetricsLog
 
 MAX_FAILED_SAVES = 3
+_NOTHING_TO_SAVE = 0
+"""In place of the number of the process that saves."""
 
 Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
 
@@ -64,9 +68,9 @@ class TrainingRun:
     """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
-    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
-    """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live line."""
-    _result: StepResult | None = field(default=None, init=False)
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
+    """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live display."""
+    last_result: StepResult | None = field(default=None, init=False)
     """Of the last step of this process."""
 
     def __post_init__(self) -> None:
@@ -103,19 +107,14 @@ class TrainingRun:
 
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        progress, again = self.state.progress, "run the same command again to resume"
+        progress, folder = self.state.progress, str(self.folder.path)
+        folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
+        again = f"resume with `hornbook train {shlex.quote(folder)}`"
         if not progress.step:
             return "no step was finished, so nothing is saved; run the same command again"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
-        return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
-
-    def what_is_saved(self) -> str:
-        """Name the newest checkpoint on the disk, from which the same command would go on."""
-        steps = checkpoint.steps_in(self.folder.checkpoints)
-        if not steps:
-            return f"{self.folder.path} has no checkpoint"
-        return f"the newest checkpoint in {self.folder.path} is that of step {steps[-1]}"
+        return f"step {progress.step} was skipped, so it is not saved; {self.folder.what_is_saved()}; {again}"
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
@@ -133,7 +132,7 @@ class TrainingRun:
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
             self._logged = (progress.seconds, progress.tokens)
-            self._recent.append(self._logged)
+            self.recent.append(self._logged)
             yield loader
 
     def record(self, result: StepResult) -> None:
@@ -141,8 +140,8 @@ class TrainingRun:
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
-        self._recent.append((progress.seconds, progress.tokens))
-        self._result = result
+        self.recent.append((progress.seconds, progress.tokens))
+        self.last_result = result
         if not result.skipped:
             for name, total in result.sums.items():
                 progress.unlogged_sums[name] = progress.unlogged_sums.get(name, 0.0) + total
@@ -158,23 +157,6 @@ class TrainingRun:
             if self.metrics is not None:
                 self.metrics.append(row)
 
-    def show(self, number: int, num_micro_batches: int) -> None:
-        """Bring the live line up to date: a micro-batch begins, ``number`` of which were computed in this step before.
-
-        Loss, learning rate and gradient norm are those of the last step, the speed is the mean of the last ones.
-        """
-        if not self.console.is_due():
-            return
-        progress, row = self.state.progress, {"step": self.state.progress.step}
-        if self._result is not None:
-            seconds, tokens = (last - first for first, last in zip(self._recent[0], self._recent[-1], strict=True))
-            row = self._row(self._result, self._result.terms, tokens / max(seconds, 1e-9))
-        self.console.live(
-            {**row, "tokens": progress.tokens, "memory": memory_in_use(self.device)},
-            self.num_steps,
-            micro_batch=(number + 1, num_micro_batches),
-        )
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time of the block out of the time spent in training."""
@@ -183,30 +165,36 @@ class TrainingRun:
         self._counted_until += time.perf_counter() - before
 
     def validate(self) -> None:
-        """Measure the validation loss after the current step and log it."""
+        """Measure the validation loss after the current step, and that of each store of a mixture, and log them."""
         progress = self.state.progress
         progress.validated_step = progress.step
         if self.samples.held_out is None:
             return
         with self.paused():
-            result = validate(
-                self.state.model,
-                self.samples.held_out,
-                self.step_config.objective,
-                forward=self.step_config.forward,
-                ranks=self.world.data,
-                micro_batch_size=self.recipe.training.micro_batch_size,
-                max_windows=self.recipe.evaluation.max_windows,
-                num_bytes=self.samples.held_out_bytes,
-            )
+            result = self._score(self.samples.held_out, self.samples.held_out_bytes)
+            stores = {
+                f"{STORE_LOSS}{name}": self._score(part).loss for name, part in self.samples.held_out_stores.items()
+            }
         if math.isfinite(result.loss):
             progress.finite_step = progress.step
         self.note_best("validation", result.loss)
-        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
+        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms, **stores}
         del row["terms"]
         self.console.validation(row)
         if self.metrics is not None:
             self.metrics.append(row)
+
+    def _score(self, held_out: HeldOut, num_bytes: int | None = None) -> Validation:
+        return validate(
+            self.state.model,
+            held_out,
+            self.step_config.objective,
+            forward=self.step_config.forward,
+            ranks=self.world.data,
+            micro_batch_size=self.recipe.training.micro_batch_size,
+            max_windows=self.recipe.evaluation.max_windows,
+            num_bytes=num_bytes,
+        )
 
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
         """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.
@@ -264,7 +252,7 @@ class TrainingRun:
             return
         with self.paused():
             self._refuse_bad_weights()
-            error = self._commit() if self.world.is_first else None
+            error = self._commit() if self.world.is_first else self._save_share()
             self.world.barrier()
             failed = self.world.any(error is not None)
         if not failed:
@@ -280,17 +268,55 @@ class TrainingRun:
 
     def _commit(self) -> StorageError | None:
         """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
+        asked: list[Path] = []
+
+        @contextmanager
+        def others(temporary: Path) -> Iterator[None]:
+            asked.append(temporary)
+            self.world.from_first(os.getpid())  # a part of the folder's name
+            try:
+                yield
+            finally:
+                self.world.barrier()
+                failed = self.world.ranks_where(False)
+            if failed:
+                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
+
         try:
             self.require_folder()
-            path = checkpoint.save(self.folder.checkpoints, self._contents())
+            path = checkpoint.save(self.folder.checkpoints, self._contents(), [self._held()], others)
         except StorageError as error:
             return error
+        finally:
+            if not asked:
+                self.world.from_first(_NOTHING_TO_SAVE)
         for log in (self.metrics, self.samples_log):
             if log is not None:
                 log.sync()
         self.console.checkpoint(path)
         self.prune()
         return None
+
+    def _save_share(self) -> StorageError | None:
+        """Write what this rank alone holds into the checkpoint that the first one makes; return why that failed."""
+        process, error = self.world.from_first(0), None
+        if process != _NOTHING_TO_SAVE:
+            step = self.state.progress.step
+            try:
+                temporary = checkpoint.temporary_of(self.folder.checkpoints, step, process)
+                checkpoint.save_share(temporary, step, self.world.rank, self._held())
+            except StorageError as failure:
+                error = failure
+            self.world.barrier()
+            self.world.ranks_where(error is not None)
+        return error
+
+    def _held(self) -> dict[str, dict[str, checkpoint.Shard]]:
+        """Return the boxes of tensors that this rank is the first to hold."""
+        return {
+            group: {name: shard for name, shard in shards.items() if not shard.is_copy and shard.values.numel()}
+            for group, shards in self.state.home.tensors().items()
+        }
 
     def prune(self) -> None:
         """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
@@ -328,13 +354,13 @@ class TrainingRun:
         if self.world.any(not bool(torch.stack(finite).all())):
             raise DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
-                f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+                f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
             step=self.state.progress.step,
-            tensors=self.state.home.tensors(),
+            tensors={},
             documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )
@@ -349,9 +375,9 @@ class TrainingRun:
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
-        return self._row(result, terms, tokens / max(seconds, 1e-9))
+        return self.row(result, terms, tokens / max(seconds, 1e-9))
 
-    def _row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
+    def row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
         """Return the row of a step whose terms, or those of several steps, are ``terms``, at ``speed`` tokens/s."""
         progress = self.state.progress
         return {

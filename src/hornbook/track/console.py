@@ -35,7 +35,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from hornbook.track import units
+from hornbook.track import metrics, units
 from hornbook.track.live import accuracies_of, live_lines, numbers_of, seconds_left
 from hornbook.wording import one_line, visible
 
@@ -99,17 +99,18 @@ class Console:
         if self._quiet:
             return
         up = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._rows - 1) if self._rows else "\n"
-        with suppress(OSError):  # the terminal may be gone
+        with suppress(OSError, ValueError):  # the terminal may be gone
             os.write(self._target.fileno(), f"{up}{text}{os.linesep * max(self._rows, 1)}".encode())
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """A validation loss."""
         parts = [_step(row), f"validation loss {units.loss(units.number(row, 'loss'))}"]
+        parts += [f"{name} {units.loss(units.number(row, key))}" for name, key in metrics.store_losses(row).items()]
         bits = units.number(row, "bits_per_byte")
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
         parts += accuracies_of(row)
-        self._line(Text("  ".join(parts), style="green"))
+        self._line(Text(one_line("  ".join(parts)), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
         """The first number of an evaluation task."""
