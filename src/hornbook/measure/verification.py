@@ -9,7 +9,7 @@ Both take a few steps of the recipe. All ranks call these functions together.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -192,9 +192,13 @@ def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tens
     gradients: dict[str, Tensor] = {}
 
     def executor(
-        state: TrainState, micro_batches: Sequence[Batch], objective: Objective, counts: Mapping[str, int]
+        state: TrainState,
+        micro_batches: Sequence[Batch],
+        objective: Objective,
+        counts: Mapping[str, int],
+        begin: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        sums = config.executor(state, micro_batches, objective, counts)
+        sums = config.executor(state, micro_batches, objective, counts, begin)
         if state.progress.step == 0:
             for name, parameter in state.model.own_parameters():
                 if parameter.grad is not None:

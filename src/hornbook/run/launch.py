@@ -27,6 +27,7 @@ from hornbook.run.preflight import changed_rate, large_vocabulary, refuse_blind_
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
+from hornbook.run.utilization import measure_utilization
 from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
@@ -143,6 +144,7 @@ def open_run(
             require_folder=require_folder,
         )
         if not run.is_finished:
+            run.utilization = measure_utilization(recipe, samples, world, state.model.compute_dtype)
             refuse_blind_stopping(recipe, samples)
             if recipe.evaluation.tasks:
                 check_tasks_of(run)
@@ -176,6 +178,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
         "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),

@@ -6,7 +6,8 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -24,6 +25,7 @@ from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.saving import Saver, Snapshot
+from hornbook.run.utilization import Utilization
 from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
@@ -48,6 +50,8 @@ class TrainingRun:
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
+    utilization: Utilization | None = None
+    """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
     require_folder: Callable[[], None] = lambda: None
@@ -61,6 +65,10 @@ class TrainingRun:
     """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
+    """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live display."""
+    last_result: StepResult | None = field(default=None, init=False)
+    """Of the last step of this process."""
 
     def __post_init__(self) -> None:
         """Derive what follows from the rest."""
@@ -101,16 +109,11 @@ class TrainingRun:
         progress, folder = self.state.progress, str(self.folder.path)
         folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
         again = f"resume with `hornbook train {shlex.quote(folder)}`"
+        if not progress.step:
+            return "no step was finished, so nothing is saved; run the same command again"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
-        return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
-
-    def what_is_saved(self) -> str:
-        """Name the newest checkpoint on the disk, from which the same command would go on."""
-        steps = checkpoint.steps_in(self.folder.checkpoints)
-        if not steps:
-            return f"{self.folder.path} has no checkpoint"
-        return f"the newest checkpoint in {self.folder.path} is that of step {steps[-1]}"
+        return f"step {progress.step} was skipped, so it is not saved; {self.folder.what_is_saved()}; {again}"
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
@@ -128,6 +131,7 @@ class TrainingRun:
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
             self._logged = (progress.seconds, progress.tokens)
+            self.recent.append(self._logged)
             yield loader
 
     def record(self, result: StepResult) -> None:
@@ -135,8 +139,12 @@ class TrainingRun:
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
+        self.recent.append((progress.seconds, progress.tokens))
+        self.last_result = result
         if not result.skipped:
-            progress.add_losses(result.sums, result.counts)
+            for name, total in result.sums.items():
+                progress.unlogged_sums[name] = progress.unlogged_sums.get(name, 0.0) + total
+                progress.unlogged_counts[name] = progress.unlogged_counts.get(name, 0) + result.counts[name]
         else:
             self.console.warn(
                 f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
@@ -336,7 +344,7 @@ class TrainingRun:
         if self.world.any(not bool(torch.stack(finite).all())):
             error = DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
-                f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+                f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
             raise self.world.told_by(0, error)
 
@@ -358,6 +366,11 @@ class TrainingRun:
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
+        return self.row(result, terms, tokens / max(seconds, 1e-9))
+
+    def row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
+        """Return the row of a step whose terms, or those of several steps, are ``terms``, at ``speed`` tokens/s."""
+        progress = self.state.progress
         return {
             "kind": "train",
             "step": progress.step,
@@ -369,7 +382,8 @@ class TrainingRun:
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,
             "samples": progress.samples,
-            "tokens_per_second": tokens / max(seconds, 1e-9),
+            "tokens_per_second": speed,
+            **(self.utilization.at(speed) if self.utilization else {}),
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
         }
