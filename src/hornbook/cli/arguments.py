@@ -19,7 +19,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hornbook.cli.table import wrap_line
 from hornbook.config.build import split_overrides
@@ -27,8 +27,15 @@ from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, conver
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
+from hornbook.parallel import launched
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+TOKENIZER_HELP = (
+    "tokenizer.json or vocab.txt, a folder with one, a corpus or a run; gpt2; or OWNER/NAME of the Hugging Face hub"
+)
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -123,6 +130,7 @@ natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
 non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
+tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
 positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
@@ -132,8 +140,47 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
     )
     parser.add_argument(
-        "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
+        "--threads",
+        type=positive_integer,
+        metavar="N",
+        help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--processes`` and ``--max-restarts``."""
+    parser.add_argument(
+        "--processes", type=positive_integer, metavar="N", help="start N ranks on this machine, as torchrun would"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=natural_number,
+        metavar="N",
+        help="with --processes: resume up to N times after a rank was lost or failed with exit code 1 (default: 0)",
+    )
+
+
+def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
+    """Run the command as the ranks that ``--processes`` asks for, and end with their exit code; return without it.
+
+    Raises:
+        UserError: ``--max-restarts`` without ``--processes``, both under ``torchrun``, or the recipe does not fit so
+            many ranks.
+        SystemExit: the ranks have ended, and said what there is to say.
+    """
+    if arguments.processes is None:
+        if arguments.max_restarts is not None:
+            raise UserError("--max-restarts applies only with --processes; add --processes or remove it")
+        return
+    if launched.is_rank():
+        raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
+    from hornbook.run.processes import run_ranks, without
+    from hornbook.samples.batches import refuse_misfit
+
+    refuse_misfit(recipe, arguments.processes)
+    words = without(arguments.words, "--processes", "--max-restarts")
+    restarts = arguments.max_restarts or 0
+    raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +189,9 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="recipe file, or name of a bundled recipe (see `hornbook recipes`)"
+        "recipe",
+        metavar="RECIPE",
+        help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

@@ -15,9 +15,9 @@ At a barrier the others wait for what the first rank does alone, such as writing
 group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
 """
 
+import hashlib
 import math
-import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,11 +26,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.rendezvous import rendezvous
 
 from hornbook.config.parallel import ParallelConfig, Sizes
+from hornbook.errors import HornbookError, RankError, UserError
+from hornbook.parallel import launched
+from hornbook.parallel.meeting import meet, named, open_store
 from hornbook.parallel.watch import Watch
 
 _BUCKET_ELEMENTS = 1 << 24
@@ -137,6 +138,9 @@ class World:
         watch: over the other ranks; None for one process.
     """
 
+    aside: "World"
+    """The same ranks over connections of their own, for a thread that saves while the main one trains."""
+
     def __init__(
         self,
         everyone: Ranks | None = None,
@@ -151,25 +155,36 @@ class World:
         self.holders, self.mesh = axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
+        self._agreed: HornbookError | None = None
+        self.aside = self
 
     @classmethod
-    def join(cls, device: torch.device, parallel: ParallelConfig | None = None) -> "World":
+    def join(
+        cls,
+        device: torch.device,
+        parallel: ParallelConfig | None = None,
+        recipe: Mapping[str, object] | None = None,
+    ) -> "World":
         """Join the ranks that ``torchrun`` started, or return a world of one process.
 
         Args:
             device: of this rank's tensors.
             parallel: the axes; None for data parallelism alone.
+            recipe: as a document, which must be the same on all ranks.
 
         Raises:
-            UserError: the axes do not multiply to the number of ranks; nothing is connected then.
+            UserError: the axes do not multiply to the number of ranks.
+            RankError: a rank did not come, or has another recipe.
+
+        No process group is made then.
         """
-        sizes = (parallel or ParallelConfig()).sizes(num_started())
-        if not _under_torchrun():
+        sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
+        if not launched.is_rank():
             return cls(device=device)
-        store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
-        # torchrun may keep the store over a restart; a new prefix hides the keys that the dead ranks left in it
-        store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        options = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
+        rank, size = launched.rank(), launched.num_ranks()
+        store = open_store()
+        meet(store, recipe or {})
+        options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device, **options)
@@ -180,7 +195,24 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        world = cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
+        return world
+
+    def laid_out(self, parallel: ParallelConfig) -> "World":
+        """Return the same ranks along other axes; all ranks call this together.
+
+        Raises:
+            UserError: the axes do not multiply to the number of ranks.
+        """
+        sizes = parallel.sizes(self.size)
+        if self._watch is None:
+            return World(device=self.device)
+        axes = axes_of(sizes, self._everyone, self.device, self._watch)
+        world = World(self._everyone, axes, self.device, self._waiting, self._watch)
+        world.aside = self.aside
+        return world
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -226,6 +258,10 @@ class World:
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
 
+    def count(self, *conditions: bool) -> list[int]:
+        """Return on how many ranks each condition is true, the same on all of them."""
+        return self._everyone.sum_integers(conditions)
+
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
         return self._everyone.sum_integers([condition])[0] > 0
@@ -233,6 +269,53 @@ class World:
     def from_first(self, value: int) -> int:
         """Return the first rank's ``value`` on every rank."""
         return self._everyone.sum_integers([value if self.is_first else 0])[0]
+
+    def refuse_difference(self, what: str, own: str) -> None:
+        """Let all ranks leave together if a rank has other data than the first one.
+
+        Raises:
+            UserError: this rank has.
+            RankError: another one has.
+        """
+        digest = int(hashlib.sha256(own.encode()).hexdigest()[:15], 16)
+        different = self.ranks_where(digest != self.from_first(digest))
+        if different:
+            line = (
+                f"{named(different, self.size)}: {what} differ from those of rank 0; start all ranks with the same data"
+            )
+            raise self.told_by(different[0], UserError(line))
+
+    def told_by(self, rank: int, error: HornbookError) -> HornbookError:
+        """Return what each rank raises where all of them fail together: ``rank`` prints the line, once for all."""
+        if self.rank == rank:
+            self._agreed = error
+        else:
+            self._agreed = RankError(str(error), error.exit_code, is_told=True)
+        return self._agreed
+
+    def was_told(self, error: Exception) -> bool:
+        """Tell whether all ranks raise ``error`` together."""
+        return error is self._agreed
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Leave the other ranks at the end of the block; an error of this rank lets them leave, too."""
+        try:
+            yield
+        except Exception as error:
+            if (told := self._leaving(error)) is error:
+                raise
+            raise told from error
+        finally:
+            self.leave()
+
+    def _leaving(self, error: Exception) -> Exception:
+        """Return what this rank raises when ``error`` ends it, once it has told the other ranks to leave as well."""
+        if self._watch is None or error is self._agreed or isinstance(error, RankError):
+            return error
+        if isinstance(error, HornbookError):
+            return self._watch.tell(str(error), error.exit_code)
+        return self._watch.tell(f"{type(error).__name__}: {error}", HornbookError.exit_code)
 
     def explained(self) -> AbstractContextManager[None]:
         """Name the rank that was lost, if that is why communication inside the block fails, a layer's own included."""
@@ -243,15 +326,6 @@ class World:
         if self.size > 1:
             with explained(self._watch):
                 dist.barrier(group=self._waiting)
-
-
-def num_started() -> int:
-    """Return how many processes ``torchrun`` started for this run; 1 if it did not."""
-    return int(os.environ["WORLD_SIZE"]) if _under_torchrun() else 1
-
-
-def _under_torchrun() -> bool:
-    return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:

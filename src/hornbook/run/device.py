@@ -34,6 +34,8 @@ def choose_device(name: str) -> torch.device:
 def prepare(device: torch.device, threads: int | None) -> None:
     """Set threads, flush denormals, keep freed memory, forbid TF32; call it before the first tensor is computed.
 
+    ``threads`` counts; None leaves them to ``default_threads``.
+
     Denormal numbers make products four to five times slower. OpenMP's threads inherit the setting from the thread that
     starts them, hence the early call.
     """
@@ -45,8 +47,14 @@ def prepare(device: torch.device, threads: int | None) -> None:
 
 
 def default_threads() -> int:
-    """Return this process's share of the cores that it may use, one thread a physical core."""
+    """Return ``OMP_NUM_THREADS``, or else this process's share of the cores that it may use, one a physical core.
+
+    torchrun sets the variable to 1 for several local ranks where nobody has set it, so there a 1 says nothing.
+    """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
+    if asked.isdecimal() and int(asked) > (1 if local_ranks > 1 else 0):
+        return int(asked)
     return max(1, min(physical_cores(), usable_cores()) // local_ranks)
 
 
@@ -84,6 +92,21 @@ def keep_fp32() -> None:
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Return the bytes that this process holds now: of tensors on a GPU, else of resident memory; None if unknown.
+
+    No device is waited for.
+    """
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    if not sys.platform.startswith("linux"):
+        return None
+    with Path("/proc/self/statm").open("rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def synchronize(device: torch.device) -> None:

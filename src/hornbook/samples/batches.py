@@ -27,6 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
+from hornbook.config import Recipe
+from hornbook.config.pipeline import rounds_of
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
@@ -79,6 +81,8 @@ class Samples:
     held_out: HeldOut | None
     held_out_bytes: int | None = None
     """Bytes of its text, where all of its tokens are scored."""
+    held_out_stores: Mapping[str, HeldOut] = field(default_factory=dict)
+    """What is held out of each store of a mixture, by its name; empty unless several have some."""
     shows_padding: bool = False
     noun: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -194,6 +198,19 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
     return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
+    """Raise UserError if ``[parallel]``, the global batch or its micro-batches do not fit so many ranks."""
+    sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
+    micro_batches = micro_batch_offsets(
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        rank=0,
+        world_size=sizes.replicate * sizes.shard,
+    )
+    if sizes.pipeline > 1:
+        rounds_of(len(micro_batches), sizes.pipeline, recipe.parallel.pipeline_schedule)
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:

@@ -12,11 +12,13 @@ Only error names that all releases share are used, whichever HTTP library they w
 """
 
 import errno
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import as_storage_error
@@ -25,8 +27,23 @@ Kind: TypeAlias = Literal["data set", "model"]
 
 NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 """A pattern of the owner, or of what is owned, in a name of the hub."""
+SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+_LOCAL_OWNER: Final = "runs"
+"""The default folder of runs, never asked of the hub, even where it does not exist."""
 
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def is_model_name(source: str | Path) -> bool:
+    """Whether a source of weights is a model of the hub, and not a path, so that no folder's name leaves the machine.
+
+    ``hf://owner/name`` is always the hub. Otherwise a name is ``owner/name`` with exactly one slash, where the working
+    directory has no ``owner`` and the owner is not ``runs``.
+    """
+    text = str(source)
+    owner = text.partition("/")[0]
+    is_name = re.fullmatch(f"{NAME_PART}/{NAME_PART}", text) is not None and owner != _LOCAL_OWNER
+    return SCHEME.match(text) is not None or (is_name and not Path(owner).exists())
 
 
 class OutOfReachError(HornbookError):
@@ -56,6 +73,47 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
     """Where the client's cache keeps what it has of a repository; there is no such folder before anything came."""
     kinds = {"data set": "datasets", "model": "models"}
     return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
+
+
+def model_of(source: str | Path) -> str:
+    """Return the name of a model, ``owner/name``, without ``hf://``. Raises UserError if it is malformed."""
+    name = SCHEME.sub("", str(source), count=1)
+    if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
+        raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
+    return name
+
+
+def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None, what: str, is_meant: bool) -> Path:
+    """Return the folder of the cache with those files of a model that match patterns, fetched if need be.
+
+    Args:
+        name: ``owner/name``.
+        patterns: of files.
+        revision: branch, tag or commit; the main branch if None.
+        what: the user looks for, as in ``"tokenizer"``, for errors.
+        is_meant: whether the user has said that it is a model of the hub; otherwise it may be a mistyped path.
+
+    Raises:
+        UserError: there is no such model or revision, the extra is not installed, or the cache does not have it and
+            HF_HUB_OFFLINE is set; the hub is out of reach, and neither ``is_meant`` nor the cache says that a model is
+            meant.
+        HornbookError: the hub failed half-way, or is out of reach; trying again may help.
+        StorageError: the disk of the cache is full or failing.
+    """
+    where = f"{name} (revision {revision})" if revision else name
+    near = "" if is_meant else did_you_mean_path(Path(name))
+    lead = f"no {what} at {where}{near}; "
+    client = import_client(lead)
+    try:
+        with hub_errors(lead, "model", name):
+            return Path(client.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except OutOfReachError as error:
+        if is_meant or cache_folder(client, "model", name).exists():
+            raise
+        raise UserError(
+            f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}){near}; check the path, "
+            "or try again"
+        ) from error
 
 
 @contextmanager
