@@ -2,9 +2,10 @@
 
 A run's ranks lie along axes (`hornbook.config.parallel`). ``world.data`` is that of data parallelism: its ranks take
 shares of every global batch and add up counts, means and gradients. ``world.tensor`` is that of tensor parallelism: its
-ranks compute the same batch with a part of each layer. ``world.holders`` together hold one copy of the weights. Votes,
-barriers and the election of the rank that writes concern all ranks. Losses are divided by *global* counts before the
-backward pass, so gradients are simply added::
+ranks compute the same batch with a part of each layer. ``world.pipeline`` is that of pipeline parallelism: its ranks
+compute the same batch with some of the layers each. ``world.holders`` together hold one copy of the weights, or of
+those of a stage. Votes, barriers and the election of the rank that writes concern all ranks. Losses are divided by
+*global* counts before the backward pass, so gradients are simply added::
 
     counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
@@ -44,8 +45,8 @@ class Ranks:
 
     Args:
         rank, size: which of them this is, and of how many.
-        tensors: the group that adds up tensors on their device; None for a single rank.
-        host: the group that adds up the host's own numbers, so that no device is waited for; None for a single rank.
+        tensors: the group that exchanges tensors on their device; None for a single rank.
+        host: the group that exchanges the host's own numbers, so that no device is waited for; None for a single rank.
         watch: names a lost rank when a sum fails; None for a single rank.
     """
 
@@ -58,7 +59,7 @@ class Ranks:
         watch: Watch | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._tensors, self._host, self._watch = tensors, host, watch
+        self.tensors, self._host, self._watch = tensors, host, watch
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
         """Return the sums over the ranks; the device is not waited for."""
@@ -72,8 +73,24 @@ class Ranks:
         """Return the sum over the ranks of ``tensor``, which is written in place."""
         if self.size > 1:
             with explained(self._watch):
-                dist.all_reduce(tensor, group=self._tensors)
+                dist.all_reduce(tensor, group=self.tensors)
         return tensor
+
+    def move(self, tensor: Tensor, source: int, target: int) -> None:
+        """Copy ``tensor`` of the rank ``source`` into that of ``target``; the other ranks do nothing."""
+        with explained(self._watch):
+            if self.rank == source:
+                dist.send(tensor.contiguous(), group=self.tensors, group_dst=target)
+            elif self.rank == target:
+                dist.recv(tensor, group=self.tensors, group_src=source)
+
+    def share(self, value: Any, source: int) -> Any:
+        """Return the ``value`` of the rank ``source``, whose tensors lie in the host's memory, on every rank."""
+        values = [value]
+        if self.size > 1:
+            with explained(self._watch):
+                dist.broadcast_object_list(values, group=self._host, group_src=source)
+        return values[0]
 
     def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Add up the gradients of the ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
@@ -102,10 +119,12 @@ class Axes:
     """Those that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with a part of each layer."""
+    pipeline: Ranks = field(default_factory=Ranks)
+    """Those that compute the same batch with some of the layers each."""
     holders: Ranks = field(default_factory=Ranks)
-    """Those that together hold one copy of the weights."""
+    """Those that together hold one copy of the weights, or of those of a stage."""
     mesh: DeviceMesh | None = None
-    """All ranks as PyTorch names them, ``replicate``, ``shard`` and ``tensor``; None where every rank holds all."""
+    """All ranks as PyTorch names them, by the fields of ``Sizes``; None where no weight is cut."""
 
 
 class World:
@@ -132,7 +151,8 @@ class World:
     ) -> None:
         self._everyone = everyone or Ranks()
         axes = axes or Axes(data=self._everyone)
-        self.data, self.tensor, self.holders, self.mesh = axes.data, axes.tensor, axes.holders, axes.mesh
+        self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
+        self.holders, self.mesh = axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -227,11 +247,11 @@ class World:
         return math.prod(size for name, size in sizes.items() if name not in axes)
 
     def holds_first(self, axes: Collection[str]) -> bool:
-        """Tell whether no earlier rank holds the same part of a tensor that is cut over ``axes``."""
+        """Tell whether no earlier rank of its stage holds the same part of a tensor that is cut over ``axes``."""
         if self.mesh is None:
-            return self.is_first
+            return self.data.rank == 0
         coordinate = dict(zip(Sizes._fields, self.mesh.get_coordinate() or (), strict=True))
-        return not any(number for name, number in coordinate.items() if name not in axes)
+        return not any(number for name, number in coordinate.items() if name not in {"pipeline", *axes})
 
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
@@ -309,13 +329,19 @@ class World:
 
 
 def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
-    """Return the axes of a run whose ranks are numbered replica by replica, shard by shard, then along ``tensor``."""
-    if sizes.shard == sizes.tensor == 1:
+    """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    if everyone.size == sizes.replicate:
         return Axes(data=everyone)
     grid = torch.arange(everyone.size).view(sizes)
-    axes = {"data": grid.flatten(0, 1).t(), "tensor": grid.flatten(0, 1), "holders": grid.flatten(1)}
+    axes = {"data": grid.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)}
+    is_cut = sizes.shard * sizes.tensor > 1
+    if is_cut:
+        axes |= {"tensor": grid.flatten(0, 2), "holders": grid.flatten(2).flatten(0, 1)}
+    if sizes.pipeline > 1:
+        axes["pipeline"] = grid.flatten(1).t()
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
-    return Axes(**ranks, mesh=init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields))
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    return Axes(**ranks, mesh=mesh)
 
 
 def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch) -> Ranks:

@@ -50,7 +50,7 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
     num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
-    needed //= world.holders.size
+    needed //= world.holders.size * world.pipeline.size
     if device is not None and needed > device:
         raise UserError(
             f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
 from hornbook.config import Recipe
+from hornbook.config.pipeline import rounds_of
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
@@ -200,14 +201,21 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
 
 
 def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
-    """Raise UserError if ``[parallel]`` or the global batch does not fit so many ranks."""
-    sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
-    micro_batch_offsets(
+    """Refuse ranks, or micro-batches of a pipeline, that do not go with a recipe, before any rank is connected.
+
+    Raises:
+        UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
+            among them, or it has too few micro-batches for the stages of a pipeline.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    offsets = micro_batch_offsets(
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
         rank=0,
         world_size=sizes.replicate * sizes.shard,
     )
+    if sizes.pipeline > 1:
+        rounds_of(len(offsets), sizes.pipeline, recipe.parallel.pipeline_schedule)
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
