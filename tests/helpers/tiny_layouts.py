@@ -141,8 +141,8 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     """Train ``recipe`` on ``world``."""
     gradients = {}
 
-    def executor(state, micro_batches, objective, counts):
-        sums = config.executor(state, micro_batches, objective, counts)
+    def executor(state, micro_batches, *arguments):
+        sums = config.executor(state, micro_batches, *arguments)
         if state.progress.step == 0:
             own = state.model.own_parameters()
             own_gradients = {name: whole(value.grad) for name, value in own if value.grad is not None}
