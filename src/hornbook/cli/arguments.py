@@ -136,13 +136,21 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``."""
+def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``.
+
+    Args:
+        parser: of a command.
+        required: whether RECIPE has to be there; ``arguments.recipe`` is None without it.
+    """
     assert isinstance(parser, CommandParser), "the dispatcher's parsers take recipe options out of the words"
     parser.takes_recipe = True
-    parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
+    parser.usage = f"{parser.prog} [options] {'RECIPE' if required else '[RECIPE]'} [--section.key VALUE ...]"
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="recipe file, or name of a bundled recipe (see `hornbook recipes`)"
+        "recipe",
+        metavar="RECIPE",
+        nargs=None if required else "?",
+        help="recipe file, or name of a bundled recipe (see `hornbook recipes`)",
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

@@ -20,7 +20,13 @@ from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
+from hornbook.run.preflight import (
+    large_vocabulary,
+    refuse_blind_stopping,
+    refuse_large_batch,
+    refuse_large_model,
+    slips,
+)
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
@@ -82,17 +88,18 @@ def train(
 def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
     folder = RunFolder(path=output)
-    recipe, sources = _open_data(recipe, folder, init_from)
+    recipe, sources = open_data(recipe, folder, init_from)
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
-    refuse_oversize(recipe, samples, world)
+    refuse_large_model(recipe, world)
+    refuse_large_batch(recipe, samples, world)
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
         require_folder = stack.enter_context(lock_folder(output) if first else nullcontext(lambda: None))
         if first:
-            folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
+            folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources))
         steps = num_steps(recipe, samples)
         state, step_config = build_training(recipe, steps, world)
         _restore(state, recipe, folder, world, console)
@@ -149,8 +156,8 @@ def facts(run: TrainingRun) -> dict[str, str]:
     }
 
 
-def _open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
-    """Open what the recipe names, and complete it with what only the data know."""
+def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
+    """Open what the recipe names, and complete it with what only the data know; see `open_sources` for the errors."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):
         recipe, sources = open_labelled(recipe, _find_tokenizer(recipe, folder, init_from))
@@ -197,8 +204,8 @@ def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | Non
     return tokenizer
 
 
-def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
-    """Return what the run starts from or, if it is there already, started from."""
+def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
+    """Return what the run starts from or, if it is there already, started from; see `inspect` for the errors."""
     if folder.has_begun:
         return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
     return inspect(asked, recipe, sources.tokenizer) if asked else None

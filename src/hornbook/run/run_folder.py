@@ -87,10 +87,7 @@ class RunFolder:
         Raises:
             UserError: the folder holds a run with another model, data, seed, batch or optimization.
         """
-        if self.has_begun and self.identity.exists():
-            self._refuse_other_run(recipe, fingerprints)
-        elif self.has_begun:
-            raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
+        self.refuse_other_run(recipe, fingerprints)
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         replace_file(self.identity, dump_json(identity))
@@ -100,7 +97,12 @@ class RunFolder:
         """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
         record_session(self.path / "environment.json", from_step, to_step)
 
-    def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+    def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        """Refuse a folder that holds another run, unless that never made a step; arguments and errors as `enter`."""
+        if not self.has_begun:
+            return
+        if not self.identity.exists():
+            raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
         identity = read_identity(self.identity)
         refuse_unknown_parts(identity["recipe"], str(self.path))
         old = stored_recipe(identity["recipe"], str(self.identity))
