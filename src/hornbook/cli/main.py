@@ -7,8 +7,9 @@
            exit code        -> 0
 
 A result may name an exit code of its own as ``exit_code``. Errors are one line each on standard error, and with
-``--json`` also ``{"error": ..., "exit_code": ...}``; see ``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and 141 when the reader of our output went away, as a
-shell would say. Only the chosen command is imported, so that ``--help`` costs no torch; the price is this table.
+``--json`` also ``{"error": ..., "exit_code": ...}``; see ``hornbook.errors`` for the codes. Added here: 130 after
+Ctrl-C and 141 when the reader of our output went away, as a shell would say. Only the chosen command is imported, so
+that ``--help`` costs no torch; the price is this table.
 """
 
 import argparse

@@ -36,6 +36,7 @@ from hornbook.config.optimizers import (
     SGDConfig,
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
+from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
 from hornbook.config.recipe import (
     Change,
     DataConfig,
@@ -70,6 +71,7 @@ __all__ = [
     "MaskingConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
+    "ParallelConfig",
     "PolynomialConfig",
     "PrecisionConfig",
     "PretrainingConfig",
@@ -78,6 +80,7 @@ __all__ = [
     "Resolved",
     "RobertaConfig",
     "SGDConfig",
+    "Sizes",
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
@@ -85,6 +88,7 @@ __all__ = [
     "bundled_recipes",
     "changed_keys",
     "choices",
+    "cut_dimension",
     "find_recipe",
     "load_recipe",
     "option",

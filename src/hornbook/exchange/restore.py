@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.load import load, resolve, shapes_of
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
@@ -33,6 +33,8 @@ from hornbook.wording import first_few
 _logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
+Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
+"""Tensors of a model by group and name, or what a rank holds of them; only their shapes count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +143,13 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     )
 
 
-def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
+def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:
     """Raise CheckpointError for all ``mismatches``."""
     if problems := mismatches(own, stored):
         raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
 
 
-def mismatches(own: Tensors, stored: Tensors) -> list[str]:
+def mismatches(own: Shapes, stored: Tensors) -> list[str]:
     """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
     problems = []
     for file, tensors in own.items():

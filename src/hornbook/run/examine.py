@@ -20,13 +20,14 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpus.store import open_store
+from hornbook.engine.build_training import refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
 from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
-from hornbook.parallel.world import Ranks, World
+from hornbook.parallel.world import Axes, Ranks, World
 from hornbook.run.device import choose_device
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
@@ -104,7 +105,9 @@ def examine(
         init_from: the weights that a new run is to start from.
     """
     findings, folder = Findings(), RunFolder(path=output)
-    world = World(Ranks(0, processes), device=device)
+    world = _world(recipe, processes, device, findings)
+    if world.size == processes:
+        findings.check("parallel", refuse_layout, recipe, world)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check(
         "batch",
@@ -112,7 +115,7 @@ def examine(
         global_batch_size=recipe.training.global_batch_size,
         micro_batch_size=recipe.training.micro_batch_size,
         rank=0,
-        world_size=processes,
+        world_size=world.data.size,
     )
     findings.check("memory", refuse_large_model, recipe, world)
     findings.warn("memory", _scarce_memory(recipe, world))
@@ -120,6 +123,19 @@ def examine(
     if sources is not None:
         _examine_run(recipe, sources, folder, world, init_from, findings)
     return findings.found
+
+
+def _world(recipe: Recipe, processes: int, device: torch.device, findings: Findings) -> World:
+    """Return the first rank's view of the run, connected to nobody; one process if its layout is refused."""
+    sizes = findings.check("parallel", recipe.parallel.sizes, processes)
+    if sizes is None:
+        return World(device=device)
+    axes = Axes(
+        data=Ranks(0, sizes.replicate * sizes.shard),
+        tensor=Ranks(0, sizes.tensor),
+        holders=Ranks(0, sizes.shard * sizes.tensor),
+    )
+    return World(Ranks(0, processes), axes, device=device)
 
 
 def _open(
@@ -148,7 +164,8 @@ def _open(
 
 def _scarce_memory(recipe: Recipe, world: World) -> str | None:
     """Say that all processes together need more of the host's memory than is available now."""
-    needed, available = bytes_of_training(recipe) * world.size, available_memory_bytes()
+    copies, available = world.size // world.holders.size, available_memory_bytes()
+    needed = bytes_of_training(recipe) * copies
     if world.device.type == "cuda" or available is None or needed <= available:
         return None
     return (

@@ -16,7 +16,7 @@ price, too.
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -132,8 +132,10 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     own = state.home.tensors()
     contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
-    weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
-    state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
+    if unused:
+        weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+        contents = replace(contents, tensors={**contents.tensors, "model": weights})
+    state.load_tensors(contents.tensors)
     if origin.keep_optimizer:
         progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         state.progress.inherited_updates = progress.num_updates + progress.inherited_updates

@@ -63,7 +63,7 @@ def train(
     """
     chosen = choose_device(device)
     prepare(chosen, threads)
-    world = World.join(chosen)
+    world = World.join(chosen, resolved.recipe.parallel)
     try:
         with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
             if run.is_finished:

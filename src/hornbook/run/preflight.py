@@ -53,14 +53,14 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
 
     Args:
         recipe: without a vocabulary, its token table does not count.
-        world: of the run; gives the device.
+        world: of the run; gives the device, and the ranks that share one copy of the weights.
 
     Raises:
         UserError: it is larger.
     """
     on_gpu = world.device.type == "cuda"
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
-    needed = bytes_of_training(recipe)
+    needed = bytes_of_training(recipe) // world.holders.size
     if device is not None and needed > device:
         raise UserError(
             f"a model of {_num_parameters(recipe):,} parameters takes {format_bytes(needed)} with its gradients and "
@@ -90,7 +90,7 @@ def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
     """
     host = memory_bytes()
     batch = recipe.training.global_batch_size
-    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
+    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.data.size)
     if host is not None and ids > host:
         raise UserError(
             f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "

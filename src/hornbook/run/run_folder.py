@@ -32,6 +32,7 @@ _MAY_CHANGE = (
     "training.epochs",
     "training.tokens",
     "training.micro_batch_size",
+    "parallel.",
     "checkpoint.",
     "evaluation.",
     "tracking.",
