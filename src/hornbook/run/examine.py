@@ -42,7 +42,7 @@ from hornbook.run.preflight import (
 )
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
-from hornbook.samples.batches import Loader, Samples, micro_batch_offsets
+from hornbook.samples.batches import Loader, Samples, refuse_uneven
 from hornbook.samples.sources import Sources
 from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage.system import format_bytes, free_bytes, is_locked
@@ -109,14 +109,8 @@ def examine(
     if world.size == processes:
         findings.check("parallel", refuse_layout, recipe, world)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
-    findings.check(
-        "batch",
-        micro_batch_offsets,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=0,
-        world_size=world.data.size,
-    )
+    training = recipe.training
+    findings.check("batch", refuse_uneven, training.global_batch_size, training.micro_batch_size, world.data.size)
     findings.check("memory", refuse_large_model, recipe, world)
     findings.warn("memory", _scarce_memory(recipe, world))
     findings.check("output", _refuse_folder, folder.path)
@@ -246,7 +240,7 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
             refuse_mismatch(own, contents.tensors, what=str(path))
             state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         except HornbookError as error:
-            findings.warn("checkpoints", f"{error}; the training passes this one over, unless you restore it")
+            findings.warn("checkpoints", f"checkpoint {path} is damaged, restore it or it is passed over: {error}")
         else:
             return
     if steps:

@@ -188,12 +188,17 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
         UserError: the global batch does not divide into whole micro-batches for every rank.
     """
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+    refuse_uneven(global_batch_size, micro_batch_size, world_size)
+    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    """Refuse a global batch that does not divide into whole micro-batches for every rank, by UserError."""
     if global_batch_size < 1 or global_batch_size % (micro_batch_size * world_size):
         raise UserError(
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
-    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
