@@ -79,7 +79,7 @@ def test_the_folder_of_a_run_stands_for_its_recipe(folder: Path, capsys: pytest.
         (["--training.steps", "9"], "recipe options need a recipe: add RECIPE"),
         (["--init-from", "x"], "recipe options need a recipe: add RECIPE"),
         (["tiny.toml", "--init-optimizer", "keep"], "--init-optimizer applies only with --init-from"),
-        (["tiny.toml", "--processes", "0"], "expected at least 1"),
+        (["tiny.toml", "--processes", "0"], "must be at least 1"),
     ],
 )
 def test_words_that_do_not_go_together(
@@ -89,6 +89,7 @@ def test_words_that_do_not_go_together(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_a_row(folder: Path) -> None:
     words = [sys.executable, "-m", "hornbook", "doctor", "tiny.toml", "--processes", "3", "--threads", "1"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
