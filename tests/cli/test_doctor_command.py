@@ -61,6 +61,8 @@ def test_every_mistake_of_a_recipe_is_told(folder: Path, capsys: pytest.CaptureF
     assert code == 2
     assert any("stesp" in message for message in errors) and any("num_heads" in message for message in errors)
     assert found["processor"]["threads"] == 1, "the machine is told all the same"
+    code, found = told(capsys, "tiny.toml", "--init-optimizer", "keep")
+    assert code == 2 and "--init-optimizer applies only with --init-from" in found["findings"][0]["message"]
     code, found = told(capsys, "absent.toml")
     assert code == 2 and found["findings"][0]["about"] == "recipe"
 
@@ -78,7 +80,6 @@ def test_the_folder_of_a_run_stands_for_its_recipe(folder: Path, capsys: pytest.
     [
         (["--training.steps", "9"], "recipe options need a recipe: add RECIPE"),
         (["--init-from", "x"], "recipe options need a recipe: add RECIPE"),
-        (["tiny.toml", "--init-optimizer", "keep"], "--init-optimizer applies only with --init-from"),
         (["tiny.toml", "--processes", "0"], "must be at least 1"),
     ],
 )

@@ -60,7 +60,6 @@ def test_a_sound_machine_has_no_findings() -> None:
         ),
         ({"processor": {"load": 7.0}}, "cores", "the load is 7.0 on 8 cores", "end what need not run"),
         ({"processor": {"threads": 9}}, "cores", "9 threads in all share 4 cores", "lower --threads"),
-        ({"variables": {"OMP_NUM_THREADS": "1"}}, "threads", "which takes 4", "use --threads 1"),
         ({"versions": {"torch": {"version": "2.9.1", "oldest": "2.11"}}}, "versions", "torch 2.9.1", "pip install"),
         ({"memory": {"available": 5 << 20}}, "memory", "only 5.0 MiB", "end other programs"),
         ({"disk": {"free": 1 << 20}}, "disk", "/home/me has 1.0 MiB free", "free some space"),

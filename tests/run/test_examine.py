@@ -112,6 +112,14 @@ def test_the_folder_of_another_run(tmp_path: Path) -> None:
     assert found[-1][:2] == ("error", "checkpoints") and "none can be read" in found[-1][2]
 
 
+def test_a_length_that_makes_the_learning_rate_jump(tmp_path: Path) -> None:
+    run_tiny(tmp_path)
+    ((level, about, message),) = look(tmp_path, "--training.steps=20")
+    assert (level, about) == ("error", "schedule") and "--allow-learning-rate-change" in message
+    recipe = tiny_recipe(tmp_path, "--training.steps=20").recipe
+    assert examine(recipe, tmp_path / "run", CPU, allow_rate_change=True) == []
+
+
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     run_tiny(tmp_path)
     (tmp_path / "run" / "checkpoints" / "step-00000008" / "manifest.json").write_text("{")

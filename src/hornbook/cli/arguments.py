@@ -132,7 +132,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
     )
     parser.add_argument(
-        "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
+        "--threads",
+        type=positive_integer,
+        metavar="N",
+        help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 
 
@@ -150,7 +153,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
         "recipe",
         metavar="RECIPE",
         nargs=None if required else "?",
-        help="recipe file, or name of a bundled recipe (see `hornbook recipes`)",
+        help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

@@ -15,17 +15,13 @@ Nothing is trained, and nothing is left behind.
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hornbook.cli.arguments import positive_integer
 from hornbook.cli.table import print_columns
-from hornbook.cli.train_command import add_run_arguments, init_from, refuse_lone_init_optimizer
+from hornbook.cli.train_command import add_run_arguments, resolve_run
 from hornbook.track.units import flop_rate, size
 from hornbook.wording import counted
-
-if TYPE_CHECKING:
-    from hornbook.config import Recipe
-    from hornbook.run.examine import Findings
 
 _REFUSED = 2
 _X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
@@ -47,19 +43,23 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.measure.machine_findings import machine_findings
     from hornbook.run.device import default_threads, prepare
     from hornbook.run.examine import Findings, choose_devices, examine
+    from hornbook.run.launch import not_yet_loaded
 
     if arguments.recipe is None and (arguments.overrides or arguments.init_from):
         raise UserError("recipe options need a recipe: add RECIPE, as in `hornbook doctor demo --data.train STORE`")
-    refuse_lone_init_optimizer(arguments)
-    findings = Findings()
-    recipe, output = _recipe(arguments, findings)
-    device = choose_devices(arguments.device, arguments.processes, findings)
-    prepare(device, arguments.threads or max(1, default_threads() // arguments.processes))
+    findings, processes = Findings(), arguments.processes
+    resolved, init_from = None, None
+    if arguments.recipe is not None:
+        resolved, init_from = findings.check("recipe", resolve_run, arguments, require_data=True) or (None, None)
+    output = arguments.output or (resolved.output if resolved else Path("runs"))
+    device = choose_devices(arguments.device, processes, findings)
+    prepare(device, arguments.threads or default_threads(processes))
     facts = machine_facts(device, output)
-    precision = recipe.precision.compute if recipe else "auto"
-    found = [*findings.found, *machine_findings(facts, precision, arguments.processes)]
-    if recipe is not None:
-        found += examine(recipe, output, device, arguments.processes, init_from(arguments))
+    precision = resolved.recipe.precision.compute if resolved else "auto"
+    found = [*findings.found, *machine_findings(facts, precision, processes)]
+    if resolved is not None:
+        weights, may_jump = init_from or not_yet_loaded(resolved, output), arguments.allow_learning_rate_change
+        found += examine(resolved.recipe, output, device, processes, weights, allow_rate_change=may_jump)
     found = sorted(dict.fromkeys(found), key=lambda finding: finding.level)
     print_columns([*_rows(facts)])
     if found:
@@ -68,27 +68,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     errors = sum(finding.level == "error" for finding in found)
     print(f"\n{_verdict(arguments.recipe, errors, len(found) - errors)}")
     told = [vars(finding) for finding in found]
-    asked = {"recipe": arguments.recipe, "output": str(output), "processes": arguments.processes}
+    asked = {"recipe": arguments.recipe, "output": str(output), "processes": processes}
     return {**facts, **asked, "findings": told, "exit_code": _REFUSED if errors else 0}
-
-
-def _recipe(arguments: argparse.Namespace, findings: "Findings") -> "tuple[Recipe | None, Path]":
-    """Return the recipe, None where it has mistakes or none is named, and the run's folder.
-
-    A run's folder stands for its recipe and itself.
-    """
-    from hornbook.config import load_recipe
-
-    reference, runs = arguments.recipe, Path("runs")
-    if reference is None:
-        return None, arguments.output or runs
-    folder = Path(reference)
-    is_run = (folder / "recipe.toml").is_file()
-    path = str(folder / "recipe.toml") if is_run else reference
-    resolved = findings.check("recipe", load_recipe, path, arguments.overrides)
-    if resolved is None:
-        return None, arguments.output or (folder if is_run else runs)
-    return resolved.recipe, arguments.output or (folder if is_run else runs / resolved.recipe.name)
 
 
 def _verdict(recipe: str | None, errors: int, warnings: int) -> str:

@@ -1,7 +1,7 @@
 """Trains a model: ``hornbook train gpt2-small --data.train corpora/mine --optimizer.learning-rate 3e-4``.
 
-The run goes into a folder; the same command on that folder goes on where it stopped. ``--print-recipe`` shows what
-would be trained and where each value comes from, as TOML that is a recipe itself.
+The run goes into a folder; ``hornbook train FOLDER``, or the same command again, goes on where it stopped.
+``--print-recipe`` shows what would be trained and where each value comes from, as TOML that is a recipe itself.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments
 
 if TYPE_CHECKING:
+    from hornbook.config import Resolved
     from hornbook.run.initial_weights import InitFrom
 
 
@@ -24,12 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Declare what describes a run: its recipe, folder, initial weights and device; ``required`` concerns RECIPE."""
-    parser.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/<recipe name>)")
     parser.add_argument(
-        "--init-from", metavar="SOURCE", help="initialize the weights from a run, a checkpoint or a Hugging Face folder"
+        "--output", type=Path, metavar="DIR", help="run folder (default: RECIPE if it is a run, else runs/<name>)"
+    )
+    parser.add_argument(
+        "--init-from",
+        metavar="SOURCE",
+        help="initialize the weights from a run, a checkpoint or a Hugging Face folder, and take its architecture",
     )
     parser.add_argument(
         "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer state (default: fresh)"
+    )
+    parser.add_argument(
+        "--allow-learning-rate-change",
+        action="store_true",
+        help="resume with another length although its schedule changes the learning rate at this step",
     )
     add_device_arguments(parser)
     add_recipe_arguments(parser, required=required)
@@ -37,17 +47,15 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
-    from hornbook.config import load_recipe, recipe_to_dict, recipe_to_toml
-
-    refuse_lone_init_optimizer(arguments)
-    looking = arguments.print_recipe
-    resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
-    if looking:
-        print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
-        return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
+    from hornbook.config import recipe_to_dict, recipe_to_toml
     from hornbook.run.signals import leave_cleanly
 
+    looking = arguments.print_recipe
     with leave_cleanly():
+        resolved, init_from = resolve_run(arguments, require_data=not looking)
+        if looking:
+            print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
+            return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
         from hornbook.run.launch import train
 
         return train(
@@ -55,21 +63,37 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             output=arguments.output,
             device=arguments.device,
             threads=arguments.threads,
-            init_from=init_from(arguments),
+            init_from=init_from,
+            allow_rate_change=arguments.allow_learning_rate_change,
         )
 
 
-def refuse_lone_init_optimizer(arguments: argparse.Namespace) -> None:
-    """Refuse ``--init-optimizer`` without ``--init-from``, by UserError."""
+def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":
+    """Return the recipe of a run and the weights that it is to start from; None to draw them from the seed.
+
+    Args:
+        arguments: those of `add_run_arguments`.
+        require_data: refuse a recipe without training data.
+
+    Raises:
+        UserError: see `hornbook.run.start_recipe`; or the options do not go together.
+    """
+    from hornbook.config import load_recipe
     from hornbook.errors import UserError
 
-    if arguments.init_optimizer and not arguments.init_from:
-        raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
-
-
-def init_from(arguments: argparse.Namespace) -> "InitFrom | None":
-    """Return the weights that a run is to start from; None to draw them from the seed."""
+    if not arguments.init_from:
+        if arguments.init_optimizer:
+            raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
+        return load_recipe(arguments.recipe, arguments.overrides, require_data=require_data), None
     from hornbook.run.initial_weights import InitFrom
+    from hornbook.run.start_recipe import start_recipe
 
-    source, keep = arguments.init_from, arguments.init_optimizer == "keep"
-    return InitFrom(source=source, keep_optimizer=keep) if source else None
+    init_from = InitFrom(source=arguments.init_from, keep_optimizer=arguments.init_optimizer == "keep")
+    resolved = start_recipe(
+        arguments.recipe,
+        arguments.overrides,
+        output=arguments.output,
+        init_from=init_from,
+        require_data=require_data,
+    )
+    return resolved, init_from

@@ -6,7 +6,7 @@
 The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
 """
 
-from hornbook.config.build import Resolved, bundled_recipes, find_recipe, load_recipe, recipe_from_dict
+from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -48,6 +48,7 @@ from hornbook.config.recipe import (
     recipe_to_dict,
     recipe_to_toml,
 )
+from hornbook.config.recipe_files import bundled_recipes, find_recipe
 
 __all__ = [
     "AdamConfig",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.listing import require_source
 from hornbook.checkpoint.load import load, resolve, shapes_of
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
@@ -27,6 +28,7 @@ from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.optim.precision import compute_dtype
+from hornbook.text.hub_client import is_model_name
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few
 
@@ -87,8 +89,9 @@ def read_source(
         RecipeError: it was made with a part that is not registered.
         HornbookError: the hub cannot be reached, or has no such model.
     """
+    require_source(source)
     path = Path(source)
-    if not path.exists() and huggingface.is_model_name(source):
+    if not path.exists() and is_model_name(source):
         path = huggingface.fetch(source)
     if huggingface.is_folder(path):
         return path, huggingface.read_folder(path, warn=warn)

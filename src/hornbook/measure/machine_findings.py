@@ -32,7 +32,7 @@ def machine_findings(facts: Mapping[str, Any], precision: str = "auto", processe
     warnings = [
         *_of_versions(facts["versions"]),
         *_of_precision(facts["products"], precision),
-        *_of_cores(facts["processor"], facts["variables"], processes),
+        *_of_cores(facts["processor"], processes),
         *_of_memory(facts["memory"]),
         *_of_gpus(facts),
     ]
@@ -69,7 +69,7 @@ def _of_precision(products: Mapping[str, Any], precision: str) -> Iterator[tuple
         )
 
 
-def _of_cores(processor: Mapping[str, Any], variables: Mapping[str, str], processes: int) -> Iterator[tuple[str, str]]:
+def _of_cores(processor: Mapping[str, Any], processes: int) -> Iterator[tuple[str, str]]:
     cores, load, threads = processor["usable_cores"], processor["load"], processor["threads"]
     if load > _CROWDED * processor["cores"]:
         yield (
@@ -84,13 +84,6 @@ def _of_cores(processor: Mapping[str, Any], variables: Mapping[str, str], proces
             "cores",
             f"{processes * threads} threads in all share {counted(cores, 'core')} and wait for each other: "
             f"lower {which}",
-        )
-    told = variables.get("OMP_NUM_THREADS", "")
-    if told.isdecimal() and int(told) != threads:
-        yield (
-            "threads",
-            f"OMP_NUM_THREADS={told} has no effect on a training, which takes {threads}: use --threads {told} to have "
-            "that many",
         )
 
 

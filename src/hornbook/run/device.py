@@ -34,6 +34,8 @@ def choose_device(name: str) -> torch.device:
 def prepare(device: torch.device, threads: int | None) -> None:
     """Set threads, flush denormals, keep freed memory, forbid TF32; call it before the first tensor is computed.
 
+    ``threads`` counts; None leaves them to ``default_threads``.
+
     Denormal numbers make products four to five times slower. OpenMP's threads inherit the setting from the thread that
     starts them, hence the early call.
     """
@@ -44,9 +46,18 @@ def prepare(device: torch.device, threads: int | None) -> None:
         keep_freed_memory()
 
 
-def default_threads() -> int:
-    """Return this process's share of the cores that it may use, one thread a physical core."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def default_threads(local_ranks: int | None = None) -> int:
+    """Return ``OMP_NUM_THREADS``, or else this process's share of the cores that it may use, one a physical core.
+
+    torchrun sets the variable to 1 for several local ranks where nobody has set it, so there a 1 says nothing.
+
+    Args:
+        local_ranks: processes of the run on this machine; None for torchrun's word, or 1.
+    """
+    local_ranks = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
+    if asked.isdecimal() and int(asked) > (1 if local_ranks > 1 else 0):
+        return int(asked)
     return max(1, min(physical_cores(), usable_cores()) // local_ranks)
 
 

@@ -34,6 +34,7 @@ from hornbook.run.launch import open_data, origin_of
 from hornbook.run.preflight import (
     Finding,
     bytes_of_training,
+    changed_rate,
     large_vocabulary,
     refuse_blind_stopping,
     refuse_large_batch,
@@ -93,7 +94,13 @@ def choose_devices(name: str, processes: int, findings: Findings) -> torch.devic
 
 
 def examine(
-    recipe: Recipe, output: Path, device: torch.device, processes: int, init_from: InitFrom | None
+    recipe: Recipe,
+    output: Path,
+    device: torch.device,
+    processes: int = 1,
+    init_from: InitFrom | None = None,
+    *,
+    allow_rate_change: bool = False,
 ) -> list[Finding]:
     """Return what would keep the recipe from training, or what in it looks like a slip.
 
@@ -103,6 +110,7 @@ def examine(
         device: of the first process.
         processes: that share each global batch.
         init_from: the weights that a new run is to start from.
+        allow_rate_change: as of `hornbook.run.launch.train`.
     """
     findings, folder = Findings(), RunFolder(path=output)
     world = _world(recipe, processes, device, findings)
@@ -115,7 +123,7 @@ def examine(
     findings.warn("memory", _scarce_memory(recipe, world))
     findings.check("output", _refuse_folder, folder.path)
     if sources is not None:
-        _examine_run(recipe, sources, folder, world, init_from, findings)
+        _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
     return findings.found
 
 
@@ -176,7 +184,13 @@ def _refuse_folder(path: Path) -> None:
 
 
 def _examine_run(
-    recipe: Recipe, sources: Sources, folder: RunFolder, world: World, init_from: InitFrom | None, findings: Findings
+    recipe: Recipe,
+    sources: Sources,
+    folder: RunFolder,
+    world: World,
+    init_from: InitFrom | None,
+    allow_rate_change: bool,
+    findings: Findings,
 ) -> None:
     """Check what needs the data."""
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
@@ -190,6 +204,8 @@ def _examine_run(
     findings.check("memory", refuse_large_batch, recipe, samples, world)
     steps, state = num_steps(recipe, samples), outline(recipe)
     findings.check("checkpoints", _resume, folder, state, findings)
+    if not allow_rate_change:
+        findings.check("schedule", _refuse_changed_rate, folder, recipe, samples, state)
     if state.progress.step >= steps:
         done = counted(state.progress.step, "step")
         mend = "raise training.steps, or choose another --output"
@@ -248,6 +264,12 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
             f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')} and none can be read: restore one to resume "
             "from it; to start anew, remove that folder or choose another --output"
         )
+
+
+def _refuse_changed_rate(folder: RunFolder, recipe: Recipe, samples: Samples, state: TrainState) -> None:
+    before = folder.last_recipe
+    if before is not None and (problem := changed_rate(before, recipe, samples, state.progress)):
+        raise UserError(problem)
 
 
 def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None:

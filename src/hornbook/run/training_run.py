@@ -5,6 +5,7 @@
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,7 +99,9 @@ class TrainingRun:
 
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        progress, again = self.state.progress, "run the same command again to resume"
+        progress, folder = self.state.progress, str(self.folder.path)
+        folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
+        again = f"resume with `hornbook train {shlex.quote(folder)}`"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
         return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"

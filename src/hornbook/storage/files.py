@@ -34,6 +34,7 @@ from typing import Final, Self, TypeAlias
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
 from hornbook.storage.system import flush_to_disk, lock_file, open_own, process_is_alive, storage_errors
+from hornbook.storage.traces import Traces
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -267,9 +268,10 @@ def sha256_file(path: Path) -> str:
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
 
-    Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
-    this process then writes to ``folder`` would go elsewhere. Raises UserError if another process holds the folder.
+    Yields a function that raises StorageError if the folder or its lock file was moved or removed since. A block that
+    raises before it adds anything leaves no trace. Raises UserError if another process holds the folder.
     """
+    traces = Traces(folder, _LOCK)
     descriptor = _lock(folder)
 
     def require() -> None:
@@ -283,6 +285,9 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield require
+    except BaseException:
+        traces.remove()
+        raise
     finally:
         os.close(descriptor)
 
