@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import RECIPE, run_tiny
 
 from hornbook.__main__ import main
+from hornbook.cli import doctor_command
 
 
 @pytest.fixture
@@ -123,3 +124,29 @@ def test_a_terminal_of_80_columns_gets_a_table_that_fits(folder: Path) -> None:
     assert max(map(len, lines)) <= 80
     start = next(number for number, line in enumerate(lines) if line.startswith("error "))
     assert lines[start + 1].startswith(" " * lines[start].index("global_batch_size")), "wrapped below its text"
+
+
+def test_gpus_are_told_one_by_one_with_what_drives_them() -> None:
+    card = {"name": "NVIDIA H100", "memory": 80 << 30, "free": 70 << 30, "capability": "9.0", "bf16": True}
+    cuda = {"build": "13.0", "driver": "580.1", "nccl": "2.27.3"}
+    assert [*doctor_command._gpus({"gpus": [card, {**card, "bf16": False}], "cuda": cuda})] == [
+        ("GPU", "NVIDIA H100, 80.0 GiB, 70.0 GiB free, compute capability 9.0, bf16"),
+        ("GPU", "NVIDIA H100, 80.0 GiB, 70.0 GiB free, compute capability 9.0, no bf16"),
+        ("CUDA", "PyTorch is built for CUDA 13.0, driver 580.1, NCCL 2.27.3"),
+    ]
+    nothing = {"build": None, "driver": None, "nccl": None}
+    assert [*doctor_command._gpus({"gpus": [], "cuda": nothing})] == [
+        ("GPUs", "none; PyTorch is built without CUDA, no NVIDIA driver")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (["avx2", "fma", "avx512f"], "AVX2, AVX-512; without AVX512-BF16, AMX"),
+        (["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"], "AVX2, AVX-512, AVX512-BF16, AMX"),
+        (["asimd", "bf16", "sve"], "asimd, bf16, sve"),
+    ],
+)
+def test_instruction_sets_are_named_as_readers_know_them(found: list[str], told: str) -> None:
+    assert doctor_command._instructions(found) == told
