@@ -71,6 +71,13 @@ def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
     return JoinedStores(stores) if len(stores) > 1 else next(iter(stores), None)
 
 
+def by_name(stores: Sequence[TokenStore]) -> dict[str, TokenStore]:
+    """Validation stores by the names of their corpora, or by whole paths where two corpora have one name."""
+    corpora = [store.path.parent for store in stores]
+    are_unique = len({corpus.name for corpus in corpora}) == len(set(corpora))
+    return {corpus.name if are_unique else str(corpus): store for corpus, store in zip(corpora, stores, strict=True)}
+
+
 def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
     """Raise UserError if two stores are known to be made with different tokenizers."""
     known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
