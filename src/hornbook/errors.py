@@ -59,6 +59,21 @@ class DivergedError(HornbookError):
     exit_code: ClassVar[int] = 3
 
 
+class RankError(HornbookError):
+    """One of several ranks failed, and all leave because of it.
+
+    Args:
+        message: names the rank.
+        exit_code: of every rank.
+        is_told: another process prints the line, so that it appears once.
+    """
+
+    def __init__(self, message: str, exit_code: int, *, is_told: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+        self.is_told = is_told
+
+
 class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is no error, it only travels like one
     """A signal asked the run to stop; its state is saved and the same command goes on."""
 

@@ -52,7 +52,7 @@ def test_training_would_not_start(folder: Path, capsys: pytest.CaptureFixture[st
     code, found = told(capsys, "tiny.toml", "--processes", "3", "--device", "mps")
     errors = [finding["about"] for finding in found["findings"] if finding["level"] == "error"]
     assert code == found["exit_code"] == 2
-    assert errors == ["device", "batch"]
+    assert errors == ["device", "ranks"]
 
 
 def test_every_mistake_of_a_recipe_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,15 @@ from hornbook.errors import RecipeError, UserError
 @pytest.mark.parametrize(
     ("options", "num_ranks", "sizes"),
     [
-        ({}, 1, (1, 1, 1)),
-        ({}, 4, (4, 1, 1)),
-        ({"data_parallel": "shard"}, 4, (1, 4, 1)),
-        ({"data_parallel": "hybrid", "shard_size": 2}, 8, (4, 2, 1)),
-        ({"tensor_parallel": 2}, 8, (4, 1, 2)),
-        ({"data_parallel": "shard", "tensor_parallel": 4}, 8, (1, 2, 4)),
-        ({"data_parallel": "hybrid", "shard_size": 2, "tensor_parallel": 2}, 8, (2, 2, 2)),
+        ({}, 1, (1, 1, 1, 1)),
+        ({}, 4, (1, 4, 1, 1)),
+        ({"data_parallel": "shard"}, 4, (1, 1, 4, 1)),
+        ({"data_parallel": "hybrid", "shard_size": 2}, 8, (1, 4, 2, 1)),
+        ({"tensor_parallel": 2}, 8, (1, 4, 1, 2)),
+        ({"data_parallel": "shard", "tensor_parallel": 4}, 8, (1, 1, 2, 4)),
+        ({"data_parallel": "hybrid", "shard_size": 2, "tensor_parallel": 2}, 8, (1, 2, 2, 2)),
+        ({"pipeline_parallel": 2, "tensor_parallel": 2}, 8, (2, 2, 1, 2)),
+        ({"pipeline_parallel": 2, "data_parallel": "shard"}, 8, (2, 1, 4, 1)),
     ],
 )
 def test_the_size_of_the_data_axis_is_what_is_left(options, num_ranks, sizes):

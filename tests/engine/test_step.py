@@ -53,8 +53,8 @@ class Injected(CausalLM):
 def spoil_one_element(value: float):
     """An executor that leaves one bad element in one gradient; the loss stays finite."""
 
-    def executor(state, micro_batches, objective, counts):
-        sums = resident(state, micro_batches, objective, counts)
+    def executor(state, micro_batches, objective, counts, begin):
+        sums = resident(state, micro_batches, objective, counts, begin)
         state.model.blocks[1].feed_forward.down.bias.grad[3] = value
         return sums
 

@@ -3,7 +3,9 @@
 train("bert padded", "lamb", World())  ->  Trained(gradients of the first step, losses, norms, weights)
 """
 
+import gc
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from hornbook.config import ParallelConfig, Recipe, load_recipe
 from hornbook.engine.build_training import build_training
-from hornbook.engine.step import resident, train_step
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import StepConfig, train_step
 from hornbook.parallel.world import World, axes_of
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
@@ -28,6 +31,11 @@ precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synt
 """
 MODELS = {
     "gpt": "gpt2-small",
+    "deep gpt": "gpt2-small model.num_layers=6",
+    "deep bert padded": "bert-tiny data.layout=padded model.num_layers=6",
+    "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",
+    "deep bert unpadded": "bert-tiny data.layout=unpadded model.num_layers=6",
+    "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=6",
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
@@ -46,6 +54,24 @@ LAYOUTS = {
     "tensor 2": "parallel.tensor_parallel=2",
     "tensor 4": "parallel.tensor_parallel=4",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
+    "gpipe 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=gpipe",
+    "1f1b 2": "parallel.pipeline_parallel=2",
+    "1f1b 2, listed": "parallel.pipeline_parallel=2 parallel.layers_per_stage=0,6",
+    "interleaved 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=interleaved",
+    "zero-bubble 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble",
+    "1f1b 2 x data 2": "parallel.pipeline_parallel=2",
+    "1f1b 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard",
+    "interleaved 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.pipeline_schedule=interleaved",
+    "zero-bubble 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.pipeline_schedule=zero-bubble",
+    "1f1b 2 x shard 2 x tensor 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
+    "parallel.tensor_parallel=2",
+    "1f1b 2 x tensor 2": "parallel.pipeline_parallel=2 parallel.tensor_parallel=2",
+    "1f1b 4, listed": "parallel.pipeline_parallel=4 parallel.layers_per_stage=0,2,2,2",
+    "gpipe 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=gpipe",
+    "interleaved 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=interleaved",
+    "zero-bubble 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=zero-bubble",
     "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
     "tensor 2 x hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.tensor_parallel=2",
 }
@@ -85,22 +111,20 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
-    """Train ``recipe`` on ``world``."""
-    gradients = {}
+def of_all_stages(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """The tensors of all ranks of a pipeline."""
+    return {
+        name: tensor
+        for rank in range(world.pipeline.size)
+        for name, tensor in world.pipeline.share(tensors, rank).items()
+    }
 
-    def executor(state, micro_batches, objective, counts):
-        sums = resident(state, micro_batches, objective, counts)
-        if state.progress.step == 0:
-            own = state.model.own_parameters()
-            gradients.update({name: whole(value.grad) for name, value in own if value.grad is not None})
-        return sums
 
+def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]:
+    """The parts of a training before its first step."""
     samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
     state, config = build_training(recipe, recipe.training.steps, world)
     state.model.train()
-    initial = {name: state.model.logical(name, whole(value)) for name, value in state.model.own_parameters()}
-    config = replace(config, executor=executor)
     loader = Loader(
         samples.maker,
         global_batch_size=recipe.training.global_batch_size,
@@ -110,7 +134,25 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
         start_sample=0,
         prefetch=0,
     )
-    results = [train_step(state, next(loader), config) for _ in range(steps)]
+    return state, config, loader
+
+
+def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
+    """Train ``recipe`` on ``world``."""
+    gradients = {}
+
+    def executor(state, micro_batches, objective, counts):
+        sums = config.executor(state, micro_batches, objective, counts)
+        if state.progress.step == 0:
+            own = state.model.own_parameters()
+            own_gradients = {name: whole(value.grad) for name, value in own if value.grad is not None}
+            gradients.update(of_all_stages(own_gradients, world))
+        return sums
+
+    state, config, loader = begin(recipe, world)
+    held = [(name, value) for name, value in state.model.own_parameters() if not value.is_meta]
+    initial = of_all_stages({name: state.model.logical(name, whole(value)) for name, value in held}, world)
+    results = [train_step(state, next(loader), replace(config, executor=executor)) for _ in range(steps)]
     assert min(result.gradient_norm for result in results) > recipe.optimizer.clip_norm
     return Trained(
         initial=initial,
@@ -121,7 +163,20 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     )
 
 
-def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | None = None) -> None:
+def live_wires(world: World, num_micro_batches: int) -> int:
+    """How many tensors of the shape of what stages send to each other are alive after two steps."""
+    recipe = recipe_of("gpt", "adamw", "1f1b 2")
+    sizes = replace(recipe.training, micro_batch_size=3, global_batch_size=3 * num_micro_batches)
+    state, config, loader = begin(replace(recipe, training=sizes), laid_out(world, recipe.parallel))
+    for _ in range(2):
+        train_step(state, next(loader), config)
+    gc.collect()
+    return sum(type(value) is Tensor and tuple(value.shape) == (3 * 16, 32) for value in gc.get_objects())
+
+
+def run_on(
+    folder: Path, layout: str, world: World, steps: int, previous: str | None = None, more: Sequence[str] = ()
+) -> None:
     """Train ``folder/layout`` on ``folder/corpus`` up to a step, from a copy of the run of another layout."""
     target = folder / layout
     if previous is not None and world.is_first:
@@ -136,7 +191,8 @@ def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | 
         if word.split("=")[0] not in ("data.synthetic", "model.vocab_size", "training.steps")
     ]
     words += [*OPTIMIZERS["adamw"].split(), *corpus.split(), *often.split(), *few.split(), *LAYOUTS[layout].split()]
-    recipe = load_recipe("gpt2-small", [f"--{word}" for word in [*words, "schedule.name=constant"]]).recipe
+    words += ["schedule.name=constant", *more]
+    recipe = load_recipe("gpt2-small", [f"--{word}" for word in words]).recipe
     with open_run(recipe, target, laid_out(world, recipe.parallel)) as run:
         train_until_done(run)
 

@@ -80,7 +80,10 @@ def metrics_without_time(folder: Path) -> list[dict[str, Any]]:
     from hornbook.track.metrics import read
 
     rows = read(folder / "run" / "metrics.jsonl")
-    return [{key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second", "tflops", "mfu")}
+        for row in rows
+    ]
 
 
 def _sha256(data: bytes) -> str:

@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda", 0)
 
 def main() -> None:
     joined = World.join(DEVICE)
-    data = Ranks(0, 2, joined.data._tensors, joined.data._host)
+    data = Ranks(0, 2, joined.data.tensors, joined.data._host)
     assert dist.get_backend() == "nccl"
     assert torch.cuda.current_device() == DEVICE.index
     World(data, device=DEVICE, waiting=joined._waiting).barrier()

@@ -5,6 +5,7 @@ The first rank writes what it saw of each case to ``FOLDER/<number>.pt`` and the
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,10 +16,17 @@ from tiny_layouts import laid_out, recipe_of, run_labelled, run_on
 from hornbook.parallel.world import World
 
 
-def main(folder: Path, cases: list[list[str]], layouts: list[str], labelled: list[list[str]]) -> None:
+def main(
+    folder: Path,
+    cases: list[list[str]],
+    layouts: list[str],
+    labelled: list[list[str]],
+    more: Sequence[str] = (),
+    num_micro_batches: Sequence[int] = (),
+) -> None:
     """Make the trainings ``cases``, each (model, optimizer, layout), then a run that goes from layout to layout.
 
-    Last come fine-tunings, each (head, layout).
+    It has ``more`` options. Fine-tunings follow, each (head, layout), and pipelines of so many micro-batches a step.
     """
     world = World.join(torch.device("cpu"))
     for number, case in enumerate(cases):
@@ -27,9 +35,11 @@ def main(folder: Path, cases: list[list[str]], layouts: list[str], labelled: lis
         if world.is_first:
             torch.save(asdict(trained), folder / f"{number}.pt")
     for number, (layout, previous) in enumerate(zip(layouts, [None, *layouts], strict=False)):
-        run_on(folder, layout, world, 4 * (number + 1), previous)
+        run_on(folder, layout, world, 4 * (number + 1), previous, more)
     for head, layout in labelled:
         run_labelled(folder, head, layout, world)
+    counts = [tiny_layouts.live_wires(world, number) for number in num_micro_batches]
+    (folder / f"wires-{world.rank}.json").write_text(json.dumps(counts))
     world.leave()
 
 

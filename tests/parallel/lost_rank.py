@@ -1,41 +1,44 @@
-"""Train a tiny run as one rank of ``torchrun``, which test_watch.py lets lose a rank: ``lost_rank.py FOLDER HOW``.
+"""Make rank 1 of the first start go wrong after step 5: test_watch.py has every rank of a real run import this.
 
-Once the first checkpoint is there, rank 1 of the first start dies (``kill``), stops (``stop``) or fails (``fail``).
+``HORNBOOK_TEST_LOSE`` says how: it dies (``kill``), stops (``stop``), fails (``fail``), or loses its launcher
+(``orphan``). Heartbeats are faster than usual.
 """
 
 import os
 import signal
-import sys
-from pathlib import Path
+import time
 
-from hornbook.cli.main import main
 from hornbook.engine.step import StepResult
 from hornbook.errors import DataError
 from hornbook.parallel import watch
+from hornbook.run import processes
 from hornbook.run.training_run import TrainingRun
 
-watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS = 0.2, 1.0, 2.0
+watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS, watch._GRACE_SECONDS = 0.2, 1.0, 2.0, 1.0
+processes._GRACE_SECONDS = 4.0
+RANKS = {"orphan": 0, "interrupt": 0}
+"""Where it is not rank 1 that goes wrong."""
 
 
 def lose(how: str) -> None:
     if how == "fail":
-        raise DataError("rank 1 cannot read its data")
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+        raise DataError("cannot read the data")
+    if how == "never":
+        return
+    if how == "bug":
+        raise ZeroDivisionError("no such number")
+    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "orphan": signal.SIGKILL, "interrupt": signal.SIGINT}
+    os.kill(os.getppid() if how in RANKS else os.getpid(), signals[how])
+    time.sleep(3 if how in RANKS else 0)  # until the signal has come back, or the launcher is missed
 
 
-def run(folder: Path, how: str) -> int:
+def patch(how: str) -> None:
     record = TrainingRun.record
 
     def record_and_lose(run: TrainingRun, result: StepResult) -> None:
         record(run, result)
-        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        if run.world.rank == 1 and run.state.progress.step == 5 and first:
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if run.world.size > 1 and run.world.rank == RANKS.get(how, 1) and run.state.progress.step == 5 and first:
             lose(how)
 
     TrainingRun.record = record_and_lose
-    words = ["train", str(folder / "tiny.toml"), "--output", str(folder / "run"), "--device", "cpu", "--threads", "1"]
-    return main(words)
-
-
-if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2]))

@@ -68,9 +68,9 @@ def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
 
 
 def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):
-    for rank in ranks:
+    for rank, kind in zip(ranks, ("DivergedError", "RankError"), strict=True):
         assert rank["weights"]["step"] == 6
-        assert rank["weights"]["error"].startswith("DivergedError: weights are not finite after step 6")
+        assert rank["weights"]["error"].startswith(f"{kind}: weights are not finite after step 6")
 
 
 def test_ranks_that_verify_a_share_each_agree_on_the_checkpoint_to_resume_from(folder, ranks):
@@ -83,13 +83,13 @@ def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
     assert [rank["disk"]["step"] for rank in ranks] == [8, 8]
     assert [rank["disk"]["error"] for rank in ranks] == [
         "StorageError: the disk is full",
-        "StorageError: the first rank could not save a checkpoint; see what it says",
+        "RankError: rank 0 could not save a checkpoint; see what it says",
     ]
 
 
 def test_a_rank_that_cannot_write_its_part_ends_the_run_on_all_and_leaves_no_checkpoint(folder, ranks):
     assert [rank["second_disk"] for rank in ranks] == [
-        {"step": 8, "error": "StorageError: rank 1 could not save its part of the checkpoint; see what it says"},
+        {"step": 8, "error": "RankError: rank 1 could not save its part of the checkpoint; see what it says"},
         {"step": 8, "error": "StorageError: the disk is full"},
     ]
     assert list((folder / "second_disk" / "checkpoints").iterdir()) == []

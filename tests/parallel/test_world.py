@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
 import train_ranks
 from safetensors.torch import load_file
@@ -101,7 +102,7 @@ def test_encoders_learn_the_same_on_ranks(ranks_folder, encoders_alone):
     for family in train_ranks.ENCODERS:
         rows, others = (read(folder / family / "metrics.jsonl") for folder in (encoders_alone, ranks_folder))
         assert {row["kind"] for row in rows} == {"train", "validation"}
-        assert_same_rows(rows, others, 1e-6, but=["seconds", "tokens_per_second"])
+        assert_same_rows(rows, others, 1e-6, but=["seconds", "tokens_per_second", "tflops", "mfu"])
 
 
 def test_sums_over_ranks(ranks):
@@ -137,3 +138,13 @@ def test_buckets_hold_every_gradient_once_and_no_more_than_their_size(monkeypatc
     gradients = [torch.zeros(size) for size in (4, 6, 1, 25, 10, 3, 3, 5)]
     buckets = [[len(gradient) for gradient in bucket] for bucket in module._buckets(gradients)]
     assert buckets == [[4, 6], [1], [25], [10], [3, 3], [5]]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_in_the_middle_of_a_step_stops_all_after_it(tmp_path):
+    """No rank drops a step alone: the others would wait for its gradients."""
+    (tmp_path / "tiny.toml").write_text(tiny_runs.RECIPE)
+    run_ranks(2, "signal_ranks.py", tmp_path)
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
+    for text, name in zip(said, ("a signal to another rank", "SIGTERM"), strict=True):
+        assert text.startswith(f"6 stopped by {name}; step 3 of 8 is saved"), "after both micro-batches of step 3"

@@ -1,5 +1,6 @@
 """Devices by name, and this process's share of the machine."""
 
+import mmap
 import platform
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import torch
 
 from hornbook.errors import UserError
 from hornbook.run import device as module
-from hornbook.run.device import choose_device, default_threads, physical_cores, prepare, synchronize
+from hornbook.run.device import choose_device, default_threads, memory_in_use, physical_cores, prepare, synchronize
 
 
 @pytest.fixture
@@ -164,3 +165,12 @@ def test_fp32_is_not_tf32(allow):
         assert torch.backends.cudnn.conv.fp32_precision != "tf32"
         with torch.backends.cudnn.flags(enabled=False):
             pass
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+def test_memory_in_use_grows_with_what_is_held():
+    before = memory_in_use(torch.device("cpu"))
+    with mmap.mmap(-1, 32 << 20) as held:
+        held.write(b"1" * (32 << 20))
+        after = memory_in_use(torch.device("cpu"))
+    assert 24 << 20 < after - before < 96 << 20

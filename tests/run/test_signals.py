@@ -7,24 +7,30 @@ import pytest
 
 from hornbook.errors import StoppedBySignal
 from hornbook.run.signals import leave_cleanly, listen
+from hornbook.track.console import Console
 
 NAMES = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_first", [True, False])
-def test_first_signal_is_noted_by_name_and_told_by_the_first_rank(capfd, name, is_first):
-    with listen(is_first=is_first) as received:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_first_signal_is_noted_by_name_and_told_at_once(capfd, name, quiet):
+    """Ranks but the first are quiet."""
+    with listen(Console(quiet=quiet).interject) as received:
         assert received.name is None
         os.kill(os.getpid(), getattr(signal, name))
         assert received.name == name
-    told = f"\nhornbook: {name}: saves after this step and stops; once more ends at once\n"
-    assert capfd.readouterr().err == told * is_first
+    told = f"\nhornbook: {name}: saves and stops; once more ends at once\n"
+    assert capfd.readouterr().err == told * (not quiet)
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
 
 
 @pytest.mark.parametrize("second", NAMES)
 def test_second_signal_interrupts_and_the_first_stays_noted(second):
-    with pytest.raises(KeyboardInterrupt), listen() as received:
+    with pytest.raises(KeyboardInterrupt), listen(silent) as received:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), getattr(signal, second))
     assert received.name == "SIGTERM"
@@ -32,7 +38,7 @@ def test_second_signal_interrupts_and_the_first_stays_noted(second):
 
 def test_handlers_are_put_back_also_after_an_error():
     before = {name: signal.getsignal(getattr(signal, name)) for name in NAMES}
-    with pytest.raises(RuntimeError), listen():
+    with pytest.raises(RuntimeError), listen(silent):
         assert signal.getsignal(signal.SIGTERM) is not before["SIGTERM"]
         raise RuntimeError
     assert {name: signal.getsignal(getattr(signal, name)) for name in NAMES} == before
@@ -49,7 +55,7 @@ def test_a_signal_before_the_loop_listens_is_one_line_and_its_code(name):
     assert caught.value.exit_code == 75 and signal.getsignal(getattr(signal, name)) == before
 
 
-@pytest.mark.parametrize("block", [listen, leave_cleanly])
+@pytest.mark.parametrize("block", [lambda: listen(silent), leave_cleanly], ids=["listen", "leave_cleanly"])
 def test_nohup_stays_in_force(block):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

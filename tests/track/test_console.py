@@ -1,17 +1,16 @@
 import io
-import os
-import pty
-import select
-import subprocess
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from fake_run import train_row
 from hypothesis import given
 from hypothesis import strategies as st
+from terminals import on_terminal, resize, seen
 
-from hornbook.track.console import Console, seconds_left
+from hornbook.track.console import Console
 from hornbook.wording import one_line, visible
 
 ODD = "\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [/] \u202eevil\u2066 \r\x08\x9b31m \ud800 \u2028 :smile: é"
@@ -23,9 +22,15 @@ from hornbook.track.console import Console
 with Console() as console:
     console.start("demo", {"parameters": "5,312"})
     for step in range(10, 41, 10):
-        console.train(train_row(step), 40)
+        row = train_row(step)
+        console.live({**row, "mfu": 0.25, "memory": 2**30}, 40, micro_batch=(2, 4))
+        console.train(row, 40)
     console.validation({"step": 40, "loss": 2.5, "bits_per_byte": 1.25})
+    console.warn("careful")
     console.sample(40, "a\\x1b[31mb [red]c[/red]")
+    console.interject("hornbook: SIGTERM: stops")
+    console.live({**row, "mfu": 0.25, "memory": 2**30}, 40, micro_batch=(2, 4))
+    console.note("after the signal")
     console.finish({"report": "report.html"})
 """
 
@@ -42,25 +47,15 @@ def said(say, **options) -> str:
     return stream.getvalue()
 
 
-def on_terminal(**variables: str) -> str:
-    """What the script writes to a terminal of 100 columns."""
-    ours, theirs = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
+def plain(written: str) -> str:
+    """The text without colors and moves of the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+
+
+def on_columns(columns: int = 100, **variables: str) -> str:
+    """What the script writes to a terminal."""
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1] / "helpers")]
-    process = subprocess.Popen(
-        command, stderr=theirs, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, env=environment
-    )
-    os.close(theirs)
-    found = b""
-    while select.select([ours], [], [], 30)[0]:
-        try:
-            found += os.read(ours, 65536)
-        except OSError:  # the other side is closed
-            break
-    os.close(ours)
-    assert process.wait() == 0, found
-    return found.decode()
+    return on_terminal(command, columns=columns, **variables)
 
 
 def test_plain_lines_one_for_each_logged_step() -> None:
@@ -189,31 +184,81 @@ def test_a_reader_that_left_does_not_end_the_run() -> None:
         console.sample(1, "text")
 
 
-def test_seconds_left() -> None:
-    assert seconds_left({"step": 10, "tokens": 1000, "tokens_per_second": 50.0}, 30) == 40.0
-    assert seconds_left({"step": 30, "tokens": 3000, "tokens_per_second": 50.0}, 30) == 0.0
-    assert seconds_left({"step": 0, "tokens": 0, "tokens_per_second": 50.0}, 30) is None
-    assert seconds_left({"step": 1, "tokens": 5, "tokens_per_second": 0.0}, 30) is None
-
-
-def test_on_a_terminal_a_status_moves_and_events_scroll() -> None:
-    found = on_terminal()
-    assert "20/40  loss 2.3000" in found
-    assert "\x1b[2K" in found  # the status line is drawn over
-    assert "lr 1.00e-03" not in found  # which is for the plain lines
-    assert "validation loss 2.5000  bits per byte 1.250" in found
-    assert r"a\x1b[31mb [red]c[/red]" in found
-    assert found.rstrip().endswith("report.html")
+def test_rows_and_events_stay_on_a_terminal_above_a_live_display_that_goes() -> None:
+    found = on_columns()
+    assert "20/40 steps  micro-batch 2/4  ━" in plain(found)
+    assert "loss 2.3000  lr 1.00e-03  grad 0.900  2k tokens/s  MFU 25.0%  1.0 GiB memory" in found
     assert found.count("\x1b[?25l") == found.count("\x1b[?25h") == 1  # the cursor is back
+    assert seen(found) == [
+        "hornbook  demo",
+        "  parameters  5,312",
+        *(
+            f"step {step}/40  loss {2 + 6 / step:.4f}  lr 1.00e-03  grad 0.900  2k tokens/s  {left} s left"
+            for step, left in ((10, 15), (20, 10), (30, 5), (40, 0))
+        ),
+        "step 40  validation loss 2.5000  bits per byte 1.250",
+        "warning: careful",
+        "step 40  generated text",
+        r"    a\x1b[31mb [red]c[/red]",
+        "hornbook: SIGTERM: stops",
+        "after the signal",
+        "  report  report.html",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 133, 200])
+def test_the_live_display_fits_the_terminal(columns: int) -> None:
+    found = on_columns(columns)
+    drawn = re.findall(r"\d+/40 steps.*?left", plain(found))
+    assert len(drawn) >= 4
+    assert all(len(line) <= columns for line in drawn)
+    said = "".join(seen(found, columns)).replace(" ", "")
+    assert "micro-batch" not in said and "memory" not in said, "nothing of it is left behind"
+    assert said.count("tokens/s") == 4
+
+
+def test_a_resize_is_followed() -> None:
+    script = """
+import time
+from hornbook.track.console import Console
+with Console() as console:
+    for step in range(1, 200):
+        console.live({"step": step, "loss": 1.0, "tokens": step}, 1000, micro_batch=(1, 2))
+        time.sleep(0.02)
+"""
+    steps: list[int] = []
+
+    def narrow(written: str, terminal: int, process: object) -> None:
+        if "30/1,000" in written and not steps:
+            steps.append(len(written))
+            resize(terminal, 60)
+
+    found = plain(on_terminal([sys.executable, "-c", script], columns=90, see=narrow))
+    lines = re.findall(r"\d+/1,000 steps  micro.*? left", found)
+    widths = [len(line) for line in lines]
+    assert set(widths) == {60, 90}
+    assert widths == sorted(widths, reverse=True), "wide at first, then narrow"
+
+
+def test_the_live_display_is_drawn_at_most_ten_times_a_second() -> None:
+    console = Console(stream=Terminal())
+    with console:
+        assert console.is_due()
+        console.live({"step": 1}, 10, micro_batch=(1, 1))
+        assert not console.is_due()
+        time.sleep(0.11)
+        assert console.is_due()
+    assert not Console(stream=Terminal(), quiet=True).is_due()
+    assert not Console(stream=io.StringIO()).is_due()
 
 
 def test_colors_are_left_out_on_request() -> None:
-    assert "\x1b[32m" in on_terminal()
-    assert "\x1b[32m" not in on_terminal(NO_COLOR="1")
+    assert "\x1b[32m" in on_columns()
+    assert "\x1b[32m" not in on_columns(NO_COLOR="1")
 
 
 def test_nothing_moves_on_a_dumb_terminal() -> None:
-    found = on_terminal(TERM="dumb")
+    found = on_columns(TERM="dumb")
     assert "\x1b[2K" not in found
     assert found.count("lr 1.00e-03") == 4
 

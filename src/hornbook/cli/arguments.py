@@ -19,7 +19,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hornbook.cli.table import wrap_line
 from hornbook.config.build import split_overrides
@@ -27,6 +27,10 @@ from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, conver
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
+from hornbook.parallel import launched
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 TOKENIZER_HELP = (
@@ -141,6 +145,42 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--processes`` and ``--max-restarts``."""
+    parser.add_argument(
+        "--processes", type=positive_integer, metavar="N", help="start N ranks on this machine, as torchrun would"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=natural_number,
+        metavar="N",
+        help="with --processes: resume up to N times after a rank was lost or failed with exit code 1 (default: 0)",
+    )
+
+
+def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
+    """Run the command as the ranks that ``--processes`` asks for, and end with their exit code; return without it.
+
+    Raises:
+        UserError: ``--max-restarts`` without ``--processes``, both under ``torchrun``, or the recipe does not fit so
+            many ranks.
+        SystemExit: the ranks have ended, and said what there is to say.
+    """
+    if arguments.processes is None:
+        if arguments.max_restarts is not None:
+            raise UserError("--max-restarts applies only with --processes; add --processes or remove it")
+        return
+    if launched.is_rank():
+        raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
+    from hornbook.run.processes import run_ranks, without
+    from hornbook.samples.batches import refuse_misfit
+
+    refuse_misfit(recipe, arguments.processes)
+    words = without(arguments.words, "--processes", "--max-restarts")
+    restarts = arguments.max_restarts or 0
+    raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -96,24 +96,36 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     from dataclasses import asdict
 
     from hornbook.measure.peers import transformers_step
-    from hornbook.measure.throughput import hornbook_step, measure_steps
+    from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
     from hornbook.parallel.world import World
     from hornbook.run.device import choose_device, prepare
+    from hornbook.run.utilization import flops_per_token
 
     recipe = _recipe(arguments)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     world = World(device=device)
     contenders = {"hornbook": hornbook_step(recipe, world)}
+    product = matrix_product(recipe, world) if flops_per_token(recipe) else None
+    if product:
+        contenders["matmul"] = product
     for precision in _PEERS.get(arguments.peer, ()):
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
     model = recipe.model
     facts = {"recipe": recipe.name, "num_parameters": model.num_parameters(), "vocab_size": model.vocab_size}
+    measured = speeds.pop("matmul", None)
     result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    if product and measured:
+        result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
     print(f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
     for name, speed in speeds.items():
         print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step")
+    if "tflops" in result:
+        print(
+            f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
+            "TFLOP/s of a plain product of the feed-forward's shape"
+        )
     best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best

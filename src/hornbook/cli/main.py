@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
-from hornbook.errors import HornbookError, PathError, RecipeError, StoppedBySignal, StorageError
+from hornbook.errors import HornbookError, PathError, RankError, RecipeError, StoppedBySignal, StorageError
+from hornbook.parallel import launched
 from hornbook.version import __version__
 from hornbook.wording import one_line
 
@@ -43,6 +44,7 @@ COMMANDS = {
     "predict": "predict classes or answers with a fine-tuned model",
     "embed": "write a vector for each text of a file",
     "checkpoint": "list and verify checkpoints; import and export models",
+    "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",
@@ -101,14 +103,18 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = execute(words)
-        _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json else "")
+        _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json and launched.rank() == 0 else "")
         return int(str(result.get("exit_code", 0)))
     except BrokenPipeError:
         raise
     except SystemExit as stop:  # argparse after --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        return _fail(["interrupted"], INTERRUPTED, as_json)
+        return _fail(["interrupted"], INTERRUPTED, as_json, is_told=launched.rank() > 0)
+    except RankError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail([str(error)], error.exit_code, as_json, is_told=error.is_told)
     except StoppedBySignal as stop:
         return _tell([str(stop)], stop.exit_code, as_json, key="stopped")
     except HornbookError as error:
@@ -134,7 +140,7 @@ def execute(words: Sequence[str]) -> dict[str, object]:
         raise AssertionError("argparse took a command line without a command")
     module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
-    result: dict[str, object] | None = module.run(parser.parse_args(words))
+    result: dict[str, object] | None = module.run(parser.parse_args(words, argparse.Namespace(words=words)))
     return result or {}
 
 
@@ -162,20 +168,23 @@ def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     return parser, {name: commands.add_parser(name, description=line) for name, line in COMMANDS.items()}
 
 
-def _fail(lines: list[str], exit_code: int, as_json: bool) -> int:
-    """Say what went wrong, a line each, and return the exit code."""
-    return _tell(lines, exit_code, as_json, key="error")
+def _fail(lines: list[str], exit_code: int, as_json: bool, *, is_told: bool = False) -> int:
+    """Say what went wrong, a line each, unless another process does, and return the exit code."""
+    return _tell(lines, exit_code, as_json, key="error", is_told=is_told)
 
 
-def _tell(lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"]) -> int:
-    """Say how the command ended, a line each, and return the exit code."""
+def _tell(
+    lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"], is_told: bool = False
+) -> int:
+    """Say how the command ended, a line each, unless another process does, and return the exit code."""
     lead = "hornbook: error: " if key == "error" else "hornbook: "
     lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or full; the code still says it
-        for line in lines:
+        for line in () if is_told else lines:
             print(f"{lead}{line}", file=sys.stderr)
     with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
-        _write_out(f"{json.dumps({key: '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
+        is_heard = as_json and launched.rank() == 0
+        _write_out(f"{json.dumps({key: '; '.join(lines), 'exit_code': exit_code})}\n" if is_heard else "")
     return exit_code
 
 

@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments
+from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
+from hornbook.parallel.one_voice import told_once
 
 if TYPE_CHECKING:
     from hornbook.config import Resolved
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
     )
+    add_process_arguments(parser)
     add_run_arguments(parser)
 
 
@@ -52,10 +54,12 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     looking = arguments.print_recipe
     with leave_cleanly():
-        resolved, init_from = resolve_run(arguments, require_data=not looking)
+        with told_once():
+            resolved, init_from = resolve_run(arguments, require_data=not looking)
         if looking:
             print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
             return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
+        start_processes(arguments, resolved.recipe)
         from hornbook.run.launch import train
 
         return train(

@@ -61,6 +61,23 @@ class TransformerConfig(ABC):
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
 
+    def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
+        """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
+
+        N counts the weights of all matrices that multiply a token: 2 operations each in the forward pass, 4 in the
+        backward pass. The token table counts as the matrix of the logits, times the share of tokens that get any; other
+        tables, biases and norms do not count. L D T is blocks · width of all heads · ``length``: causal attention
+        counts as if every token attended to the whole sequence, and recomputation does not count (Chowdhery et al.
+        2022, PaLM, appendix B).
+
+        Args:
+            length: tokens of a sequence, or their mean.
+            scored: share of the tokens for which logits are computed.
+        """
+        width = self.num_heads * self.effective_head_size
+        weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
+        return 6.0 * weights + 12.0 * self.num_layers * width * length
+
     def problems(self) -> list[Problem]:
         """List conflicting options."""
         if self.head_size is None and self.hidden_size % self.num_heads:
@@ -76,6 +93,15 @@ class TransformerConfig(ABC):
     def _num_feed_forward(self) -> int:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
         return _num_linear(hidden, inner) + _num_linear(inner, hidden)
+
+    def _num_block_weights(self) -> int:
+        """Count the weights of a block's matrices, without biases and norms."""
+        heads = self.num_heads * self.effective_head_size
+        return 4 * heads * self.hidden_size + 2 * self.hidden_size * self.effective_feed_forward_size
+
+    def _num_head_weights(self) -> int:
+        """Count the weights of the matrices between a token's hidden state and its logits."""
+        return (self.vocab_size or 0) * self.hidden_size
 
 
 @choice_of("model")
@@ -141,6 +167,9 @@ class EncoderConfig(TransformerConfig):
         pair_head = pooler + _num_linear(hidden, 2) if self.has_pair_head else 0
         return transform + pair_head + (num_tokens if self.prediction_bias else 0)
 
+    def _num_head_weights(self) -> int:
+        return super()._num_head_weights() + (self.hidden_size**2 if self.head_transform else 0)
+
     def _num_block(self) -> int:
         attention = self._num_attention(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
         return attention + self._num_feed_forward() + 4 * self.hidden_size
@@ -203,6 +232,13 @@ class GroupBertConfig(EncoderConfig):
         attention = norm + self._num_attention(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
         return convolution + 2 * grouped + attention
 
+    def _num_block_weights(self) -> int:
+        hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        heads = self.num_heads * self.effective_head_size
+        convolution = hidden * (2 * hidden + self.convolution_kernel * self.convolution_group_size + hidden)
+        grouped = hidden * (inner + inner // self.feed_forward_groups + hidden)
+        return convolution + 2 * grouped + 4 * heads * hidden
+
     def problems(self) -> list[Problem]:
         """List conflicting options."""
         problems = super().problems()
@@ -227,6 +263,8 @@ class CausalLMConfig:
     """Predict the next token at every position."""
 
     name: str = option("causal_lm", help="training objective")
+    scored_share: ClassVar[float] = 1.0
+    """Share of the tokens for which logits over the vocabulary are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +277,11 @@ class MaskingConfig:
         None, help="maximum masked tokens per sequence; none: mean + 2 deviations, a multiple of 16", minimum=1
     )
     whole_words: bool = option(False, help="mask all pieces of a word together")
+
+    @property
+    def scored_share(self) -> float:
+        """Share of the tokens for which logits over the vocabulary are computed."""
+        return self.mask_probability
 
 
 @choice_of("objective")
@@ -268,6 +311,8 @@ class LabelledConfig:
     """The base of objectives with labels; ``data.train`` and ``data.validation`` are labeled files."""
 
     name: str = option("", help="training objective")
+    scored_share: ClassVar[float] = 0.0
+    """Share of the tokens for which logits over the vocabulary are computed."""
 
 
 @choice_of("objective")

@@ -8,10 +8,10 @@
     TOML           100_000 -----------------------------> convert(value, spec) -> 100000, or Mistake("expected ...")
 
 Recipe files, the command line, ``--help``, the range checks and the printed recipe all follow from that one line. The
-types are int, float, bool, str, ``Literal`` of strings, each of these ``| None``, and the lists ``tuple[str, ...]`` and
-``tuple[float, ...]``. Integers may be written as whole floats (``1e5``). ``none`` unsets an optional value and empties
-a list, in TOML as ``"none"``. A list is an array in TOML and ``a,b`` on the command line; a single entry needs no
-brackets.
+types are int, float, bool, str, ``Literal`` of strings, each of these ``| None``, and the lists ``tuple[str, ...]``,
+``tuple[int, ...]`` and ``tuple[float, ...]``. Integers may be written as whole floats (``1e5``). ``none`` unsets an
+optional value and empties a list, in TOML as ``"none"``. A list is an array in TOML and ``a,b`` on the command line; a
+single entry needs no brackets.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ REQUIRED = {"model": ("vocab_size", "max_positions"), "optimizer": ("learning_ra
 """Fields that every choice of a section must have, because the rest of hornbook reads them."""
 
 _METADATA = "hornbook"
-_TYPES = {int: int, float: float, bool: bool, str: str, tuple[str, ...]: tuple, tuple[float, ...]: tuple}
+_LISTS = (tuple[str, ...], tuple[int, ...], tuple[float, ...])
+_TYPES: dict[object, type] = {kind: kind for kind in (int, float, bool, str)} | dict.fromkeys(_LISTS, tuple)
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 _TOML_WORDS = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", dict: "a table"}
 _CHOICES: dict[str, dict[str, type]] = {section: {} for section in TAGS}
@@ -174,7 +175,7 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
     if len(bare) != 1 or kind is None or not all(isinstance(choice, str) for choice in choices):
         raise UserError(
             f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, "
-            "tuple[str, ...], tuple[float, ...], or None"
+            "tuple[str, ...], tuple[int, ...], tuple[float, ...], or None"
         )
     declared = (getattr(base, "__dataclass_fields__", {}).get(field.name) for base in section.__mro__)
     metadata = [own.metadata[_METADATA] for own in declared if own and _METADATA in own.metadata]

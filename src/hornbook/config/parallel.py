@@ -8,9 +8,13 @@
       `--- data 4 ---'                        4 shares of the global batch
                  `---- holders 4 ---'         4 ranks hold one copy of the weights
 
+    world of 4, pipeline_parallel = 2
+
+      pipeline 2 x replicate 2                rank = stage · 2 + replica
+
 Tensor-parallel ranks exchange activations in every layer, so they are neighbors; replicas exchange gradients once a
-step. The size of the data axis follows from the size of the world. Nothing here imports torch, so that a plan of a run
-can use the same sizes and the same table.
+step; stages of a pipeline exchange the least, so they are furthest apart. The size of the data axis follows from the
+size of the world. Nothing here imports torch, so that a plan of a run can use the same sizes and the same table.
 """
 
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from typing import Final, Literal, NamedTuple
 
 from hornbook.config.models import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig, TransformerConfig
 from hornbook.config.options import Problem, option
+from hornbook.config.pipeline import PipelineSchedule, head_cost, split_layers
 from hornbook.errors import UserError
 from hornbook.wording import counted
 
@@ -47,6 +52,7 @@ _DIVISIBLE: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
 class Sizes(NamedTuple):
     """Ranks along each axis; their product is the size of the world."""
 
+    pipeline: int
     replicate: int
     shard: int
     tensor: int
@@ -65,13 +71,44 @@ class ParallelConfig:
     tensor_parallel: int = option(
         1, help="ranks that split each layer: vocabulary, attention heads, feed-forward", minimum=1
     )
+    pipeline_parallel: int = option(1, help="ranks that compute one group of layers after the other", minimum=1)
+    layers_per_stage: tuple[int, ...] = option(
+        (), help="layers of each pipeline stage; []: balanced, the head counted as layers", minimum=0
+    )
+    pipeline_schedule: PipelineSchedule = option(
+        "1f1b",
+        help="order of forward and backward: all forwards first (gpipe), in turn (1f1b), in turn with two or more "
+        "stages a rank (interleaved), or with the gradients of weights computed last (zero-bubble)",
+    )
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline: one a rank, but for an interleaved schedule, which has two unless it lists more."""
+        return len(self.layers_per_stage) or self.pipeline_parallel * (1 + (self.pipeline_schedule == "interleaved"))
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""
-        if (self.data_parallel == "hybrid") == (self.shard_size is not None):
-            return []
-        message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
-        return [Problem(("shard_size", "data_parallel"), message)]
+        problems = []
+        if (self.data_parallel == "hybrid") != (self.shard_size is not None):
+            message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
+            problems.append(Problem(("shard_size", "data_parallel"), message))
+        if self.pipeline_parallel > 1:
+            problems += self._pipeline_problems()
+        elif self.layers_per_stage:
+            message = "layers_per_stage applies only to a pipeline; set pipeline_parallel, or remove it"
+            problems.append(Problem(("layers_per_stage", "pipeline_parallel"), message))
+        return problems
+
+    def _pipeline_problems(self) -> Iterator[Problem]:
+        ranks, listed = self.pipeline_parallel, len(self.layers_per_stage)
+        is_interleaved = self.pipeline_schedule == "interleaved"
+        fits = listed % ranks == 0 and listed > ranks if is_interleaved else listed == ranks
+        if listed and not fits:
+            wanted = f"2 x {ranks} = {2 * ranks} or another multiple of {ranks}" if is_interleaved else f"{ranks}"
+            message = f"layers_per_stage needs {wanted} numbers and has {listed}; list one for each stage"
+            yield Problem(("layers_per_stage", "pipeline_parallel"), message)
+        elif 0 in self.layers_per_stage[1:-1]:
+            yield Problem(("layers_per_stage",), "only the first and the last stage may have no layers; give each one")
 
     def sizes(self, num_ranks: int) -> Sizes:
         """Return the ranks along each axis of a world of ``num_ranks``.
@@ -79,20 +116,38 @@ class ParallelConfig:
         Raises:
             UserError: the sizes do not multiply to the size of the world.
         """
-        unit = self.tensor_parallel * (self.shard_size or 1)
+        unit = self.pipeline_parallel * self.tensor_parallel * (self.shard_size or 1)
         if num_ranks % unit:
-            parts = [f"tensor_parallel {self.tensor_parallel}"]
-            parts += [f"shard_size {self.shard_size}"] if self.shard_size else []
+            factors = ("pipeline_parallel", "tensor_parallel", "shard_size")
+            parts = [f"{name} {size}" for name in factors if (size := getattr(self, name) or 1) > 1]
             raise UserError(
                 f"[parallel] needs a multiple of {counted(unit, 'rank')} ({' x '.join(parts)}), and the run has "
                 f"{num_ranks:,}: start {unit} with `torchrun --nproc-per-node {unit} -m hornbook train ...`, or change "
                 "the sizes"
             )
-        data = num_ranks // self.tensor_parallel
+        data = num_ranks // (self.pipeline_parallel * self.tensor_parallel)
         shard = {"replicate": 1, "shard": data, "hybrid": self.shard_size or 1}[self.data_parallel]
-        return Sizes(replicate=data // shard, shard=shard, tensor=self.tensor_parallel)
+        replicas = data // shard
+        return Sizes(pipeline=self.pipeline_parallel, replicate=replicas, shard=shard, tensor=self.tensor_parallel)
+
+    def stages(self, model: TransformerConfig, objective: object) -> list[range]:
+        """Return the layers of each stage of a pipeline; the embedding is before the first, the head after the last."""
+        listed = self.layers_per_stage
+        counts = listed or split_layers(model.num_layers, self.num_stages, head_cost(model, objective))
+        return [range(sum(counts[:stage]), sum(counts[: stage + 1])) for stage in range(len(counts))]
 
     def conflicts(self, model: TransformerConfig) -> Iterator[Problem]:
+        """Yield what of ``model`` does not divide into the stages of a pipeline or the parts of tensor parallelism."""
+        num_layers = model.num_layers
+        if self.layers_per_stage and sum(self.layers_per_stage) != num_layers:
+            message = f"layers_per_stage adds up to {sum(self.layers_per_stage)}, and the model has {num_layers} layers"
+            yield Problem(("parallel.layers_per_stage", "model.num_layers"), f"{message}; change one of them")
+        elif self.pipeline_parallel > 1 and num_layers < self.num_stages - 2:
+            message = f"a pipeline of {self.num_stages} stages needs at least {self.num_stages - 2} layers; add some"
+            yield Problem(("parallel.pipeline_parallel", "model.num_layers"), message)
+        yield from self._undivided(model)
+
+    def _undivided(self, model: TransformerConfig) -> Iterator[Problem]:
         """Yield what of ``model`` tensor parallelism cannot divide; a model of one's own it cannot divide at all."""
         if self.tensor_parallel == 1:
             return

@@ -133,6 +133,9 @@ class CheckpointConfig:
     every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
     keep_last: int = option(2, help="number of latest checkpoints to keep", minimum=1)
     keep_best: bool = option(True, help="also keep the best checkpoint")
+    background: bool = option(
+        False, help="write in a thread while training continues, from a copy of weights and optimizer state in memory"
+    )
     best_by: str = option("validation", help="metric of the best checkpoint: validation (its loss) or TASK/METRIC")
 
     def problems(self) -> list[Problem]:

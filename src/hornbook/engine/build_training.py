@@ -1,20 +1,27 @@
 """From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
 
+import re
+from functools import partial
+
 import torch
 
 from hornbook.config import Recipe
+from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepConfig
+from hornbook.engine.step import StepConfig, resident
 from hornbook.errors import UserError
-from hornbook.model import build_model, initialize
+from hornbook.model import LanguageModel, build_model, initialize
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
 from hornbook.parallel.world import World
+
+_ZERO_BUBBLE_SINCE = (2, 13)
+"""In 2.11 its backward pass fails on functions with a backward pass of their own."""
 
 
 def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, StepConfig]:
@@ -31,8 +38,9 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
-    parallelize(model, world)
-    model.allocate(world.device)
+    is_pipelined = world.pipeline.size > 1
+    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
@@ -45,7 +53,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(recipe.precision),
         world=world,
-        forward=forward_resident if world.mesh is None else forward_cut,
+        executor=pipeline or resident,
+        forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config
 
@@ -58,13 +67,43 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
     """
     parallel = recipe.parallel
     parallel.sizes(world.size)  # a benchmark has a world of one process
-    if world.is_sharded and type(recipe.objective) not in OBJECTIVES:
+    needing: list[tuple[str, object, object]] = []
+    if world.is_sharded:
+        needing.append(("data_parallel", parallel.data_parallel, "replicate"))
+    if world.pipeline.size > 1:
+        needing.append(("pipeline_parallel", parallel.pipeline_parallel, 1))
+    if needing and type(recipe.objective) not in OBJECTIVES:
+        option, value, safe = needing[0]
         raise UserError(
-            f"parallel.data_parallel = {parallel.data_parallel!r} needs all of the model in each micro-batch, and "
-            f"{type(recipe.objective).__name__} may skip a part: set it to replicate"
+            f"parallel.{option} = {value!r} needs all of the model in each micro-batch, and "
+            f"{type(recipe.objective).__name__} may skip a part: set it to {safe}"
         )
     if world.holders.size > 1 and type(recipe.optimizer) not in UPDATES:
         raise UserError(
             f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
         )
+
+
+def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeline:
+    """Return the stages of ``model``, which is on the meta device, on the ranks of a pipeline.
+
+    Raises:
+        UserError: a model of one's own cannot be cut into stages, or the schedule needs a newer PyTorch.
+    """
+    parallel, version = recipe.parallel, torch.__version__
+    is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
+    if parallel.pipeline_schedule == "zero-bubble" and is_old:
+        tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
+        raise UserError(
+            f'parallel.pipeline_schedule = "zero-bubble" needs PyTorch {tested} or newer, and this is {version}: '
+            'choose "1f1b"'
+        )
+    outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
+    names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)
+    if outside or len(list(names)) < len(list(shared)) or type(model).forward is not LanguageModel.forward:
+        raise UserError(
+            f"{type(model).__name__} cannot be cut into stages: it shares weights between layers or has more than "
+            "embedding, blocks and head; set parallel.pipeline_parallel to 1"
+        )
+    return Pipeline(model, world, parallel, parallel.stages(recipe.model, recipe.objective))

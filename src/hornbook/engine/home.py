@@ -7,7 +7,8 @@
 
 A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
 elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are. Weights that are cut over ranks
-are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks.
+are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks. Weights on the meta device
+are those that other ranks of a pipeline hold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ class Home(Protocol):
         """Store the sum over data-parallel ranks of the gradients that a backward pass left in a part's parameters."""
 
     def gradient_norms(self, part: str) -> Tensor:
-        """Return the L2 norm of each of a part's gradients, fp32 ``[number of gradients]``."""
+        """Return the L2 norm of each of a part's gradients on all ranks, fp32 ``[number of gradients]``."""
 
     def slots(self, part: str) -> AbstractContextManager[list[Slot]]:
         """Give parameter, gradient and state of everything in a part that has a gradient; changes are kept."""
@@ -74,9 +75,11 @@ class InMemory:
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
+        self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
         self._parameters = [
             (name, parameter, role_of(name, parameter), num_parts_of(name))
             for name, parameter in model.own_parameters()
+            if not parameter.is_meta
         ]
 
     @classmethod
@@ -127,7 +130,12 @@ class InMemory:
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
         with self.slots(part) as slots:
-            return norms_of([slot.gradient for slot in slots], [slot.holders for slot in slots])
+            norms = norms_of([slot.gradient for slot in slots], [slot.holders for slot in slots])
+        if self._world.pipeline.size == 1:
+            return norms
+        everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
+        everywhere[[self._order[slot.name] for slot in slots]] = norms
+        return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str) -> Iterator[list[Slot]]:
@@ -180,5 +188,7 @@ class InMemory:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""
         shape = self.model.logical_shape(name, whole)
         begin = tuple(map(min, box_of(whole)[0], shape))
+        if values.is_meta:  # another rank holds it
+            return Shard(values=values.new_empty((0, *values.shape[1:])), begin=begin, shape=shape, is_copy=True)
         held = values[: shape[0] - begin[0]] if shape else values
         return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole)))

@@ -4,20 +4,22 @@
 
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
-      2. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
+      2. pipeline             layers become stages; those of other ranks stay on the meta device
+      3. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
 
 Operators tell a cut weight by its type (`hornbook.ops.tensor_parallel`), so a forward pass, an objective and a task run
 on every layout. Replicas, shards and groups of shards are one mesh of two axes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hornbook.config.parallel import cut_dimension
+from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
@@ -27,18 +29,36 @@ from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 
 
-def parallelize(model: LanguageModel, world: World) -> None:
+def parallelize(
+    model: LanguageModel, world: World, make_pipeline: Callable[[], Pipeline] | None = None
+) -> Pipeline | None:
     """Cut ``model``, which is on the meta device, over the ranks of ``world``, in place.
+
+    Args:
+        model: all of it.
+        world: gives the axes.
+        make_pipeline: spreads the layers over stages; None where there is one.
+
+    Returns:
+        What ``make_pipeline`` made.
 
     Raises:
         UserError: a weight does not divide into equal parts.
     """
-    if world.mesh is None:
-        return
     if world.tensor.size > 1:
+        assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
-    if world.holders.size > world.tensor.size:
-        _shard(model, world.mesh["replicate", "shard"])
+    pipeline = make_pipeline() if make_pipeline else None
+    if world.is_sharded:
+        assert world.mesh is not None
+        mesh = world.mesh["replicate", "shard"]
+        if pipeline is None:
+            _shard(model, mesh)
+        else:
+            _shard_parts(model, [[*stage.parts, stage] for stage in pipeline.stages], mesh, stays=True)
+            for stage in pipeline.stages:
+                stage.register_forward_pre_hook(_as_integer, prepend=True, with_kwargs=True)
+    return pipeline
 
 
 def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
@@ -70,21 +90,41 @@ def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:
     A tied table has two shards here, since a part owns its memory: the head's follows the embedding's before each
     forward pass.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
     model.head.hold_copy()
     model.register_forward_pre_hook(lambda model, _: model.tie())
     model.register_forward_pre_hook(_show_batch)
+    _shard_parts(model, [[model.embedding, *model.blocks, model.head, model]], mesh)
+    model.register_forward_pre_hook(_hide_batch, prepend=True)
+
+
+def _shard_parts(
+    model: LanguageModel, groups: Sequence[Sequence[nn.Module]], mesh: DeviceMesh, *, stays: bool = False
+) -> None:
+    """Shard the modules of each group one by one; the last one contains the others.
+
+    Args:
+        model: names the parameters.
+        groups: modules.
+        mesh: replicas and shards.
+        stays: whether weights that were gathered for a forward pass stay for the backward pass.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
     placements = {
         id(parameter): _placement(name, parameter, mesh.size(1)) for name, parameter in model.named_parameters()
     }
-    for part in (model.embedding, *model.blocks, model.head, model):
-        fully_shard(part, mesh=mesh, shard_placement_fn=lambda parameter: placements[id(parameter)])
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
-            module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
-    model.register_forward_pre_hook(_hide_batch, prepend=True)
+    for parts in groups:
+        for part in parts:
+            fully_shard(
+                part,
+                mesh=mesh,
+                shard_placement_fn=lambda parameter: placements[id(parameter)],
+                reshard_after_forward=False if stays else None,
+            )
+        for module in parts[-1].modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
+                module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
 
 
 def _placement(name: str, parameter: nn.Parameter, num_shards: int) -> Any:
@@ -117,3 +157,8 @@ def _hide_batch(model: nn.Module, arguments: tuple[Any, Batch]) -> tuple[Any, Ca
 def _show_batch(model: nn.Module, arguments: tuple[Any, Callable[[], Batch]]) -> tuple[Any, Batch]:
     use, hidden = arguments
     return use, hidden()
+
+
+def _as_integer(stage: nn.Module, wires: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Turn the number of a micro-batch into an integer, which the sharded stage does not move to its device."""
+    return wires, {"number": int(named["number"])}

@@ -67,12 +67,6 @@ class Progress:
     unlogged_counts: dict[str, int] = field(default_factory=dict)
     """By term, the items scored in these steps."""
 
-    def add_losses(self, sums: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """Add a step's sums and counts, by term, to those of the next row of the log."""
-        for name, total in sums.items():
-            self.unlogged_sums[name] = self.unlogged_sums.get(name, 0.0) + total
-            self.unlogged_counts[name] = self.unlogged_counts.get(name, 0) + counts[name]
-
     @classmethod
     def from_json(cls, document: object, path: str) -> "Progress":
         """Return the progress that a ``state.json`` holds; missing keys take their defaults, unknown ones are ignored.

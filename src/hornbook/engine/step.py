@@ -27,12 +27,17 @@ from hornbook.samples.batches import Batch, Size, size_of, to_device
 
 
 def resident(
-    state: TrainState, micro_batches: Sequence[Batch], objective: Objective, counts: Mapping[str, int]
+    state: TrainState,
+    micro_batches: Sequence[Batch],
+    objective: Objective,
+    counts: Mapping[str, int],
+    begin: Callable[[int], None],
 ) -> dict[str, Tensor]:
     """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``)."""
     model, device = state.model, state.model.device
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
-    for micro_batch in micro_batches:
+    for number, micro_batch in enumerate(micro_batches):
+        begin(number)
         sums = model(objective.sums, to_device(micro_batch, device))
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():
@@ -81,8 +86,16 @@ class StepResult:
     skipped: bool
 
 
-def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepConfig) -> StepResult:
+def train_step(
+    state: TrainState,
+    micro_batches: Sequence[Batch],
+    config: StepConfig,
+    begin: Callable[[int], None] = lambda number: None,
+) -> StepResult:
     """Advance ``state`` by one global batch.
+
+    ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
+    dropped: after ``state.home.drop_gradients()`` the state is that before the step.
 
     A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
     weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
@@ -91,7 +104,7 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
     counts, size = global_counts(micro_batches, objective, ranks)
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    sums = global_sums(config.executor(state, micro_batches, scaled, counts), ranks)
+    sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
     terms = means(sums, counts)
     if scale != 1.0:
         home.divide_gradients(scale)

@@ -20,8 +20,10 @@ from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
+from hornbook.optim.precision import compute_dtype
 from hornbook.parallel.world import World
 from hornbook.run.device import synchronize
+from hornbook.run.utilization import Product, flops_per_token
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 from hornbook.samples.training_samples import build_samples
@@ -60,6 +62,24 @@ def measure_steps(contenders: Mapping[str, Step], world: World, *, rounds: int) 
         )
         for name in contenders
     }
+
+
+def matrix_product(recipe: Recipe, world: World) -> Product:
+    """Return the plain product of the feed-forward's shape for a micro-batch, in the dtype of the activations."""
+    tokens = recipe.training.micro_batch_size * recipe.sequence_length
+    return Product.of(recipe, tokens, compute_dtype(recipe.precision.compute, world.device), world.device)
+
+
+def compare_with_product(recipe: Recipe, step: Throughput, product: Throughput, flops: float) -> dict[str, float]:
+    """Return ``tflops`` of a step, ``matmul_tflops`` of a product of ``flops`` operations, and their ``tflops_ratio``.
+
+    The recipe's model has ``flops_per_token``; the length of its sequences is the mean of those in the step.
+    """
+    formula = flops_per_token(recipe)
+    assert formula is not None, "a product is measured only where the step's operations are known"
+    length = step.tokens_per_second * step.step_seconds / recipe.training.global_batch_size
+    tflops, matmul_tflops = formula(length) * step.tokens_per_second / 1e12, flops / product.step_seconds / 1e12
+    return {"tflops": tflops, "matmul_tflops": matmul_tflops, "tflops_ratio": tflops / matmul_tflops}
 
 
 def synthetic_loader(recipe: Recipe, device: torch.device) -> Loader:

@@ -72,8 +72,10 @@ class OutputHead(nn.Module):
     def tie(self, table: nn.Parameter) -> None:
         """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
 
-        A head that holds a copy copies the table's values.
+        A head that holds a copy copies the table's values, unless another rank holds the table.
         """
+        if self._holds_copy and table.is_meta:
+            return
         if self._holds_copy:
             with torch.no_grad():
                 local(self.table).copy_(local(table))

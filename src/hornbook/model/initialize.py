@@ -42,6 +42,8 @@ class Draw:
             std: standard deviation.
             num_rows: rows that exist logically; those after it are padding and become zero.
         """
+        if parameter.is_meta:  # another rank of the pipeline holds it
+            return
         rows = parameter.shape[0] if num_rows is None else num_rows
         values = torch.empty((rows, *parameter.shape[1:]))
         random = generator(self.seed, f"{self.prefix}.{name}")
@@ -110,7 +112,8 @@ def fill_unsaved_buffers(model: nn.Module, seed: int) -> None:
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, tensor) for name, tensor in named if not tensor.is_meta]
 
 
 def _draw(model: nn.Module, name: str, module: nn.Module, seed: int) -> None:

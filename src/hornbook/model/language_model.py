@@ -10,7 +10,7 @@ sharded, cut into pipeline stages or fetched from files runs the same objectives
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,8 +55,11 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
-        return next(self.parameters()).device
+        """The device of the parameters, but for those that other ranks of a pipeline hold."""
+        for parameter in self.parameters():
+            if not parameter.is_meta:
+                break
+        return parameter.device
 
     def tie(self) -> None:
         """Let a tied head share the embedding's table; call it again after moving the model to another device."""
@@ -82,15 +85,20 @@ class LanguageModel(nn.Module):
             context["mask"] = document_mask(batch["documents"])
         return context
 
-    def allocate(self, device: torch.device) -> None:
+    def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:
         """Give a model that was built on the meta device memory on ``device``, its content still to be filled in.
 
         Parameters that modules share stay shared, which ``to_empty`` alone does not see to.
+
+        Args:
+            device: of the memory.
+            parts: those modules alone; what other ranks of a pipeline hold stays on the meta device.
         """
         names: dict[int, list[str]] = {}
         for name, parameter in self.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
-        self.to_empty(device=device)
+        for part in (self,) if parts is None else parts:
+            part.to_empty(device=device)
         for first, *others in names.values():
             for module, _, leaf in (other.rpartition(".") for other in others):
                 setattr(self.get_submodule(module), leaf, self.get_parameter(first))

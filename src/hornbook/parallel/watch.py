@@ -6,24 +6,32 @@ Each rank counts up a number in the store that all ranks share, and looks at tha
 
 A rank that computes, saves or validates goes on counting, in a thread of its own, however long that takes. One that is
 stopped or whose machine is gone does not; sums would wait for it until their time-out. The rank that looks at it says
-so and ends its process, on which ``torchrun`` ends or restarts all. A rank that dies also tears its connections, so
-that a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. The price: two small
-requests to the store a second and rank.
+so and ends its process, on which the launcher ends or restarts all. A rank that dies also tears its connections, so
+that a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. A rank that fails says
+why in the store before it leaves; so the run ends with one line, and the others, wherever they wait, end without one.
+
+A rank whose launcher is gone gets SIGTERM: it saves and stops with the others instead of running on unattended. The
+price: three small requests to the store a second and rank.
 """
 
 import os
+import signal
 import threading
 import time
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from hornbook.errors import HornbookError
+from hornbook.errors import HornbookError, RankError
+from hornbook.parallel.meeting import named, tell, told
 
 _BEAT_SECONDS = 1.0
 _WINDOW_SECONDS = 5.0
 """Long enough for a rank that is alive to count on."""
-_SILENCE_SECONDS = 40.0
+_SILENCE_SECONDS = 25.0
+_GRACE_SECONDS = 10.0
+"""Between the line that ends a run and the end of a rank that still waits for others."""
 _HAS_LEFT = 1 << 60
 
 
@@ -36,8 +44,10 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = PrefixStore("watch", store.clone())  # type: ignore[attr-defined]  # its own connection: no wait of others blocks it
-        self._rank, self._size = rank, size
+        self._store = store.clone()  # type: ignore[attr-defined]  # its own connection: no wait of others blocks it
+        self._store.set_timeout(timedelta(seconds=_SILENCE_SECONDS))
+        self._counters = PrefixStore("watch", self._store)
+        self._rank, self._size, self._launcher = rank, size, os.getppid()
         self._ended = threading.Event()
         self._count(rank, 1)
         self._thread = threading.Thread(target=self._run, name="watch over the ranks", daemon=True)
@@ -55,53 +65,79 @@ class Watch:
     def explain(self, error: RuntimeError) -> Exception:
         """Return the error that says which rank was lost when a sum failed, or the sum's own if all are alive.
 
-        Takes some seconds.
+        Takes some seconds, unless a rank has said why it left.
         """
         try:
+            if said := told(self._store):
+                return said
             before = self._counts()
             time.sleep(_WINDOW_SECONDS)
             lost = [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
-            return HornbookError(self._agreed(lost)) if lost else error
+            return self._lost(lost) if lost else told(self._store) or error
         except dist.DistError:
-            return HornbookError(f"{_named([], self._size)}; {_REMEDY}")
+            return HornbookError(_CUT_OFF)
 
-    def _agreed(self, lost: list[int]) -> str:
-        """Return the message of whoever noticed first: the ranks that end because of it stand still a little later."""
-        told = self._store.compare_set("lost", "", f"{_named(lost, self._size)}; {_REMEDY}")
-        return str(told, "utf-8")
+    def tell(self, line: str, exit_code: int) -> RankError:
+        """Return the error with which this rank leaves; one rank alone prints its line.
+
+        Args:
+            line: what went wrong on this rank.
+            exit_code: of all ranks.
+        """
+        try:
+            return tell(self._store, self._rank, f"{named([self._rank], self._size)}: {line}", exit_code)
+        except dist.DistError:
+            return RankError(line, exit_code)
+
+    def _lost(self, ranks: list[int]) -> RankError:
+        """Return the error of whoever noticed first: ranks that end because of it stand still a little later."""
+        line = f"lost {named(ranks, self._size)}: no sign of life; {REMEDY}"
+        return tell(self._store, self._rank, line, HornbookError.exit_code)
 
     def _run(self) -> None:
         try:
             self._look()
         except dist.DistError:
-            return  # without its store, a sum fails as well and is explained there
+            self._stop_if_alone()
+            if self._launcher != _STOPPED and not self._ended.wait(_GRACE_SECONDS):
+                _leave(RankError(_CUT_OFF, HornbookError.exit_code))
 
     def _look(self) -> None:
         other = (self._rank + 1) % self._size
         seen, at, last = self._count(other, 0), time.monotonic(), time.monotonic()
         while not self._ended.wait(_BEAT_SECONDS):
+            self._stop_if_alone()
             self._count(self._rank, 1)
+            if (said := told(self._store)) and not self._ended.wait(_GRACE_SECONDS):
+                _leave(said)
             count, now = self._count(other, 0), time.monotonic()
             was_stopped_itself = now - last > _WINDOW_SECONDS
             if count != seen or count >= _HAS_LEFT or was_stopped_itself:
                 seen, at = count, now
             last = now
             if now - at > _SILENCE_SECONDS:
-                os.write(2, f"hornbook: error: {self._agreed([other])}\n".encode())
-                os._exit(HornbookError.exit_code)  # the main thread waits inside of a sum and cannot be woken
+                _leave(self._lost([other]))
+
+    def _stop_if_alone(self) -> None:
+        if self._launcher not in (os.getppid(), _STOPPED):
+            self._launcher = _STOPPED
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _counts(self) -> list[int]:
         return [self._count(rank, 0) for rank in range(self._size)]
 
     def _count(self, rank: int, step: int) -> int:
-        return self._store.add(f"rank {rank}", step)
+        return self._counters.add(f"rank {rank}", step)
 
 
-_REMEDY = "the others stop: run the same command again to resume from the last checkpoint"
+_STOPPED = -1
+"""In place of a launcher that is gone."""
+REMEDY = "the others stop: run the same command again to resume from the last checkpoint"
+_CUT_OFF = f"the connection to the other ranks is lost; {REMEDY}"
 
 
-def _named(lost: list[int], size: int) -> str:
-    if not lost:
-        return "the connection to the other ranks is lost"
-    which = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
-    return f"lost {which} of {size}: no sign of life"
+def _leave(error: RankError) -> None:
+    """End this process from the watch's thread: the main one waits inside of a sum and cannot be woken."""
+    if not error.is_told:
+        os.write(2, f"hornbook: error: {error}\n".encode())
+    os._exit(error.exit_code)

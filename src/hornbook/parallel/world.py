@@ -2,9 +2,10 @@
 
 A run's ranks lie along axes (`hornbook.config.parallel`). ``world.data`` is that of data parallelism: its ranks take
 shares of every global batch and add up counts, means and gradients. ``world.tensor`` is that of tensor parallelism: its
-ranks compute the same batch with a part of each layer. ``world.holders`` together hold one copy of the weights. Votes,
-barriers and the election of the rank that writes concern all ranks. Losses are divided by *global* counts before the
-backward pass, so gradients are simply added::
+ranks compute the same batch with a part of each layer. ``world.pipeline`` is that of pipeline parallelism: its ranks
+compute the same batch with some of the layers each. ``world.holders`` together hold one copy of the weights, or of
+those of a stage. Votes, barriers and the election of the rank that writes concern all ranks. Losses are divided by
+*global* counts before the backward pass, so gradients are simply added::
 
     counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
@@ -14,21 +15,23 @@ At a barrier the others wait for what the first rank does alone, such as writing
 group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
 """
 
+import hashlib
 import math
-import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.rendezvous import rendezvous
 
 from hornbook.config.parallel import ParallelConfig, Sizes
+from hornbook.errors import HornbookError, RankError, UserError
+from hornbook.parallel import launched
+from hornbook.parallel.meeting import meet, named, open_store
 from hornbook.parallel.watch import Watch
 
 _BUCKET_ELEMENTS = 1 << 24
@@ -42,8 +45,8 @@ class Ranks:
 
     Args:
         rank, size: which of them this is, and of how many.
-        tensors: the group that adds up tensors on their device; None for a single rank.
-        host: the group that adds up the host's own numbers, so that no device is waited for; None for a single rank.
+        tensors: the group that exchanges tensors on their device; None for a single rank.
+        host: the group that exchanges the host's own numbers, so that no device is waited for; None for a single rank.
         watch: names a lost rank when a sum fails; None for a single rank.
     """
 
@@ -56,7 +59,7 @@ class Ranks:
         watch: Watch | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._tensors, self._host, self._watch = tensors, host, watch
+        self.tensors, self._host, self._watch = tensors, host, watch
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
         """Return the sums over the ranks; the device is not waited for."""
@@ -70,8 +73,24 @@ class Ranks:
         """Return the sum over the ranks of ``tensor``, which is written in place."""
         if self.size > 1:
             with explained(self._watch):
-                dist.all_reduce(tensor, group=self._tensors)
+                dist.all_reduce(tensor, group=self.tensors)
         return tensor
+
+    def move(self, tensor: Tensor, source: int, target: int) -> None:
+        """Copy ``tensor`` of the rank ``source`` into that of ``target``; the other ranks do nothing."""
+        with explained(self._watch):
+            if self.rank == source:
+                dist.send(tensor.contiguous(), group=self.tensors, group_dst=target)
+            elif self.rank == target:
+                dist.recv(tensor, group=self.tensors, group_src=source)
+
+    def share(self, value: Any, source: int) -> Any:
+        """Return the ``value`` of the rank ``source``, whose tensors lie in the host's memory, on every rank."""
+        values = [value]
+        if self.size > 1:
+            with explained(self._watch):
+                dist.broadcast_object_list(values, group=self._host, group_src=source)
+        return values[0]
 
     def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Add up the gradients of the ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
@@ -100,10 +119,12 @@ class Axes:
     """Those that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with a part of each layer."""
+    pipeline: Ranks = field(default_factory=Ranks)
+    """Those that compute the same batch with some of the layers each."""
     holders: Ranks = field(default_factory=Ranks)
-    """Those that together hold one copy of the weights."""
+    """Those that together hold one copy of the weights, or of those of a stage."""
     mesh: DeviceMesh | None = None
-    """All ranks as PyTorch names them, ``replicate``, ``shard`` and ``tensor``; None where every rank holds all."""
+    """All ranks as PyTorch names them, by the fields of ``Sizes``; None where no weight is cut."""
 
 
 class World:
@@ -117,6 +138,9 @@ class World:
         watch: over the other ranks; None for one process.
     """
 
+    aside: "World"
+    """The same ranks over connections of their own, for a thread that saves while the main one trains."""
+
     def __init__(
         self,
         everyone: Ranks | None = None,
@@ -127,29 +151,40 @@ class World:
     ) -> None:
         self._everyone = everyone or Ranks()
         axes = axes or Axes(data=self._everyone)
-        self.data, self.tensor, self.holders, self.mesh = axes.data, axes.tensor, axes.holders, axes.mesh
+        self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
+        self.holders, self.mesh = axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
+        self._agreed: HornbookError | None = None
+        self.aside = self
 
     @classmethod
-    def join(cls, device: torch.device, parallel: ParallelConfig | None = None) -> "World":
+    def join(
+        cls,
+        device: torch.device,
+        parallel: ParallelConfig | None = None,
+        recipe: Mapping[str, object] | None = None,
+    ) -> "World":
         """Join the ranks that ``torchrun`` started, or return a world of one process.
 
         Args:
             device: of this rank's tensors.
             parallel: the axes; None for data parallelism alone.
+            recipe: as a document, which must be the same on all ranks.
 
         Raises:
-            UserError: the axes do not multiply to the number of ranks; nothing is connected then.
+            UserError: the axes do not multiply to the number of ranks.
+            RankError: a rank did not come, or has another recipe.
+
+        No process group is made then.
         """
-        under_torchrun = os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-        sizes = (parallel or ParallelConfig()).sizes(int(os.environ["WORLD_SIZE"]) if under_torchrun else 1)
-        if not under_torchrun:
+        sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
+        if not launched.is_rank():
             return cls(device=device)
-        store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
-        # torchrun may keep the store over a restart; a new prefix hides the keys that the dead ranks left in it
-        store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        options = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
+        rank, size = launched.rank(), launched.num_ranks()
+        store = open_store()
+        meet(store, recipe or {})
+        options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device, **options)
@@ -160,7 +195,24 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        world = cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
+        return world
+
+    def laid_out(self, parallel: ParallelConfig) -> "World":
+        """Return the same ranks along other axes; all ranks call this together.
+
+        Raises:
+            UserError: the axes do not multiply to the number of ranks.
+        """
+        sizes = parallel.sizes(self.size)
+        if self._watch is None:
+            return World(device=self.device)
+        axes = axes_of(sizes, self._everyone, self.device, self._watch)
+        world = World(self._everyone, axes, self.device, self._waiting, self._watch)
+        world.aside = self.aside
+        return world
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -195,16 +247,20 @@ class World:
         return math.prod(size for name, size in sizes.items() if name not in axes)
 
     def holds_first(self, axes: Collection[str]) -> bool:
-        """Tell whether no earlier rank holds the same part of a tensor that is cut over ``axes``."""
+        """Tell whether no earlier rank of its stage holds the same part of a tensor that is cut over ``axes``."""
         if self.mesh is None:
-            return self.is_first
+            return self.data.rank == 0
         coordinate = dict(zip(Sizes._fields, self.mesh.get_coordinate() or (), strict=True))
-        return not any(number for name, number in coordinate.items() if name not in axes)
+        return not any(number for name, number in coordinate.items() if name not in {"pipeline", *axes})
 
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
+
+    def count(self, *conditions: bool) -> list[int]:
+        """Return on how many ranks each condition is true, the same on all of them."""
+        return self._everyone.sum_integers(conditions)
 
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
@@ -213,6 +269,53 @@ class World:
     def from_first(self, value: int) -> int:
         """Return the first rank's ``value`` on every rank."""
         return self._everyone.sum_integers([value if self.is_first else 0])[0]
+
+    def refuse_difference(self, what: str, own: str) -> None:
+        """Let all ranks leave together if a rank has other data than the first one.
+
+        Raises:
+            UserError: this rank has.
+            RankError: another one has.
+        """
+        digest = int(hashlib.sha256(own.encode()).hexdigest()[:15], 16)
+        different = self.ranks_where(digest != self.from_first(digest))
+        if different:
+            line = (
+                f"{named(different, self.size)}: {what} differ from those of rank 0; start all ranks with the same data"
+            )
+            raise self.told_by(different[0], UserError(line))
+
+    def told_by(self, rank: int, error: HornbookError) -> HornbookError:
+        """Return what each rank raises where all of them fail together: ``rank`` prints the line, once for all."""
+        if self.rank == rank:
+            self._agreed = error
+        else:
+            self._agreed = RankError(str(error), error.exit_code, is_told=True)
+        return self._agreed
+
+    def was_told(self, error: Exception) -> bool:
+        """Tell whether all ranks raise ``error`` together."""
+        return error is self._agreed
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Leave the other ranks at the end of the block; an error of this rank lets them leave, too."""
+        try:
+            yield
+        except Exception as error:
+            if (told := self._leaving(error)) is error:
+                raise
+            raise told from error
+        finally:
+            self.leave()
+
+    def _leaving(self, error: Exception) -> Exception:
+        """Return what this rank raises when ``error`` ends it, once it has told the other ranks to leave as well."""
+        if self._watch is None or error is self._agreed or isinstance(error, RankError):
+            return error
+        if isinstance(error, HornbookError):
+            return self._watch.tell(str(error), error.exit_code)
+        return self._watch.tell(f"{type(error).__name__}: {error}", HornbookError.exit_code)
 
     def explained(self) -> AbstractContextManager[None]:
         """Name the rank that was lost, if that is why communication inside the block fails, a layer's own included."""
@@ -226,13 +329,19 @@ class World:
 
 
 def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
-    """Return the axes of a run whose ranks are numbered replica by replica, shard by shard, then along ``tensor``."""
-    if sizes.shard == sizes.tensor == 1:
+    """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    if everyone.size == sizes.replicate:
         return Axes(data=everyone)
     grid = torch.arange(everyone.size).view(sizes)
-    axes = {"data": grid.flatten(0, 1).t(), "tensor": grid.flatten(0, 1), "holders": grid.flatten(1)}
+    axes = {"data": grid.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)}
+    is_cut = sizes.shard * sizes.tensor > 1
+    if is_cut:
+        axes |= {"tensor": grid.flatten(0, 2), "holders": grid.flatten(2).flatten(0, 1)}
+    if sizes.pipeline > 1:
+        axes["pipeline"] = grid.flatten(1).t()
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
-    return Axes(**ranks, mesh=init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields))
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    return Axes(**ranks, mesh=mesh)
 
 
 def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch) -> Ranks:

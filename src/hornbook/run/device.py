@@ -97,6 +97,21 @@ def keep_fp32() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
+def memory_in_use(device: torch.device) -> int | None:
+    """Return the bytes that this process holds now: of tensors on a GPU, else of resident memory; None if unknown.
+
+    No device is waited for.
+    """
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    if not sys.platform.startswith("linux"):
+        return None
+    with Path("/proc/self/statm").open("rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that was asked of it."""
     if device.type == "cuda":

@@ -43,7 +43,7 @@ from hornbook.run.preflight import (
 )
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
-from hornbook.samples.batches import Loader, Samples, refuse_uneven
+from hornbook.samples.batches import Loader, Samples, refuse_misfit
 from hornbook.samples.sources import Sources
 from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage.system import format_bytes, free_bytes, is_locked
@@ -113,12 +113,11 @@ def examine(
         allow_rate_change: as of `hornbook.run.launch.train`.
     """
     findings, folder = Findings(), RunFolder(path=output)
-    world = _world(recipe, processes, device, findings)
+    world = _world(recipe, processes, device)
+    findings.check("ranks", refuse_misfit, recipe, processes)
     if world.size == processes:
-        findings.check("parallel", refuse_layout, recipe, world)
+        findings.check("ranks", refuse_layout, recipe, world)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
-    training = recipe.training
-    findings.check("batch", refuse_uneven, training.global_batch_size, training.micro_batch_size, world.data.size)
     findings.check("memory", refuse_large_model, recipe, world)
     findings.warn("memory", _scarce_memory(recipe, world))
     findings.check("output", _refuse_folder, folder.path)
@@ -127,14 +126,15 @@ def examine(
     return findings.found
 
 
-def _world(recipe: Recipe, processes: int, device: torch.device, findings: Findings) -> World:
+def _world(recipe: Recipe, processes: int, device: torch.device) -> World:
     """Return the first rank's view of the run, connected to nobody; one process if its layout is refused."""
-    sizes = findings.check("parallel", recipe.parallel.sizes, processes)
+    sizes = Findings().check("ranks", recipe.parallel.sizes, processes)
     if sizes is None:
         return World(device=device)
     axes = Axes(
         data=Ranks(0, sizes.replicate * sizes.shard),
         tensor=Ranks(0, sizes.tensor),
+        pipeline=Ranks(0, sizes.pipeline),
         holders=Ranks(0, sizes.shard * sizes.tensor),
     )
     return World(Ranks(0, processes), axes, device=device)
@@ -166,7 +166,7 @@ def _open(
 
 def _scarce_memory(recipe: Recipe, world: World) -> str | None:
     """Say that all processes together need more of the host's memory than is available now."""
-    copies, available = world.size // world.holders.size, available_memory_bytes()
+    copies, available = world.size // (world.holders.size * world.pipeline.size), available_memory_bytes()
     needed = bytes_of_training(recipe) * copies
     if world.device.type == "cuda" or available is None or needed <= available:
         return None

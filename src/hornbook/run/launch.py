@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hornbook import checkpoint
-from hornbook.config import LabelledConfig, Recipe, Resolved
+from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
@@ -17,6 +17,8 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.launched import num_ranks
+from hornbook.parallel.one_voice import told_once
 from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
@@ -32,7 +34,8 @@ from hornbook.run.preflight import (
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
-from hornbook.samples.batches import Samples
+from hornbook.run.utilization import measure_utilization
+from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
@@ -73,30 +76,29 @@ def train(
     """
     folder = output or resolved.output
     init_from = init_from or not_yet_loaded(resolved, folder)
-    chosen = choose_device(device)
-    prepare(chosen, threads)
-    world = World.join(chosen, resolved.recipe.parallel)
+    with told_once():
+        chosen = choose_device(device)
+        prepare(chosen, threads)
+        refuse_misfit(resolved.recipe, num_ranks())
+        world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
-    try:
-        with opened as run:
-            for note in resolved.notes:
-                run.console.note(note)
-            if run.is_finished:
-                run.console.note(
-                    f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
-                )
-                if run.world.is_first:
-                    run.prune()  # a process that was killed in its last prune left that to us
-            else:
-                try:
-                    train_until_done(run)
-                except DivergedError:
-                    _note_end(run, "diverged")
-                    raise
-            _note_end(run, "finished")
-            return _finish(run)
-    finally:
-        world.leave()
+    with world.session(), opened as run:
+        for note in resolved.notes:
+            run.console.note(note)
+        if run.is_finished:
+            run.console.note(
+                f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
+            )
+            if run.world.is_first:
+                run.prune()  # a process that was killed in its last prune left that to us
+        else:
+            try:
+                train_until_done(run)
+            except DivergedError:
+                _note_end(run, "diverged")
+                raise
+        _note_end(run, "finished")
+        return _finish(run)
 
 
 def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
@@ -119,6 +121,7 @@ def open_run(
     """
     folder = RunFolder(path=output)
     recipe, sources = open_data(recipe, folder, init_from)
+    world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
@@ -153,6 +156,7 @@ def open_run(
             require_folder=require_folder,
         )
         if not run.is_finished:
+            run.utilization = measure_utilization(recipe, samples, world, state.model.compute_dtype)
             refuse_blind_stopping(recipe, samples)
             if recipe.evaluation.tasks:
                 check_tasks_of(run)
@@ -186,6 +190,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
         "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),

@@ -2,44 +2,85 @@
 
 Everything that the loop touches is a function of (seed, step, sample), so stopping after any step and going on later is
 the same run.
+
+A run of one process obeys a signal between two micro-batches: it drops the unfinished step and saves the state after
+the last finished one. Several ranks vote at the end of each step and stop after the same one. A rank that left a step
+on its own would leave the others waiting for its gradients, and with a vote for each micro-batch all ranks would wait
+for each other as often.
 """
+
+from functools import partial
+from typing import Any
 
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
+from hornbook.run.device import memory_in_use
 from hornbook.run.scheduled_tasks import measure_tasks
-from hornbook.run.signals import listen
+from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
 MAX_SKIPPED_IN_A_ROW = 20
 
 
-def train_until_done(run: TrainingRun) -> None:
+def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
     """Train ``run`` to its last step, or to the one with which early stopping ends it.
 
+    Args:
+        run: is changed.
+        stop_after: stop after this step as if a signal had come.
+
     Raises:
-        StoppedBySignal: a signal came; the state after the last whole step is saved.
+        StoppedBySignal: a signal came; the state after the last finished step is saved.
         DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen(is_first=run.world.is_first) as signals, run.batches() as batches, run.world.explained():
+    with listen(run.console.interject) as signals, run.batches() as batches, run.world.explained(), run.saving():
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
         for micro_batches in batches:
-            run.record(train_step(run.state, micro_batches, run.step_config))
-            if run.state.progress.skipped_in_a_row:
-                _refuse_divergence(run)
-            # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
-            stopping = run.world.any(signals.name is not None) and not run.is_finished
-            if not stopping:
-                _measure(run)
-            if run.is_due(run.recipe.checkpoint.every_steps) or stopping:
+            begin = partial(_begin, run, signals, len(micro_batches))
+            try:
+                run.record(train_step(run.state, micro_batches, run.step_config, begin))
+            except StoppedBySignal:  # in the middle of the step
+                run.state.home.drop_gradients()
+                stopping = True
+            else:
+                if run.state.progress.skipped_in_a_row:
+                    _refuse_divergence(run)
+                # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
+                num_signals, num_saved = run.world.count(signals.name is not None, run.has_saved)
+                stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
+                if num_saved == run.world.size:
+                    run.finish_saving()
+                if not stopping:
+                    _measure(run)
+            if run.state.progress.step and (stopping or run.is_due(run.recipe.checkpoint.every_steps)):
                 run.save(must_succeed=stopping or run.is_finished)
             if run.is_finished:
                 return
             if stopping:
-                raise StoppedBySignal(f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}")
+                told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"
+                raise run.world.told_by(0, StoppedBySignal(told))
+
+
+def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: int) -> None:
+    """Show that a micro-batch begins, or drop the step if a signal came and there is no other rank."""
+    if signals.name is not None and run.world.size == 1:
+        raise StoppedBySignal(signals.name)
+    if run.console.is_live and run.console.is_due():
+        _show(run, number, num_micro_batches)
+
+
+def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
+    """Draw the live display: numbers of the last step, the mean speed of the last ones, and what is computed now."""
+    progress, result = run.state.progress, run.last_result
+    row: dict[str, Any] = {"step": progress.step, "memory": memory_in_use(run.device)}
+    if result is not None:
+        seconds, tokens = (last - first for first, last in zip(run.recent[0], run.recent[-1], strict=True))
+        row |= run.row(result, result.terms, tokens / max(seconds, 1e-9))
+    run.console.live(row, run.num_steps, micro_batch=(number + 1, num_micro_batches))
 
 
 def _measure(run: TrainingRun) -> None:
@@ -56,10 +97,12 @@ def _refuse_divergence(run: TrainingRun) -> None:
     progress, skipped = run.state.progress, run.state.progress.skipped_in_a_row
     if skipped < MAX_SKIPPED_IN_A_ROW and not run.is_finished:
         return
+    run.finish_saving()
     if skipped >= MAX_SKIPPED_IN_A_ROW:
         run.set_aside(progress.step - skipped)
-    raise DivergedError(
+    error = DivergedError(
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
-        f"so none of them is saved; {run.what_is_saved()}: lower optimizer.learning_rate or lengthen "
+        f"so none of them is saved; {run.folder.what_is_saved()}: lower optimizer.learning_rate or lengthen "
         "schedule.warmup_steps, and start a new run"
     )
+    raise run.world.told_by(0, error)

@@ -63,7 +63,7 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
     """
     on_gpu = world.device.type == "cuda"
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
-    needed = bytes_of_training(recipe) // world.holders.size
+    needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
     if device is not None and needed > device:
         raise UserError(
             f"a model of {_num_parameters(recipe):,} parameters takes {format_bytes(needed)} with its gradients and "

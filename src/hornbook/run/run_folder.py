@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
@@ -98,6 +99,13 @@ class RunFolder:
         document = read_identity(self.identity)["recipe"]
         refuse_unknown_parts(document, str(self.path))
         return stored_recipe(document, str(self.identity))
+
+    def what_is_saved(self) -> str:
+        """Name the newest checkpoint on the disk, from which the run would go on."""
+        steps = checkpoint.steps_in(self.checkpoints)
+        if not steps:
+            return f"{self.path} has no checkpoint"
+        return f"the newest checkpoint in {self.path} is that of step {steps[-1]}"
 
     def enter(
         self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None

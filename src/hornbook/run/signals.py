@@ -1,10 +1,9 @@
-"""Signals ask a run to stop: the first is noted and obeyed after the step, the second ends the process at once."""
+"""Signals ask a run to stop: the loop notes the first and obeys it, the second ends the process at once."""
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -21,12 +20,14 @@ class Received:
 
 
 @contextmanager
-def listen(*, is_first: bool = True) -> Iterator[Received]:
+def listen(say: Callable[[str], None]) -> Iterator[Received]:
     """Note SIGINT, SIGTERM, SIGUSR1 and SIGHUP while the block runs; a second raises KeyboardInterrupt where it hits.
 
-    A step of a large batch takes its time, so the first rank says at once, on standard error, that it heard.
-
     Committed checkpoints survive that: a commit is one rename.
+
+    Args:
+        say: says at once that the signal was heard, since the loop obeys it only after a micro-batch or a step; called
+            by a signal handler, so it may not use what that may have interrupted.
     """
     received = Received()
 
@@ -34,13 +35,15 @@ def listen(*, is_first: bool = True) -> Iterator[Received]:
         if received.name is not None:
             raise KeyboardInterrupt
         received.name = signal.Signals(number).name
-        if is_first:
-            told = f"\nhornbook: {received.name}: saves after this step and stops; once more ends at once\n"
-            with suppress(OSError):  # the terminal may be gone
-                os.write(2, told.encode())  # a handler may not use what it may have interrupted
+        say(f"hornbook: {received.name}: saves and stops; once more ends at once")
 
-    with _handled(_SIGNALS, handle):
+    with handle_all(handle):
         yield received
+
+
+def handle_all(handle: Callable[[int, FrameType | None], None]) -> AbstractContextManager[None]:
+    """Let ``handle`` answer all signals that ask a run to stop, inside the block."""
+    return _handled(_SIGNALS, handle)
 
 
 @contextmanager

@@ -4,13 +4,12 @@
 """
 
 import math
-import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -25,14 +24,14 @@ from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
+from hornbook.run.saving import Saver, Snapshot
+from hornbook.run.utilization import Utilization
 from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import STORE_LOSS, MetricsLog
 
 MAX_FAILED_SAVES = 3
-_NOTHING_TO_SAVE = 0
-"""In place of the number of the process that saves."""
 
 Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
 
@@ -51,6 +50,8 @@ class TrainingRun:
     samples: Samples
     tokenizer: Tokenizer | None
     console: Console
+    utilization: Utilization | None = None
+    """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
     require_folder: Callable[[], None] = lambda: None
@@ -64,8 +65,14 @@ class TrainingRun:
     """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
+    """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live display."""
+    last_result: StepResult | None = field(default=None, init=False)
+    """Of the last step of this process."""
 
     def __post_init__(self) -> None:
+        """Derive what follows from the rest."""
+        self._saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
         self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
@@ -102,16 +109,11 @@ class TrainingRun:
         progress, folder = self.state.progress, str(self.folder.path)
         folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
         again = f"resume with `hornbook train {shlex.quote(folder)}`"
+        if not progress.step:
+            return "no step was finished, so nothing is saved; run the same command again"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
-        return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
-
-    def what_is_saved(self) -> str:
-        """Name the newest checkpoint on the disk, from which the same command would go on."""
-        steps = checkpoint.steps_in(self.folder.checkpoints)
-        if not steps:
-            return f"{self.folder.path} has no checkpoint"
-        return f"the newest checkpoint in {self.folder.path} is that of step {steps[-1]}"
+        return f"step {progress.step} was skipped, so it is not saved; {self.folder.what_is_saved()}; {again}"
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
@@ -129,6 +131,7 @@ class TrainingRun:
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
             self._logged = (progress.seconds, progress.tokens)
+            self.recent.append(self._logged)
             yield loader
 
     def record(self, result: StepResult) -> None:
@@ -136,8 +139,12 @@ class TrainingRun:
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
+        self.recent.append((progress.seconds, progress.tokens))
+        self.last_result = result
         if not result.skipped:
-            progress.add_losses(result.sums, result.counts)
+            for name, total in result.sums.items():
+                progress.unlogged_sums[name] = progress.unlogged_sums.get(name, 0.0) + total
+                progress.unlogged_counts[name] = progress.unlogged_counts.get(name, 0) + result.counts[name]
         else:
             self.console.warn(
                 f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
@@ -230,7 +237,7 @@ class TrainingRun:
             self.console.sample(step, text)
 
     def save(self, *, must_succeed: bool) -> None:
-        """Commit a checkpoint and prune old ones.
+        """Commit a checkpoint and prune old ones, or begin to, if ``checkpoint.background`` says so.
 
         While steps are being skipped nothing is saved. A save that fails leaves the older checkpoints as they are and
         the run alive, unless it must succeed or several failed in a row. All ranks go on, or none does.
@@ -239,90 +246,81 @@ class TrainingRun:
             DivergedError: the weights are not finite; nothing is saved.
             StorageError: see above.
         """
+        self.finish_saving()
         if self.state.progress.skipped_in_a_row:
             self.console.warn(f"checkpoint not saved: step {self.state.progress.step} was skipped")
             return
         with self.paused():
             self._refuse_bad_weights()
-            error = self._commit() if self.world.is_first else self._save_share()
-            self.world.barrier()
-            failed = self.world.any(error is not None)
-        if not failed:
+            for log in (self.metrics, self.samples_log):
+                if log is not None:
+                    log.sync()
+            behind = self.recipe.checkpoint.background and not must_succeed
+            self._saver.start(self._snapshot(), behind=behind)
+        if not behind:
+            self.finish_saving(must_succeed=must_succeed)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a save behind the training is done on this rank, and ``finish_saving`` would not wait."""
+        return self._saver.is_done
+
+    def finish_saving(self, *, must_succeed: bool = False) -> None:
+        """Wait for the save that was begun, if any, and answer for it; see ``save``. All ranks call this together."""
+        with self.paused():
+            saved = self._saver.finish()
+        if saved is None:
+            return
+        if not saved.failed:
             self.failed_saves = 0
+            self.console.checkpoint(saved.path)
+            for warning in saved.warnings:
+                self.console.warn(warning)
             return
         progress = self.state.progress
-        if progress.best_step == progress.step:
-            progress.best_by, progress.best_value, progress.best_step = self.best_before
+        if progress.best_step == saved.snapshot.contents.step:
+            progress.best_by, progress.best_value, progress.best_step = saved.snapshot.best_before
         self.failed_saves += 1
-        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
-            raise error or StorageError("the first rank could not save a checkpoint; see what it says")
+        teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
+        error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see what it says")
+        if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
+            raise self.world.told_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")
 
-    def _commit(self) -> StorageError | None:
-        """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
-        asked: list[Path] = []
-
-        @contextmanager
-        def others(temporary: Path) -> Iterator[None]:
-            asked.append(temporary)
-            self.world.from_first(os.getpid())  # a part of the folder's name
-            try:
-                yield
-            finally:
-                self.world.barrier()
-                failed = self.world.ranks_where(False)
-            if failed:
-                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
-
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Leave no save half done: wait for it on leaving the block, but for a second signal, which ends at once."""
         try:
-            self.require_folder()
-            path = checkpoint.save(self.folder.checkpoints, self._contents(), [self._held()], others)
-        except StorageError as error:
-            return error
-        finally:
-            if not asked:
-                self.world.from_first(_NOTHING_TO_SAVE)
-        for log in (self.metrics, self.samples_log):
-            if log is not None:
-                log.sync()
-        self.console.checkpoint(path)
-        self.prune()
-        return None
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            saved = self._saver.finish()
+            if saved is not None and saved.error is not None:
+                self.console.warn(f"checkpoint not saved: {saved.error}")
+            raise
 
-    def _save_share(self) -> StorageError | None:
-        """Write what this rank alone holds into the checkpoint that the first one makes; return why that failed."""
-        process, error = self.world.from_first(0), None
-        if process != _NOTHING_TO_SAVE:
-            step = self.state.progress.step
-            try:
-                temporary = checkpoint.temporary_of(self.folder.checkpoints, step, process)
-                checkpoint.save_share(temporary, step, self.world.rank, self._held())
-            except StorageError as failure:
-                error = failure
-            self.world.barrier()
-            self.world.ranks_where(error is not None)
-        return error
-
-    def _held(self) -> dict[str, dict[str, checkpoint.Shard]]:
-        """Return the boxes of tensors that this rank is the first to hold."""
-        return {
+    def _snapshot(self) -> Snapshot:
+        keep, progress = self.recipe.checkpoint, self.state.progress
+        held = {
             group: {name: shard for name, shard in shards.items() if not shard.is_copy and shard.values.numel()}
             for group, shards in self.state.home.tensors().items()
         }
+        # The last update may have ruined the weights of this checkpoint. Unless their validation loss was finite, the
+        # one before stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
+        return Snapshot(
+            contents=self._contents(),
+            held=held,
+            best_before=self.best_before,
+            keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
+            keep=(progress.best_step,) if keep.keep_best and progress.best_step is not None else (),
+        )
 
     def prune(self) -> None:
-        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
-
-        The last update may have ruined the weights of the newest. Unless their validation loss was finite, the one
-        before it stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
-        """
-        keep, progress = self.recipe.checkpoint, self.state.progress
+        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning."""
+        snapshot = self._snapshot()
         try:
-            checkpoint.prune(
-                self.folder.checkpoints,
-                keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
-                keep=[progress.best_step] if keep.keep_best and progress.best_step is not None else [],
-            )
+            checkpoint.prune(self.folder.checkpoints, keep_last=snapshot.keep_last, keep=snapshot.keep)
         except StorageError as error:
             self.console.warn(f"old checkpoints could not be removed: {error}")
 
@@ -344,10 +342,11 @@ class TrainingRun:
         home = self.state.home
         finite = [torch.isfinite(weight).all() for part in home.parts() for weight in home.weights(part).values()]
         if self.world.any(not bool(torch.stack(finite).all())):
-            raise DivergedError(
+            error = DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
-                f"{self.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+                f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
+            raise self.world.told_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
@@ -367,6 +366,11 @@ class TrainingRun:
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
+        return self.row(result, terms, tokens / max(seconds, 1e-9))
+
+    def row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
+        """Return the row of a step whose terms, or those of several steps, are ``terms``, at ``speed`` tokens/s."""
+        progress = self.state.progress
         return {
             "kind": "train",
             "step": progress.step,
@@ -378,7 +382,8 @@ class TrainingRun:
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,
             "samples": progress.samples,
-            "tokens_per_second": tokens / max(seconds, 1e-9),
+            "tokens_per_second": speed,
+            **(self.utilization.at(speed) if self.utilization else {}),
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
         }

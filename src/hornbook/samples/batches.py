@@ -27,6 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
+from hornbook.config import Recipe
+from hornbook.config.pipeline import rounds_of
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
@@ -201,6 +203,21 @@ def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
+
+
+def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
+    """Refuse ranks, or micro-batches of a pipeline, that do not go with a recipe, before any rank is connected.
+
+    Raises:
+        UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
+            among them, or it has too few micro-batches for the stages of a pipeline.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    num_shares = sizes.replicate * sizes.shard
+    refuse_uneven(training.global_batch_size, training.micro_batch_size, num_shares)
+    if sizes.pipeline > 1:
+        num_batches = training.global_batch_size // (training.micro_batch_size * num_shares)
+        rounds_of(num_batches, sizes.pipeline, recipe.parallel.pipeline_schedule)
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:

@@ -1,17 +1,20 @@
 """What a training run says while it runs; the only room of the package, besides the commands, that prints.
 
-Everything goes to standard error, so that standard output is the command's own. On a terminal, one status line moves::
+Everything goes to standard error, so that standard output is the command's own. On a terminal, a live display moves
+below what is said (`hornbook.track.live`)::
 
     hornbook  demo
       parameters  5,312,768
       device      cpu, bf16
     step 500  validation loss 3.0412  bits per byte 2.104
     saved runs/demo/checkpoints/step-00000500
-    ━━━━━━━━━━━━━━━━╸──────────  720/2,000  loss 2.8113  25.1k tokens/s  3 min 12 s left
+    step 720/2,000  loss 2.8113  lr 5.12e-04  grad 0.831  25.1k tokens/s  3 min 12 s left
+    728/2,000 steps  micro-batch 3/8  ━━━━━━━━━━━━━━━━━━━━━━━────────────────────────────────────────  3 min 10 s left
+    loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s  MFU 41.3%  2.1 GiB memory
 
-Elsewhere (a file, a pipe) every logged step is a plain line of its own. No thread redraws the status: it
-moves when a row arrives. The price is that it stands still between rows; the gain is nothing that runs beside the
-training, forks with it or holds a lock when a signal comes.
+Elsewhere (a file, a pipe, a dumb terminal) there are only the lines. No thread redraws the display: it moves when a
+micro-batch begins, at most ten times a second. The price is that it stands still within a micro-batch and during
+measurements; the gain is nothing that runs beside the training, forks with it or holds a lock when a signal comes.
 
 Text from outside (a model's sample, a path) is shown, never obeyed: control characters become visible escapes and no
 markup is read. A terminal that goes away makes the console silent; it does not end the run.
@@ -20,25 +23,23 @@ markup is read. A terminal that goes away makes the console silent; it does not 
 import io
 import os
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
 import rich.console
+from rich.console import Group
+from rich.live import Live
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from hornbook.track import metrics, units
+from hornbook.track.live import accuracies_of, live_lines, numbers_of, seconds_left
 from hornbook.wording import one_line, visible
 
-
-def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
-    """Time for the steps that remain, at the row's speed: (total - step) · (tokens / step) / tokens per second."""
-    step, tokens, speed = (units.number(row, key) for key in ("step", "tokens", "tokens_per_second"))
-    if not step or not tokens or not speed or speed < 0:
-        return None
-    return max(0.0, total_steps - step) * tokens / step / speed
+_SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class Console:
@@ -47,15 +48,18 @@ class Console:
     Args:
         quiet: only warnings are said.
         stream: where to write; standard error if not given.
+
+    Attributes:
+        is_live: whether there is a terminal with a live display.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
-        target = _SteadyStream(stream or sys.stderr)
-        self._moves = target.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._target = _SteadyStream(stream or sys.stderr)
         self._quiet = quiet
-        self._rich = rich.console.Console(file=cast(TextIO, target), highlight=False, markup=False, emoji=False)
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self.is_live = not quiet and self._target.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._rich = rich.console.Console(file=cast(TextIO, self._target), highlight=False, markup=False, emoji=False)
+        self._live: Live | None = None
+        self._rows, self._next_drawing = 0, 0.0
 
     def start(self, name: str, facts: Mapping[str, str]) -> None:
         """The header: what is trained, and the facts that a reader wants before the first step."""
@@ -63,13 +67,40 @@ class Console:
         self._pairs(facts)
 
     def train(self, row: Mapping[str, Any], total_steps: int) -> None:
-        """A logged training step: moves the status on a terminal, is a line elsewhere."""
+        """A logged training step."""
+        left = f"{units.duration(seconds_left(row, total_steps))} left"
+        step = f"{_step(row)}/{units.count(total_steps)}"
+        self._line(Text("  ".join([step, *numbers_of(row), left])))
+
+    def is_due(self) -> bool:
+        """Tell whether the live display may be drawn again."""
+        return self.is_live and time.perf_counter() >= self._next_drawing
+
+    def live(self, row: Mapping[str, Any], total_steps: int, *, micro_batch: tuple[int, int]) -> None:
+        """Draw the live display, if there is a terminal.
+
+        Args:
+            row: of the last finished step, with ``memory`` in bytes; before the first step it lacks most numbers.
+            total_steps: length of the run.
+            micro_batch: which one, from 1, is computed now, and how many a step has.
+        """
+        if not self.is_live:
+            return
+        if self._live is None:
+            self._live = Live(console=self._rich, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._live.start()
+        ascii_only = not self._target.encoding.lower().startswith("utf")
+        lines = live_lines(row, total_steps, micro_batch, width=self._rich.width, ascii_only=ascii_only)
+        self._live.update(Group(*lines), refresh=True)
+        self._rows, self._next_drawing = len(lines), time.perf_counter() + _SECONDS_BETWEEN_DRAWINGS
+
+    def interject(self, text: str) -> None:
+        """A line in the place of the live display; for signal handlers, since it uses neither locks nor buffers."""
         if self._quiet:
             return
-        if self._moves:
-            self._status(row, total_steps)
-        else:
-            self._line(Text("  ".join(_train_parts(row, total_steps))))
+        up = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._rows - 1) if self._rows else "\n"
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            os.write(self._target.fileno(), f"{up}{text}{os.linesep * max(self._rows, 1)}".encode())
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """A validation loss."""
@@ -78,7 +109,7 @@ class Console:
         bits = units.number(row, "bits_per_byte")
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
-        parts += _accuracies(row)
+        parts += accuracies_of(row)
         self._line(Text(one_line("  ".join(parts)), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
@@ -96,7 +127,7 @@ class Console:
         if self._quiet:
             return
         self._line(Text(f"step {units.count(step)}  generated text", style="green"))
-        if self._moves:
+        if self.is_live:
             self._rich.print(Padding(Text(visible(text), style="italic"), (0, 2, 0, 4)))
         else:
             for line in visible(text).split("\n"):
@@ -111,15 +142,15 @@ class Console:
         self._rich.print(Text.assemble(("warning: ", "bold yellow"), one_line(text)), soft_wrap=True)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Ends the status and says how the run ended."""
+        """Ends the live display and says how the run ended."""
         self.close()
         self._pairs({key: str(value) for key, value in summary.items()})
 
     def close(self) -> None:
-        """Ends the status, if one is moving; what was said stays on the screen."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        """Ends the live display, if there is one; what was said stays on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live, self._rows = None, 0
 
     def __enter__(self) -> Self:
         return self
@@ -137,59 +168,9 @@ class Console:
         for key, value in pairs.items():
             self._line(Text.assemble("  ", (one_line(key).ljust(width), "dim"), "  ", one_line(value)))
 
-    def _status(self, row: Mapping[str, Any], total_steps: int) -> None:
-        if self._progress is None:
-            self._progress = _progress(self._rich)
-            self._task = self._progress.add_task("", total=None, status="")
-            self._progress.start()
-        shown = "  ".join(_train_parts(row, total_steps, short=True)).removeprefix("step ")
-        self._progress.update(self._task, total=total_steps, completed=units.number(row, "step") or 0, status=shown)
-        self._progress.refresh()
-
-
-def _train_parts(row: Mapping[str, Any], total_steps: int, *, short: bool = False) -> list[str]:
-    """Step, loss, learning rate, gradient norm, speed and, where they apply, skipped steps; then the time left.
-
-    An encoder's accuracies take the place of learning rate and gradient norm, so that its lines are no longer than a
-    decoder's; a ``short`` line, for the status, has neither of these. The log and the report have all.
-    """
-    loss, learning_rate, norm, speed, skipped = (
-        units.number(row, key)
-        for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "skipped_steps")
-    )
-    accuracies = _accuracies(row)
-    parts = [f"{_step(row)}/{units.count(total_steps)}", f"loss {units.loss(loss)}", *accuracies]
-    if not short and not accuracies:
-        shown = units.MISSING if norm is None else units.significant(norm)
-        parts += [f"lr {units.rate(learning_rate)}", f"grad {shown}"]
-    parts.append(f"{units.short(speed)} tokens/s")
-    if skipped:
-        parts.append(f"{units.count(skipped)} skipped")
-    return [*parts, f"{units.duration(seconds_left(row, total_steps))} left"]
-
-
-def _accuracies(row: Mapping[str, Any]) -> list[str]:
-    """What an encoder's row says beside its loss: how often it is right."""
-    names = {"mlm_accuracy": "mlm", "nsp_accuracy": "nsp", "accuracy": "accuracy"}
-    values = ((name, units.number(row, key)) for key, name in names.items())
-    return [f"{name} {value:.1%}" for name, value in values if value is not None]
-
 
 def _step(row: Mapping[str, Any]) -> str:
     return f"step {units.count(units.number(row, 'step'))}"
-
-
-def _progress(console: rich.console.Console) -> Progress:
-    """A bar and a text, redrawn on demand alone; standard output is left alone."""
-    return Progress(
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,
-        expand=True,
-    )
 
 
 class _SteadyStream(io.TextIOBase):

@@ -27,7 +27,7 @@ from hornbook.wording import counted
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
 SPIKES_DRAWN = 400
-_NOISY = ("gradient_norm", "tokens_per_second")
+_NOISY = ("gradient_norm", "tokens_per_second", "mfu")
 _RIGHT = ("mlm_accuracy", "nsp_accuracy", "accuracy")
 _TERMS = {
     "mlm": ("MLM loss", "nats"),
@@ -118,6 +118,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
         ("Speed", units.short(summary.tokens_per_second), "tokens per second, median"),
+        ("MFU", units.MISSING if summary.mfu is None else f"{summary.mfu:.1%}", "of the peak rate, median"),
     ]
     cards = [card(*item) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
@@ -179,6 +180,7 @@ def _curves(run: RunFiles) -> Html:
         _small("Learning rate", train, "learning_rate", "as scheduled", marks, from_zero=True),
         _small("Gradient norm", train, "gradient_norm", "before clipping", marks),
         _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
+        _small("MFU", train, "mfu", "share of the peak rate", marks, from_zero=True),
         _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
         *(_term(term, train, validation, marks) for term in _terms([*train, *validation])),
         *(

@@ -87,6 +87,8 @@ class RunSummary:
     bits_per_byte_by: Literal["evaluation", "validation"] | None
     """Whether it is of ``hornbook evaluate``, whose windows overlap, or of the validation loss, whose do not."""
     tokens_per_second: float | None
+    mfu: float | None
+    """Share of the machine's peak: the median, as of the speed."""
     seconds: float | None
     skipped_steps: int
     num_sessions: int
@@ -199,6 +201,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         bits_per_byte=bits,
         bits_per_byte_by=bits_by,
         tokens_per_second=_middle(number(row, "tokens_per_second") for row in train),
+        mfu=_middle(number(row, "mfu") for row in train),
         seconds=training_seconds(counters),
         skipped_steps=int(skipped or 0),
         num_sessions=len(run.sessions),

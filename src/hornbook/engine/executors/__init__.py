@@ -2,13 +2,14 @@
 
 ::
 
-    executor(state, micro_batches, objective, counts) -> sums of the terms, and *global* gradients at ``state.home``
+    executor(state, micro_batches, objective, counts, begin)
+        -> sums of the terms, and *global* gradients at ``state.home``
 
 ``resident``, in `hornbook.engine.step`, keeps the whole model on the device. Pipeline and phased execution take its
 place with the same signature, so the step has no branch for them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -22,7 +23,12 @@ class Executor(Protocol):
     """Forward and backward over a rank's share of the global batch."""
 
     def __call__(
-        self, state: TrainState, micro_batches: Sequence[Batch], objective: Objective, counts: Mapping[str, int]
+        self,
+        state: TrainState,
+        micro_batches: Sequence[Batch],
+        objective: Objective,
+        counts: Mapping[str, int],
+        begin: Callable[[int], None],
     ) -> dict[str, Tensor]:
         """Leave the gradient of the global loss at ``state.home`` and return the sums of this rank's terms.
 
@@ -31,6 +37,8 @@ class Executor(Protocol):
             micro_batches: all of this rank's, in the host's memory; each is moved when its turn comes.
             objective: gives the sums of its terms.
             counts: scored items of the *global* batch, by term.
+            begin: called with the number of each micro-batch, from 0, before it is computed. It may raise: the step is
+                dropped then, and the caller drops its gradients.
 
         Returns:
             By term the sum over this rank's samples, an fp32 scalar without a gradient; zero on a rank that does not

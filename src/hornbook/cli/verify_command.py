@@ -1,0 +1,111 @@
+"""Verify on a recipe, its data and these machines that training resumes and scales with the same numbers.
+
+hornbook verify resume my-recipe.toml --processes 2
+hornbook verify topology gpt2-small --data.train corpora/mine --processes 4
+torchrun --nproc-per-node 8 -m hornbook verify topology my-recipe.toml --json
+"""
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.arguments import (
+    Number,
+    add_device_arguments,
+    add_process_arguments,
+    add_recipe_arguments,
+    start_processes,
+)
+from hornbook.cli.table import print_columns
+from hornbook.config.options import Bounds, Spec
+from hornbook.errors import HornbookError
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
+    from hornbook.parallel.world import World
+
+_two_or_more = Number(Spec(type=int, bounds=Bounds(minimum=2)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    resume = commands.add_parser(
+        "resume",
+        help="compare an interrupted run with a whole one, bit for bit",
+        description="Train a few steps twice, once interrupted and resumed, and compare bit for bit.",
+    )
+    resume.add_argument(
+        "--output", type=Path, metavar="DIR", help="new folder for the two runs (default: runs/verify-resume-<name>)"
+    )
+    _add_common(resume)
+    topology = commands.add_parser(
+        "topology",
+        help="compare the layouts of several ranks with one process",
+        description="Train a few steps in one process and on each layout of the ranks, and compare.",
+    )
+    _add_common(topology)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=_two_or_more, default=6, metavar="N", help="training steps (default: 6)")
+    add_device_arguments(parser)
+    add_process_arguments(parser)
+    add_recipe_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Run the chosen subcommand on all ranks; the first one prints."""
+    from hornbook.config import load_recipe, recipe_to_dict
+    from hornbook.parallel import launched
+    from hornbook.parallel.one_voice import told_once
+
+    with told_once():
+        recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
+    if not recipe.data.train:
+        recipe = replace(recipe, data=replace(recipe.data, synthetic=True))
+    start_processes(arguments, recipe)
+    from hornbook.parallel.world import World
+    from hornbook.run.device import choose_device, prepare
+    from hornbook.samples.batches import refuse_misfit
+
+    with told_once():
+        device = choose_device(arguments.device)
+        prepare(device, arguments.threads)
+        refuse_misfit(recipe, launched.num_ranks())
+        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    command = _resume if arguments.subcommand == "resume" else _topology
+    with world.session():
+        return command(arguments, recipe, world)
+
+
+def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
+    from hornbook.errors import UserError
+    from hornbook.measure.verification import verify_resume
+    from hornbook.storage.files import remove_tree
+
+    folder = arguments.output or Path("runs") / f"verify-resume-{recipe.name}"
+    if world.any(world.is_first and folder.exists()):
+        raise world.told_by(0, UserError(f"{folder} exists: remove it, or choose another --output"))
+    rows = verify_resume(recipe, world, folder, num_steps=arguments.steps)
+    different = [row.what for row in rows if row.different]
+    if world.is_first:
+        cells = [(row.what, f"{row.compared:,}", f"{row.different:,}") for row in rows]
+        print_columns([("", "compared", "different"), *cells], right=(1, 2))
+    if world.any(bool(different)):
+        line = f"the resumed run differs in {', '.join(different)} from the whole one; both are in {folder}"
+        raise world.told_by(0, HornbookError(line))
+    if world.is_first:
+        remove_tree(folder)
+    return {"ranks": world.size, "steps": arguments.steps, "equal": True, "rows": [asdict(row) for row in rows]}
+
+
+def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
+    from hornbook.measure.verification import verify_topology
+
+    rows: list[Any] = verify_topology(recipe, world, num_steps=arguments.steps)
+    if world.is_first:
+        cells = [(row.layout, f"{row.gradients:.1e}", f"{row.losses:.1e}") for row in rows]
+        print_columns([("layout", "gradients", "losses"), *cells], right=(1, 2))
+    return {"ranks": world.size, "steps": arguments.steps, "layouts": [asdict(row) for row in rows]}

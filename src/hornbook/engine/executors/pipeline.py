@@ -1,0 +1,263 @@
+"""Pipeline parallelism: each rank holds some of the layers, and micro-batches go from rank to rank.
+
+::
+
+    rank 0   embedding, blocks 0 1    F0 F1 F2    B0 F3 B1    B2    B3        F: forward, B: backward of a micro-batch
+    rank 1   blocks 2 3, head            F0 B0 F1 B1 F2 B2 F3 B3              (schedule 1f1b)
+
+The schedules are PyTorch's (`torch.distributed.pipelining`). What goes into them is the *number* of a micro-batch:
+every stage looks the batch up, since all ranks of a pipeline load the same ones. Hidden states travel as
+``[tokens, D]``, padded to the largest micro-batch. The last stage computes the loss, which is divided by global counts.
+Each weight sees the micro-batches in their order, so that gradients equal those of one process bit for bit.
+
+A tied table is held twice, by the embedding's rank and by the head's: its values go one way before they are used, its
+gradient comes back once a step. The head's copy belongs to no optimizer and no checkpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hornbook.config import ParallelConfig
+from hornbook.config.pipeline import rounds_of
+from hornbook.engine.state import TrainState
+from hornbook.model import LanguageModel
+from hornbook.objective import Objective, weighted_loss
+from hornbook.parallel.cuts import local
+from hornbook.parallel.world import Ranks, World
+from hornbook.samples.batches import Batch, to_device
+
+Result = TypeVar("Result")
+
+
+class Pipeline:
+    """A model whose layers are spread over ranks: an executor, which is called, and a ``forward``.
+
+    Args:
+        model: on the meta device; ``allocate(device, self.stages)`` gives memory to what this rank holds, the rest
+            stays there.
+        world: gives the ranks of the pipeline.
+        config: the schedule.
+        stages: the layers of each stage; stage s is on rank s modulo the number of ranks.
+    """
+
+    def __init__(
+        self, model: LanguageModel, world: World, config: ParallelConfig, stages: Sequence[Sequence[int]]
+    ) -> None:
+        self._model, self._ranks, self._device, self._kind = (
+            model,
+            world.pipeline,
+            world.device,
+            config.pipeline_schedule,
+        )
+        self._step = _Step()
+        self._num_stages = len(stages)
+        own = range(world.pipeline.rank, len(stages), world.pipeline.size)
+        self._stages = {number: Stage(model, number, stages, self._step) for number in own}
+        self._table = _TiedTable(model, world.pipeline)
+        self._schedules: dict[int, Any] = {}
+
+    @property
+    def stages(self) -> "list[Stage]":
+        """Those of this rank."""
+        return [*self._stages.values()]
+
+    def __call__(
+        self,
+        state: TrainState,
+        micro_batches: Sequence[Batch],
+        objective: Objective,
+        counts: Mapping[str, int],
+        begin: Callable[[int], None],
+    ) -> dict[str, Tensor]:
+        """Take all micro-batches through the pipeline, round by round (see ``Executor``)."""
+        rounds = rounds_of(len(micro_batches), self._ranks.size, self._kind)
+        self._table.copy()
+        totals = {name: torch.zeros((), device=self._device) for name in objective.weights}
+
+        def loss(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
+            sums = objective.sums(head, x_BTD, batch)
+            for name, total in totals.items():
+                total += sums[name].detach()
+            return weighted_loss(sums, counts, objective.weights)
+
+        step = self._step
+        step.use = loss
+        self._widen(max(batch["tokens"].numel() for batch in micro_batches))
+        num_begun = 0
+        for size in rounds:
+            begin(num_begun)
+            num_begun += size
+            step.batches, micro_batches = micro_batches[:size], micro_batches[size:]
+            numbers = torch.arange(size)
+            first = (numbers,) if 0 in self._stages else ()
+            last = {"target": numbers} if self._num_stages - 1 in self._stages else {}
+            self._schedule(size).step(*first, number=numbers, return_outputs=False, **last)
+        self._table.return_gradient()
+        for part in state.home.parts():
+            state.home.keep_gradients(part)
+        everywhere = self._ranks.sum_tensor(torch.stack(list(totals.values())))
+        return dict(zip(totals, everywhere.unbind(), strict=True))
+
+    @torch.no_grad()
+    def forward(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
+        """Take one batch through the stages, one after the other, and give all ranks what the last one makes of it.
+
+        See ``Forward``. ``use`` runs on the last rank alone.
+        """
+        self._table.copy()
+        step, ranks, width = self._step, self._ranks, batch["tokens"].numel()
+        result: Any = None
+        step.batches, step.use = [batch], use
+        for number, stage in self._stages.items():
+            wire = self._wire(max(width, step.capacity))
+            if number:
+                ranks.move(wire[:width], (number - 1) % ranks.size, ranks.rank)
+            result = stage(wire, number=torch.tensor([0]))
+            stage.release()
+            if stage.head is None:
+                ranks.move(result[:width], ranks.rank, (number + 1) % ranks.size)
+        shared: Result = _copied(ranks.share(_copied(result, torch.device("cpu")), ranks.size - 1), self._device)
+        return shared
+
+    def _widen(self, num_tokens: int) -> None:
+        """Make the wires wide enough for micro-batches of so many tokens."""
+        if num_tokens > self._step.capacity:
+            self._step.capacity = num_tokens
+            self._schedules.clear()
+
+    def _wire(self, num_tokens: int) -> Tensor:
+        hidden_size, dtype = self._model.embedding.tokens.shape[1], self._model.compute_dtype
+        return torch.empty(num_tokens, hidden_size, dtype=dtype, device=self._device)
+
+    def _schedule(self, size: int) -> Any:
+        """Return the schedule of a round of so many micro-batches, made when it is first needed.
+
+        It has one receive buffer for each of them. Shapes are given, or PyTorch would find them by a forward pass.
+        """
+        if size not in self._schedules:
+            from torch.distributed import pipelining
+
+            wire, loss = self._wire(self._step.capacity).requires_grad_(), torch.zeros((), requires_grad=True)
+            stages = [
+                pipelining.PipelineStage(
+                    stage,
+                    number,
+                    self._num_stages,
+                    self._device,
+                    input_args=(wire if number else torch.zeros(1, dtype=torch.int64),),
+                    output_args=(wire if stage.head is None else loss.to(self._device),),
+                    group=self._ranks.tensors,
+                )
+                for number, stage in self._stages.items()
+            ]
+            make, one_stage = {
+                "gpipe": (pipelining.ScheduleGPipe, True),
+                "1f1b": (pipelining.Schedule1F1B, True),
+                "interleaved": (pipelining.ScheduleInterleaved1F1B, False),
+                "zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, False),
+            }[self._kind]
+            given = stages[0] if one_stage else stages
+            self._schedules[size] = make(given, size, loss_fn=lambda loss, number: loss, scale_grads=False)
+        return self._schedules[size]
+
+
+@dataclass
+class _Step:
+    """What the stages of a rank need to know of the current step."""
+
+    batches: Sequence[Batch] = ()
+    """Of the round."""
+    use: Callable[[Any, Tensor, Batch], Any] | None = None
+    """What the last stage makes of the head, the hidden states and the batch."""
+    capacity: int = 0
+    """Tokens of a wire."""
+
+
+class Stage(nn.Module):
+    """Some layers of a model, perhaps its embedding or its head, as one module between two wires.
+
+    Args:
+        model: the whole.
+        number: of this stage.
+        stages: the layers of each stage.
+        step: tells the micro-batches, and what the last stage computes.
+    """
+
+    def __init__(self, model: LanguageModel, number: int, stages: Sequence[Sequence[int]], step: _Step) -> None:
+        super().__init__()
+        self.embedding = None if number else model.embedding
+        self.blocks = nn.ModuleList(model.blocks[layer] for layer in stages[number])
+        self.head = model.head if number == len(stages) - 1 else None
+        self._make_context, self._step = model.make_context, step
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The embedding, each block and the head, as far as they are of this stage."""
+        return [part for part in (self.embedding, *self.blocks, self.head) if part is not None]
+
+    def forward(self, wire: Tensor, number: Tensor) -> Any:
+        """Return the next wire ``[capacity, D]`` of the micro-batch ``number``; the last stage returns its result."""
+        step, device = self._step, next(self.parameters()).device
+        batch = to_device(step.batches[int(number)], device)
+        tokens_BT = batch["tokens"]
+        if self.embedding is None:
+            x_BTD = wire[: tokens_BT.numel()].view(*tokens_BT.shape, -1)
+        else:
+            x_BTD = self.embedding(tokens_BT, batch["positions"], batch["keys"], batch.get("segments"))
+        if len(self.blocks):
+            context = self._make_context(batch)
+            for block in self.blocks:
+                x_BTD = block(x_BTD, context)
+        if self.head is None:
+            return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, max(step.capacity - tokens_BT.numel(), 0)))
+        return self.head(step.use, x_BTD, batch)
+
+    def release(self) -> None:
+        """Give up weights that were gathered for a forward pass that no backward pass follows."""
+        for module in self.modules():
+            reshard = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()
+
+
+class _TiedTable:
+    """The token table of a model whose embedding is on the first rank of a pipeline and whose head is on the last."""
+
+    def __init__(self, model: LanguageModel, ranks: Ranks) -> None:
+        self._model, self._ranks, self._is_current = model, ranks, False
+        if ranks.rank == ranks.size - 1:
+            model.head.hold_copy()
+
+    def copy(self) -> None:
+        """Give the head's rank the values of the table, unless it has them."""
+        if self._model.head.is_tied and not self._is_current:
+            is_first = self._ranks.rank == 0
+            table = self._model.embedding.tokens if is_first else self._model.head.table
+            self._ranks.move(local(table.detach()), 0, self._ranks.size - 1)
+            self._is_current = True
+
+    def return_gradient(self) -> None:
+        """Move the head's gradient of the table to the embedding's rank, where it is folded; an update follows."""
+        self._is_current = False
+        table, ranks = self._model.head.table, self._ranks
+        if not self._model.head.is_tied or not ranks.sum_integers([table.grad is not None])[0]:
+            return
+        if ranks.rank == 0:
+            table.grad = torch.empty_like(table)
+        ranks.move(local(table if table.grad is None else table.grad), ranks.size - 1, 0)
+        if ranks.rank:
+            table.grad = None
+
+
+def _copied(result: Any, device: torch.device) -> Any:
+    """Return what a ``Forward`` gives, a tensor or a mapping or tuple of tensors, on a device and in its own memory."""
+    if isinstance(result, Tensor):
+        return result.detach().to(device, copy=True)
+    if isinstance(result, Mapping):
+        return {name: _copied(value, device) for name, value in result.items()}
+    return tuple(_copied(value, device) for value in result) if isinstance(result, tuple) else result

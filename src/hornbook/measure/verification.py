@@ -1,0 +1,224 @@
+"""Verify on one's own recipe and machines that a run resumes, and scales to more ranks, with the same numbers.
+
+    resume      whole:        step 1 ... 6                        weights, moments, progress and losses must be
+                interrupted:  step 1 2 3 | stop, resume | 4 5 6   equal bit for bit
+    topology    one process   gradients of step 1, loss of each step
+                each layout   the same; differences are rounding
+
+Both take a few steps of the recipe. All ranks call these functions together.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook import checkpoint
+from hornbook.config import ParallelConfig, Recipe
+from hornbook.engine.build_training import build_training
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import train_step
+from hornbook.errors import StoppedBySignal, UserError
+from hornbook.objective import Objective
+from hornbook.parallel.world import World
+from hornbook.run.launch import open_data, open_run
+from hornbook.run.loop import train_until_done
+from hornbook.run.run_folder import RunFolder
+from hornbook.samples.batches import Batch, Loader, refuse_misfit
+from hornbook.samples.training_samples import build_samples
+from hornbook.track.metrics import read
+
+_CLOCKS = ("seconds", "tokens_per_second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One line of the table of `verify_resume`."""
+
+    what: str
+    compared: int
+    different: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One line of the table of `verify_topology`: a layout beside one process."""
+
+    layout: str
+    gradients: float
+    """Norm of the difference of the first step's gradients, relative to their norm."""
+    losses: float
+    """Largest relative difference of the losses."""
+
+
+def shrunk(recipe: Recipe, num_steps: int) -> Recipe:
+    """Return the first steps of a recipe's run, without samples, tasks and early stopping."""
+    training = replace(recipe.training, steps=num_steps, epochs=None, tokens=None)
+    saving = replace(recipe.checkpoint, every_steps=num_steps, keep_last=2, best_by="validation")
+    evaluation = replace(
+        recipe.evaluation,
+        every_steps=num_steps,
+        max_windows=min(recipe.evaluation.max_windows or 8, 8),
+        tasks=(),
+        task_data=(),
+        tasks_every_steps=None,
+        early_stopping_patience=None,
+        early_stopping_min_delta=0.0,
+    )
+    tracking = replace(recipe.tracking, log_every_steps=1, sample_every_steps=None)
+    return replace(recipe, training=training, checkpoint=saving, evaluation=evaluation, tracking=tracking)
+
+
+def verify_resume(recipe: Recipe, world: World, folder: Path, *, num_steps: int) -> list[Compared]:
+    """Train ``num_steps`` steps twice, interrupted halfway the second time, and compare what the runs leave.
+
+    Args:
+        recipe: is shrunk.
+        world: of the runs.
+        folder: a new one for both runs; all ranks reach it.
+        num_steps: 2 or more.
+
+    Returns:
+        What was compared, on the first rank; [] on the others.
+    """
+    recipe = shrunk(recipe, num_steps)
+    with open_run(recipe, folder / "whole", world) as run:
+        train_until_done(run)
+    try:
+        with open_run(recipe, folder / "interrupted", world) as run:
+            train_until_done(run, stop_after=num_steps // 2)
+    except StoppedBySignal:
+        pass
+    except Exception as error:
+        if not world.was_told(error):
+            raise
+    with open_run(recipe, folder / "interrupted", world) as run:
+        train_until_done(run)
+    return (
+        list(_compared(RunFolder(path=folder / "whole"), RunFolder(path=folder / "interrupted"), num_steps))
+        if world.is_first
+        else []
+    )
+
+
+def _compared(whole: RunFolder, other: RunFolder, step: int) -> Iterator[Compared]:
+    contents = [checkpoint.load(checkpoint.folder_of(run.checkpoints, step)) for run in (whole, other)]
+    for group, what in {"model": "weights", "optimizer": "optimizer state"}.items():
+        ours, theirs = (held.tensors[group] for held in contents)
+        names = {*ours, *theirs}
+        equal = [name in ours and name in theirs and torch.equal(ours[name], theirs[name]) for name in names]
+        yield Compared(what=what, compared=len(names), different=equal.count(False))
+    states = [held.documents["state"] for held in contents]
+    yield _differing("progress", *[[(k, v) for k, v in state.items() if k not in _CLOCKS] for state in states])
+    rows = [[_without_clocks(row) for row in read(run.metrics)] for run in (whole, other)]
+    yield _differing("rows of metrics", *rows)
+
+
+def _differing(what: str, ours: list[Any], theirs: list[Any]) -> Compared:
+    num = max(len(ours), len(theirs))
+    same = sum(repr(a) == repr(b) for a, b in zip(ours, theirs, strict=False))
+    return Compared(what=what, compared=num, different=num - same)
+
+
+def _without_clocks(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in _CLOCKS}
+
+
+def layouts_of(recipe: Recipe, num_ranks: int) -> dict[str, ParallelConfig]:
+    """Return the layouts of so many ranks that fit the recipe, its own first."""
+    candidates = [
+        recipe.parallel,
+        *(
+            ParallelConfig(data_parallel=kind, tensor_parallel=tensor)
+            for tensor in (1, 2, 4)
+            for kind in ("replicate", "shard")
+        ),
+        ParallelConfig(data_parallel="hybrid", shard_size=2),
+    ]
+    return {_name(parallel, num_ranks): parallel for parallel in candidates if _fits(recipe, parallel, num_ranks)}
+
+
+def _fits(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> bool:
+    try:
+        refuse_misfit(replace(recipe, parallel=parallel), num_ranks)
+    except UserError:
+        return False
+    return not list(parallel.conflicts(recipe.model)) and (parallel.data_parallel != "hybrid" or num_ranks > 2)
+
+
+def _name(parallel: ParallelConfig, num_ranks: int) -> str:
+    sizes = parallel.sizes(num_ranks)._asdict()
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one rank"
+
+
+def verify_topology(recipe: Recipe, world: World, *, num_steps: int) -> list[Difference]:
+    """Train ``num_steps`` steps in one process, then on each layout of the world, and compare.
+
+    Returns:
+        A line for each layout, on the first rank; [] on the others.
+    """
+    recipe = shrunk(recipe, num_steps)
+    alone = replace(recipe, parallel=ParallelConfig())
+    reference = _train(alone, World(device=world.device), num_steps) if world.is_first else None
+    world.barrier()
+    differences = []
+    for name, parallel in layouts_of(recipe, world.size).items():
+        gradients, losses = _train(replace(recipe, parallel=parallel), world.laid_out(parallel), num_steps)
+        if reference is not None:
+            differences.append(_difference(name, reference, (gradients, losses)))
+    return differences
+
+
+def _difference(
+    name: str, reference: tuple[dict[str, Tensor], list[float]], other: tuple[dict[str, Tensor], list[float]]
+) -> Difference:
+    (gradients, losses), (theirs, their_losses) = reference, other
+    total = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+    off = math.sqrt(sum(float((theirs[key].double() - gradients[key]).square().sum()) for key in gradients))
+    largest = max(abs(b - a) / abs(a) for a, b in zip(losses, their_losses, strict=True))
+    return Difference(layout=name, gradients=off / total, losses=largest)
+
+
+def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Return the whole gradients of the first step, without padding, and the losses."""
+    recipe, sources = open_data(recipe, RunFolder(path=Path()), None)
+    samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
+    state, config = build_training(recipe, num_steps, world)
+    state.model.train()
+    gradients: dict[str, Tensor] = {}
+
+    def executor(
+        state: TrainState,
+        micro_batches: Sequence[Batch],
+        objective: Objective,
+        counts: Mapping[str, int],
+        begin: Callable[[int], None],
+    ) -> dict[str, Tensor]:
+        sums = config.executor(state, micro_batches, objective, counts, begin)
+        if state.progress.step == 0:
+            for name, parameter in state.model.own_parameters():
+                if parameter.grad is not None:
+                    gradients[name] = state.model.logical(name, _whole(parameter.grad)).cpu().clone()
+        return sums
+
+    with Loader(
+        samples.maker,
+        global_batch_size=recipe.training.global_batch_size,
+        micro_batch_size=recipe.training.micro_batch_size,
+        rank=world.data.rank,
+        world_size=world.data.size,
+        start_sample=0,
+        vocab_size=state.model.vocab_size,
+    ) as loader:
+        observed = replace(config, executor=executor)
+        results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
+    return gradients, [float("nan") if result.loss is None else result.loss for result in results]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor put together from all ranks that hold a part of it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

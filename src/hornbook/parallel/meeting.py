@@ -1,0 +1,132 @@
+"""The store that the ranks of a start share: who has come, whether all start the same run, and why it ends.
+
+::
+
+    rank 0..n-1 --"here 3": its recipe--> store      all wait for all, and then compare
+    rank 3      --"told": its error-----> store      the first one that fails prints its line; the others stay silent
+
+The store lies in the process that started the ranks (``torchrun``, ``hornbook train --processes``), or in rank 0 where
+nothing did, as under ``srun python``.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from hornbook.errors import HornbookError, RankError, UserError
+from hornbook.parallel import launched
+
+ARRIVAL = timedelta(minutes=5)
+"""How long ranks wait for the others at the start."""
+LAUNCHER = -1
+"""In place of a rank: the process that started them."""
+_TOLD = "told"
+
+
+def open_store() -> Store:
+    """Connect to the store of this start.
+
+    Raises:
+        HornbookError: nothing answers within ``ARRIVAL``.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = TCPStore(
+            address,
+            port,
+            launched.num_ranks(),
+            is_master=launched.rank() == 0 and not is_elsewhere,
+            timeout=ARRIVAL,
+            wait_for_workers=False,
+            multi_tenant=not is_elsewhere,
+        )
+    except dist.DistError as error:
+        raise HornbookError(
+            f"rank {launched.rank()} cannot reach the other ranks at {address}:{port} within "
+            f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
+        ) from error
+    return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def start_of(store: Store, restart: str) -> Store:
+    """Return the part of a store that belongs to one start; a restart does not see what dead ranks left."""
+    return PrefixStore(f"start {restart}", store)
+
+
+def meet(store: Store, recipe: Mapping[str, object]) -> None:
+    """Wait for all ranks, and let all leave together if one has another recipe than rank 0.
+
+    Raises:
+        RankError: a rank did not come within ``ARRIVAL``, or has another recipe.
+    """
+    rank, size = launched.rank(), launched.num_ranks()
+    _arrive(store, "here", json.dumps(recipe))
+    other = _difference(json.loads(store.get("here 0")), dict(recipe))
+    _arrive(store, "compared", other)
+    problems = [str(store.get(f"compared {number}"), "utf-8") for number in range(size)]
+    different = next((number for number, problem in enumerate(problems) if problem), None)
+    if different is not None:
+        line = (
+            f"rank {different} of {size} has another recipe than rank 0: {problems[different]}; start all ranks with "
+            "the same command and the same files"
+        )
+        raise RankError(line, UserError.exit_code, is_told=rank != different)
+
+
+def _arrive(store: Store, key: str, value: str) -> None:
+    rank, size = launched.rank(), launched.num_ranks()
+    store.set(f"{key} {rank}", value)
+    try:
+        store.wait([f"{key} {number}" for number in range(size)], ARRIVAL)
+    except dist.DistError as error:
+        missing = [number for number in range(size) if not store.check([f"{key} {number}"])]
+        line = (
+            f"{named(missing, size)} did not come within {ARRIVAL.total_seconds():.0f} s: check that all nodes run the "
+            "same command and reach each other"
+        )
+        raise tell(store, rank, line, HornbookError.exit_code) from error
+
+
+def _difference(first: Mapping[str, object], own: Mapping[str, object]) -> str:
+    """Return how the recipe of a rank differs from rank 0's; "" if it does not.
+
+    Paths of data may differ, since nodes may have copies of their own; the data themselves are compared later.
+    """
+    for section in sorted({*first, *own}):
+        theirs, mine = first.get(section), own.get(section)
+        if not (isinstance(theirs, dict) and isinstance(mine, dict)):
+            theirs, mine = {"": theirs}, {"": mine}
+        for key in sorted({*theirs, *mine}):
+            name = f"{section}.{key}".rstrip(".")
+            # through JSON, which has no tuples
+            if name not in _LOCAL and json.dumps(theirs.get(key)) != json.dumps(mine.get(key)):
+                return f"{name} is {json.dumps(mine.get(key))} instead of {json.dumps(theirs.get(key))}"
+    return ""
+
+
+_LOCAL = ("data.train", "data.validation", "data.tokenizer")
+
+
+def tell(store: Store, rank: int, line: str, exit_code: int) -> RankError:
+    """Return the error with which this rank leaves: ``line`` if it is the first that tells, else the first one's."""
+    said = json.dumps({"rank": rank, "line": line, "exit_code": exit_code})
+    first = json.loads(store.compare_set(_TOLD, "", said))
+    return RankError(first["line"], first["exit_code"], is_told=first["rank"] != rank)
+
+
+def told(store: Store) -> RankError | None:
+    """Return what another rank said that ends the run, if one did."""
+    if not store.check([_TOLD]):
+        return None
+    said = json.loads(store.get(_TOLD))
+    return RankError(said["line"], said["exit_code"], is_told=True)
+
+
+def named(ranks: list[int], size: int) -> str:
+    """Name ranks: ``rank 1 of 4``, ``ranks 1, 2 of 4``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} of {size}"

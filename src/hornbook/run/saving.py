@@ -1,0 +1,173 @@
+"""Writing checkpoints, in front of the training or behind it.
+
+::
+
+    in front   step | write ............ | step
+    behind     step | copy | step   step   step | collect        the loop asks all ranks after each step
+                      `--- write ............ '
+
+Behind the training a thread writes a copy in the host's memory, so a step waits no longer than the copy takes. One
+thread at a time: the next save waits for the last one, and so does the end of the run. All ranks take part in a save,
+over connections of their own (``world.aside``), and agree in it on whether it failed.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+from hornbook import checkpoint
+from hornbook.errors import HornbookError, StorageError
+from hornbook.parallel.world import World
+
+Shards = dict[str, dict[str, checkpoint.Shard]]
+Best = tuple[str, float | None, int | None]
+_NOTHING_TO_SAVE = 0
+"""In place of the number of the process that saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a rank saves, and what pruning keeps then; the run may go on meanwhile if the tensors are copies."""
+
+    contents: checkpoint.Contents
+    held: Shards
+    """Boxes of tensors that this rank is the first to hold."""
+    best_before: Best
+    """``best_by``, ``best_value`` and ``best_step`` if this checkpoint turns out not to be saved."""
+    keep_last: int
+    keep: tuple[int, ...]
+
+
+class Saved(NamedTuple):
+    """What became of a save; ``failed`` is the same on all ranks."""
+
+    snapshot: Snapshot
+    path: Path | None = None
+    """Where it is, on the first rank."""
+    error: HornbookError | None = None
+    """Why this rank failed."""
+    failed: list[int] = []
+    warnings: list[str] = []
+
+
+@dataclass(kw_only=True)
+class Saver:
+    """Saves checkpoints of a run into ``folder``, one after the other."""
+
+    world: World
+    folder: Path
+    require_folder: Callable[[], None]
+    _pending: "Future[Saved] | None" = field(default=None, init=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a save is done and waits to be collected."""
+        return self._pending is not None and self._pending.done()
+
+    def start(self, snapshot: Snapshot, *, behind: bool) -> None:
+        """Save ``snapshot``; ``finish`` must have been called since the last time.
+
+        Args:
+            snapshot: of this step.
+            behind: return once the tensors are copied, and write in a thread.
+        """
+        assert self._pending is None, "two checkpoints at once"
+        pending: Future[Saved] = Future()
+        if behind:
+            held = {
+                group: {name: _copied(shard) for name, shard in shards.items()}
+                for group, shards in snapshot.held.items()
+            }
+            copy = replace(snapshot, held=held)
+            # a daemon: whoever ends the process at once does not wait, and a commit is one rename
+            Thread(target=self._settle, args=(pending, copy), name="hornbook-checkpoint", daemon=True).start()
+        else:
+            self._settle(pending, snapshot)
+        self._pending = pending
+
+    def finish(self) -> Saved | None:
+        """Wait for the save that was started and return what became of it; None if there is none.
+
+        Raises:
+            Exception: whatever is no error of hornbook's.
+        """
+        if self._pending is None:
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def _settle(self, pending: "Future[Saved]", snapshot: Snapshot) -> None:
+        try:
+            pending.set_result(self._save(snapshot))
+        except Exception as error:
+            pending.set_exception(error)
+            raise
+
+    def _save(self, snapshot: Snapshot) -> Saved:
+        saved = Saved(snapshot)
+        try:
+            if self.world.is_first:
+                saved = self._prune(saved._replace(path=self._commit(snapshot)))
+            else:
+                self._save_share(snapshot)
+        except HornbookError as error:
+            saved = saved._replace(error=error)
+        self.world.aside.barrier()
+        return saved._replace(failed=self.world.aside.ranks_where(saved.error is not None))
+
+    def _commit(self, snapshot: Snapshot) -> Path:
+        """Write the checkpoint, while the other ranks write what they alone hold."""
+        asked: list[Path] = []
+        ranks = self.world.aside
+
+        @contextmanager
+        def others(temporary: Path) -> Iterator[None]:
+            asked.append(temporary)
+            ranks.from_first(os.getpid())  # a part of the folder's name
+            try:
+                yield
+            finally:
+                ranks.barrier()
+                failed = ranks.ranks_where(False)
+            if failed:
+                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
+
+        try:
+            self.require_folder()
+            return checkpoint.save(self.folder, snapshot.contents, [snapshot.held], others)
+        finally:
+            if not asked:
+                ranks.from_first(_NOTHING_TO_SAVE)
+
+    def _save_share(self, snapshot: Snapshot) -> None:
+        """Write what this rank alone holds into the checkpoint that the first one makes."""
+        ranks, step = self.world.aside, snapshot.contents.step
+        process = ranks.from_first(0)
+        if process == _NOTHING_TO_SAVE:
+            return
+        failed = True
+        try:
+            temporary = checkpoint.temporary_of(self.folder, step, process)
+            checkpoint.save_share(temporary, step, ranks.rank, snapshot.held)
+            failed = False
+        finally:
+            ranks.barrier()
+            ranks.ranks_where(failed)
+
+    def _prune(self, saved: Saved) -> Saved:
+        snapshot = saved.snapshot
+        try:
+            checkpoint.prune(self.folder, keep_last=snapshot.keep_last, keep=snapshot.keep)
+        except StorageError as error:
+            return saved._replace(warnings=[f"old checkpoints could not be removed: {error}"])
+        return saved
+
+
+def _copied(shard: checkpoint.Shard) -> checkpoint.Shard:
+    """Return a shard whose values are a copy in the host's memory."""
+    return replace(shard, values=shard.values.to("cpu", copy=True))

@@ -1,0 +1,172 @@
+"""How much of the machine a run uses: its model's FLOP/s over the rate that the device reaches at best (MFU).
+
+::
+
+    tokens a second · flops_per_token of the recipe's model = tflops · 10¹²         tflops / peak = mfu
+
+The peak of a known GPU is its data sheet's for dense bf16 products. That of other GPUs, of CPUs, and of runs in fp32 is
+measured once at the start: the product of the feed-forward's shape, in the dtype and with the threads of the run.
+Nothing here is saved in a checkpoint or draws random numbers.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hornbook.config import Recipe
+from hornbook.optim.precision import dtype_name
+from hornbook.parallel.world import World
+from hornbook.run.device import synchronize
+from hornbook.samples.batches import Samples
+
+_TERA = 1e12
+_PEAKS = (
+    ("H100 PCIe", 756),
+    ("H100 NVL", 835),
+    ("H100", 989),
+    ("H200", 989),
+    ("GH200", 989),
+    ("B200", 2250),
+    ("A100", 312),
+    ("A40", 149.7),
+    ("A30", 165),
+    ("A10G", None),
+    ("A10", 125),
+    ("L40S", 362),
+    ("L40", 181),
+    ("L4", 121),
+    ("RTX A6000", 154.8),
+    ("RTX 4090 D", None),
+    ("RTX 4090 Laptop", None),
+    ("RTX 4090", 165.2),
+    ("RTX 3090 Ti", None),
+    ("RTX 3090", 71),
+)
+"""Part of the name that NVIDIA's driver gives a card, and its TFLOP/s: bf16, dense, summed in fp32, by the data sheets.
+
+The first part that fits counts. None: a card of another speed whose name begins like the next one."""
+
+_FLOPS_OF_A_TIMING = 4e8
+"""On a CPU: a few milliseconds."""
+_MOST_FLOPS = 2e9
+"""Of a product on a CPU; longer ones lose rows, which changes their rate little."""
+_FEWEST_ROWS = 64
+_TIMINGS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilization:
+    """What turns the speed of a run into FLOP/s and MFU."""
+
+    flops_per_token: float
+    """Of the model's training step; see ``flops_per_token`` of the recipe's model."""
+    peak: float
+    """FLOP/s of all ranks together."""
+    source: str
+    """Where the peak comes from."""
+
+    def at(self, tokens_per_second: float) -> dict[str, float]:
+        """Return ``tflops``, in 10¹² FLOP/s of all ranks, and ``mfu``, their share of the peak."""
+        rate = self.flops_per_token * tokens_per_second
+        return {"tflops": rate / _TERA, "mfu": rate / self.peak}
+
+    def describe(self) -> str:
+        """Return the peak in words."""
+        rate = f"{self.peak / _TERA:.3g} T" if self.peak >= _TERA else f"{self.peak / 1e9:.3g} G"
+        return f"{rate}FLOP/s, {self.source}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A plain matrix product of the shape of a model's feed-forward: ``[rows, hidden] · [hidden, inner]``.
+
+    It is computed a few times in a row, so that it takes long enough to be timed.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    repeats: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokens: float, dtype: torch.dtype, device: torch.device) -> "Product":
+        """Return the product for a micro-batch of ``tokens`` tokens; on a CPU for part of it if it is large."""
+        hidden, inner = recipe.model.hidden_size, recipe.model.effective_feed_forward_size
+        rows, repeats = max(1, round(tokens)), 10
+        if device.type == "cpu":
+            rows = min(rows, max(_FEWEST_ROWS, int(_MOST_FLOPS / (2 * hidden * inner))))
+            repeats = max(1, round(_FLOPS_OF_A_TIMING / (2 * rows * hidden * inner)))
+        left, right = (
+            torch.arange(shape[0] * shape[1], dtype=torch.float32, device=device).sin().view(shape).to(dtype)
+            for shape in ((rows, hidden), (hidden, inner))
+        )
+        return cls(left=left, right=right, repeats=repeats)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one call."""
+        return 2.0 * self.repeats * self.left.numel() * self.right.shape[1]
+
+    def __call__(self) -> int:
+        """Compute it, and return the number of tokens that this trained on."""
+        for _ in range(self.repeats):
+            torch.mm(self.left, self.right)
+        return 0
+
+
+def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: torch.dtype) -> Utilization | None:
+    """Return the utilization of a run; None for a model of one's own that has no ``flops_per_token``.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        samples: tell the mean length of a sequence.
+        world: its device is measured, by all ranks at once, and counts as often as there are ranks.
+        dtype: of the activations.
+    """
+    flops_of = flops_per_token(recipe)
+    if flops_of is None:
+        return None
+    tokens = recipe.training.micro_batch_size * samples.tokens_per_sample
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+    peak, source = peak_of(name, dtype), f"dense {dtype_name(dtype)} of {name}, by its data sheet"
+    if peak is None:
+        product = Product.of(recipe, tokens, dtype, world.device)
+        peak = measure_rate(product, world.device)
+        (rows, hidden), inner = product.left.shape, product.right.shape[1]
+        source = f"measured: a {rows:,} × {hidden:,} × {inner:,} product in {dtype_name(dtype)}"
+    return Utilization(flops_per_token=flops_of(samples.tokens_per_sample), peak=peak * world.size, source=source)
+
+
+def flops_per_token(recipe: Recipe) -> Callable[[float], float] | None:
+    """Return the function from a sequence's tokens to the model's FLOPs per token; None if its model has none."""
+    formula = getattr(recipe.model, "flops_per_token", None)
+    if formula is None:
+        return None
+    scored = getattr(recipe.objective, "scored_share", 1.0)
+    return lambda length: float(formula(length, scored=scored))
+
+
+def peak_of(name: str, dtype: torch.dtype) -> float | None:
+    """Return the FLOP/s of a card's dense products by its name, None if it or the dtype is not in the table.
+
+    Part of a card (MIG) has the card's name and part of its speed, so it is not in the table either.
+    """
+    if dtype != torch.bfloat16 or "MIG" in name:
+        return None
+    words = f" {name.replace('-', ' ')} "
+    peak = next((peak for part, peak in _PEAKS if f" {part} " in words), None)
+    return None if peak is None else peak * _TERA
+
+
+def measure_rate(product: Product, device: torch.device) -> float:
+    """Return the FLOP/s of ``product`` on ``device``: the median of a few timings after one that warms up."""
+    seconds = []
+    for _ in range(1 + _TIMINGS):
+        synchronize(device)
+        start = time.perf_counter()
+        product()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return product.flops / statistics.median(seconds[1:])

@@ -1,0 +1,113 @@
+"""What a row of the training says, and how the live display of a terminal lays it out.
+
+At 100 columns::
+
+    728/2,000 steps  micro-batch 3/8  ━━━━━━━━━━━━━━━━━━━━━───────────────────────────────  3 min 10 s left
+    loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s  MFU 41.3%  2.1 GiB memory
+
+On a narrow one the parts go to further lines, and the bar gives way::
+
+    12,728/20,000 steps  micro-batch 13/64  1 h 03 min left
+    loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s
+    MFU 41.3%  2.1 GiB memory
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from hornbook.track import units
+
+_GAP = "  "
+_SHORTEST_BAR = 8
+_LONGEST_LINE = 100
+"""Columns with a bar: a longer line would say no more, and it leaves a rest behind when the window becomes narrower."""
+
+
+def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
+    """Time for the steps that remain, at the row's speed: (total - step) · (tokens / step) / tokens per second."""
+    step, tokens, speed = (units.number(row, key) for key in ("step", "tokens", "tokens_per_second"))
+    if not step or not tokens or not speed or speed < 0:
+        return None
+    return max(0.0, total_steps - step) * tokens / step / speed
+
+
+def numbers_of(row: Mapping[str, Any], *, more: bool = False) -> list[str]:
+    """Loss, learning rate, gradient norm, speed and, where they apply, skipped steps.
+
+    An encoder's accuracies take the place of learning rate and gradient norm, so that its lines are no longer than a
+    decoder's. With ``more`` there is room for both, for the MFU and for the memory.
+    """
+    loss, learning_rate, norm, speed, skipped, mfu, memory = (
+        units.number(row, key)
+        for key in (
+            "loss",
+            "learning_rate",
+            "gradient_norm",
+            "tokens_per_second",
+            "skipped_steps",
+            "mfu",
+            "memory",
+        )
+    )
+    accuracies = accuracies_of(row)
+    parts = [f"loss {units.loss(loss)}", *accuracies]
+    if more or not accuracies:
+        shown = units.MISSING if norm is None else units.significant(norm)
+        parts += [f"lr {units.rate(learning_rate)}", f"grad {shown}"]
+    parts.append(f"{units.short(speed)} tokens/s")
+    if more and mfu is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    if more and memory is not None:
+        parts.append(f"{units.size(memory)} memory")
+    if skipped:
+        parts.append(f"{units.count(skipped)} skipped")
+    return parts
+
+
+def accuracies_of(row: Mapping[str, Any]) -> list[str]:
+    """What an encoder's row says beside its loss: how often it is right."""
+    names = {"mlm_accuracy": "mlm", "nsp_accuracy": "nsp", "accuracy": "accuracy"}
+    values = ((name, units.number(row, key)) for key, name in names.items())
+    return [f"{name} {value:.1%}" for name, value in values if value is not None]
+
+
+def live_lines(
+    row: Mapping[str, Any], total_steps: int, micro_batch: tuple[int, int], *, width: int, ascii_only: bool = False
+) -> list[Text]:
+    """The lines of the live display, each at most ``width`` columns: progress with a bar, then the numbers.
+
+    Args:
+        row: of the last finished step; without a loss, there are no numbers yet.
+        total_steps: length of the run.
+        micro_batch: which one, from 1, is computed now, and how many a step has.
+        width: of the terminal, in columns.
+        ascii_only: whether the bar is drawn with ASCII alone.
+    """
+    step, (number, count) = units.number(row, "step") or 0.0, micro_batch
+    head = [f"{units.count(step)}/{units.count(total_steps)} steps"]
+    if count > 1:
+        head.append(f"micro-batch {number:>{len(str(count))}}/{count}")
+    left = f"{units.duration(seconds_left(row, total_steps))} left"
+    room = min(width, _LONGEST_LINE) - sum(len(part) + len(_GAP) for part in (*head, left))
+    lines = [Text(line, no_wrap=True, overflow="crop") for line in _packed([*head, left], width)]
+    if room >= _SHORTEST_BAR:
+        share = min(1.0, (step + (number - 1) / count) / max(total_steps, 1))
+        full, rest = "#-" if ascii_only else "━─"
+        done = int(share * room)
+        bar = ((full * done, "cyan"), (rest * (room - done), "dim"))
+        lines = [Text.assemble(_GAP.join(head), _GAP, *bar, _GAP, left, no_wrap=True, overflow="crop")]
+    parts = numbers_of(row, more=True) if "loss" in row else []
+    return lines + [Text(line, no_wrap=True, overflow="crop") for line in _packed(parts, width)]
+
+
+def _packed(parts: Iterable[str], width: int) -> list[str]:
+    """Join parts to lines of at most ``width`` columns; a part that is longer is a line of its own, cut off."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(_GAP) + len(part) <= width:
+            lines[-1] += _GAP + part
+        else:
+            lines.append(part[:width])
+    return lines

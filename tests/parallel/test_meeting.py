@@ -1,0 +1,57 @@
+"""Ranks that start meet first: one that never comes is named, and one with another recipe is refused."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from ranks import environment
+
+SCRIPT = """
+import sys
+from datetime import timedelta
+from hornbook.errors import RankError
+from hornbook.parallel import meeting
+meeting.ARRIVAL = timedelta(seconds=float(sys.argv[2]))
+try:
+    meeting.meet(meeting.open_store(), {"training": {"seed": int(sys.argv[1])}, "data": {"train": [sys.argv[1]]}})
+except RankError as error:
+    print(error.exit_code, error.is_told, error)
+"""
+
+
+def meet(size, seeds, seconds):
+    """Let ranks with these seeds meet; return what each printed."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(seed), str(seconds)],
+            env=environment(RANK=str(rank), **variables),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, seed in enumerate(seeds)
+    ]
+    return [process.communicate(timeout=120)[0].strip() for process in processes]
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_named():
+    (said,) = meet(2, [1], 2)
+    assert said.startswith("1 False rank 1 of 2 did not come within 2 s: ")
+
+
+@pytest.mark.slow
+def test_a_rank_with_another_recipe_is_refused_by_all_and_named_by_itself():
+    """Paths of data may differ; the data themselves are compared once they are open."""
+    first, second = meet(2, [1, 2], 60)
+    line = "rank 1 of 2 has another recipe than rank 0: training.seed is 2 instead of 1; start all ranks with"
+    assert first.startswith(f"2 True {line}") and second.startswith(f"2 False {line}")
+
+
+@pytest.mark.slow
+def test_ranks_with_one_recipe_meet():
+    assert meet(2, [1, 1], 60) == ["", ""]

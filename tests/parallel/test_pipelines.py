@@ -1,0 +1,207 @@
+"""Pipelines learn what one process learns, bit for bit, and take over the checkpoints of other layouts."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_layouts
+import torch
+from tiny_encoder_runs import assert_same_rows
+from tiny_labelled import write_jsonl
+from tiny_layouts import recipe_of, run_labelled, run_on, write_labelled
+from tiny_text import TEXTS, build_tiny
+
+from hornbook import checkpoint
+from hornbook.cli.main import main
+from hornbook.parallel.world import World
+from hornbook.track.metrics import read
+
+HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
+TWO = {
+    "cases": [
+        ("deep gpt", "adamw", "gpipe 2"),
+        ("deep gpt", "lamb", "1f1b 2, listed"),
+        ("deep bert packed", "adamw", "zero-bubble 2"),
+        ("deep bert padded", "lamb", "interleaved 2"),
+    ],
+    "chain": ["data 2", "1f1b 2", "interleaved 2"],
+    "labelled": [("classification", "1f1b 2"), ("span", "gpipe 2")],
+    "num_micro_batches": [32, 96],
+}
+FOUR = {
+    "cases": [
+        ("deep gpt", "adamw", "gpipe 4"),
+        ("deep gpt", "lamb", "1f1b 4, listed"),
+        ("deep bert unpadded", "adamw", "zero-bubble 4"),
+        ("deep groupbert", "lamb", "interleaved 4"),
+        ("deep gpt", "lamb", "1f1b 2 x data 2"),
+        ("gpt", "adamw", "zero-bubble 2 x shard 2"),
+        ("deep bert packed", "lamb", "1f1b 2 x shard 2"),
+        ("deep bert packed", "adamw", "1f1b 2 x tensor 2"),
+    ],
+    "chain": ["1f1b 2 x data 2", "interleaved 2 x shard 2", "1f1b 2 x tensor 2"],
+    "labelled": [("span", "1f1b 2 x shard 2"), ("classification", "1f1b 2 x tensor 2")],
+    "num_micro_batches": [],
+}
+WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+RUN = """
+    train gpt2-small --data.train corpus --data.validation corpus --output run --model.num-layers 3
+    --model.hidden-size 32 --model.num-heads 2 --model.max-positions 16 --model.residual-dropout 0.1
+    --data.sequence-length 16 --training.global-batch-size 8 --training.micro-batch-size 2 --schedule.name constant
+    --precision.compute fp32 --tracking.log-every-steps 1 --device cpu --threads 1
+"""
+PIPELINE = ("--parallel.pipeline-parallel", "2", "--parallel.layers-per-stage", "1,2")
+
+
+@functools.cache
+def alone(model, optimizer):
+    """What one process does."""
+    return tiny_layouts.train(recipe_of(model, optimizer), World())
+
+
+def torchrun(num_ranks, *words, cwd=None):
+    """Run so many processes and return how they ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return subprocess.run(
+        [*command, *words], env=environment, cwd=cwd, capture_output=True, text=True, timeout=540, check=False
+    )
+
+
+def write_data(folder):
+    """A corpus, labeled texts, and passages for a task; return the options for the task."""
+    build_tiny(folder / "corpus")
+    write_labelled(folder)
+    write_jsonl(folder / "passages.jsonl", [{"text": text.strip()} for text in TEXTS[1:6]])
+    return ["evaluation.tasks=lambada", f"evaluation.task_data=lambada={folder / 'passages.jsonl'}"]
+
+
+@pytest.fixture(scope="module")
+def ranks(request, tmp_path_factory):
+    """The folder of what so many processes did, and their cases."""
+    plan, folder = {2: TWO, 4: FOUR}[request.param], tmp_path_factory.mktemp("pipelines")
+    more = write_data(folder)
+    given = [plan["cases"], plan["chain"], plan["labelled"], more, plan["num_micro_batches"]]
+    done = torchrun(request.param, str(HERE / "layout_ranks.py"), str(folder), json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    return folder, plan
+
+
+@WORLDS
+def test_a_pipeline_learns_what_one_process_learns(ranks):
+    """Bit for bit; sums over data-parallel or tensor-parallel ranks round otherwise."""
+    folder, plan = ranks
+    for number, (model, optimizer, layout) in enumerate(plan["cases"]):
+        found, expected = torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer)
+        assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
+        assert found["gradients"].keys() == expected.gradients.keys()
+        exact = all(torch.equal(found["gradients"][name], tensor) for name, tensor in expected.gradients.items())
+        assert exact or " x " in layout
+        norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
+        for name, gradient in expected.gradients.items():
+            assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
+        tolerance = 1e-6 if " x " in layout else 0.0
+        assert found["losses"] == pytest.approx(expected.losses, rel=tolerance, abs=0.0)
+        assert found["norms"] == pytest.approx(expected.norms, rel=tolerance, abs=0.0)
+        assert found["terms"] == [pytest.approx(terms, rel=tolerance, abs=0.0) for terms in expected.terms]
+
+
+@WORLDS
+def test_a_run_goes_from_layout_to_layout(ranks, tmp_path):
+    """Its losses, validation, tasks and samples are those of one process, which goes on from its end."""
+    folder, plan = ranks
+    steps, more = 4 * len(plan["chain"]), write_data(tmp_path)
+    run_on(tmp_path, "one process", World(), steps + 2, more=more)
+    run_on(folder, "one process", World(), steps + 2, previous=plan["chain"][-1], more=more)
+    found, expected = (read(where / "one process" / "metrics.jsonl") for where in (folder, tmp_path))
+    assert {row["kind"] for row in found} == {"train", "validation", "task"}
+    assert_same_rows(found, expected, 1e-6, but=["seconds", "tokens_per_second", "data"])
+    found, expected = (read(where / "one process" / "samples.jsonl") for where in (folder, tmp_path))
+    assert [row["text"] for row in found] == [row["text"] for row in expected]
+
+
+@WORLDS
+def test_heads_of_labeled_data_learn_and_are_validated_as_in_one_process(ranks, tmp_path):
+    folder, plan = ranks
+    write_data(tmp_path)
+    for head, layout in plan["labelled"]:
+        run_labelled(tmp_path, head, "one process", World())
+        where = folder / f"{head} {layout}", tmp_path / f"{head} one process"
+        found, expected = (read(path / "metrics.jsonl") for path in where)
+        assert {row["kind"] for row in found} == {"train", "validation"}
+        assert_same_rows(found, expected, 1e-6, but=["seconds", "tokens_per_second"])
+
+
+@WORLDS
+def test_each_rank_writes_its_stage(ranks):
+    folder, plan = ranks
+    files = {
+        "data 2": 1,
+        "1f1b 2": 2,
+        "interleaved 2": 2,
+        "1f1b 2 x data 2": 2,
+        "interleaved 2 x shard 2": 4,
+        "1f1b 2 x tensor 2": 4,
+    }
+    for number, layout in enumerate(plan["chain"]):
+        path = checkpoint.folder_of(folder / layout / "checkpoints", 4 * (number + 1))
+        assert checkpoint.verify(path) == []
+        assert len(list(path.glob("model-*.safetensors"))) == files[layout]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_receive_buffers_do_not_grow_with_the_number_of_micro_batches(ranks):
+    folder, _ = ranks
+    for rank in range(2):
+        few, many = json.loads((folder / f"wires-{rank}.json").read_text())
+        assert few == many >= 32
+
+
+@pytest.mark.slow
+def test_a_command_line_run_is_resumed_evaluated_and_generates(tmp_path, monkeypatch, capsys):
+    """A pipeline of two, then one process, against one process throughout."""
+    build_tiny(tmp_path / "corpus")
+    done = torchrun(2, "-m", "hornbook", *RUN.split(), *PIPELINE, "--training.steps", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = torchrun(2, "-m", "hornbook", *RUN.split(), *PIPELINE, "--training.steps", "6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "after step 3" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main([*RUN.split(), "--training.steps", "8"]) == 0
+    assert main([*RUN.split(), "--training.steps", "8", "--output", "alone"]) == 0
+    found, expected = (
+        {row["step"]: row["loss"] for row in read(Path(name, "metrics.jsonl")) if row["kind"] == "train"}
+        for name in ("run", "alone")
+    )
+    assert found == expected
+    assert main(["generate", "run", "--num-tokens", "3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks_started", "words", "message"),
+    [
+        (2, ("--training.micro-batch-size=8",), "needs at least 2 micro-batches a step on 2 ranks, and the run has 1"),
+        (2, ("--parallel.layers-per-stage=1,1",), "layers_per_stage adds up to 2, and the model has 3 layers"),
+        (3, (), "needs a multiple of 2 ranks (pipeline_parallel 2), and the run has 3"),
+    ],
+)
+def test_a_pipeline_that_does_not_fit_is_refused_before_ranks_are_connected(
+    ranks_started, words, message, tmp_path, monkeypatch, capsys
+):
+    """Nobody listens at the address, so a rank that connected would wait for the others."""
+    build_tiny(tmp_path / "corpus")
+    monkeypatch.chdir(tmp_path)
+    started = {"RANK": 1, "WORLD_SIZE": ranks_started, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 9}
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    assert main([*RUN.split(), *PIPELINE, *words]) == 2
+    said = capsys.readouterr().err
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said
+    assert not Path("run").exists()

@@ -1,0 +1,96 @@
+"""FLOP/s and MFU of a run: the machine's peak, what a run logs of it, and that nothing else notices."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_runs
+import torch
+
+from hornbook.__main__ import main
+from hornbook.config import load_recipe
+from hornbook.run.utilization import Product, Utilization, measure_rate, peak_of
+from hornbook.track.metrics import read
+
+CPU = torch.device("cpu")
+
+
+def test_speed_becomes_operations_and_their_share_of_the_peak() -> None:
+    utilization = Utilization(flops_per_token=2e9, peak=4e12, source="measured")
+    assert utilization.at(500.0) == {"tflops": 1.0, "mfu": 0.25}
+    assert utilization.describe() == "4 TFLOP/s, measured"
+    assert Utilization(flops_per_token=1.0, peak=2.5e10, source="measured").describe() == "25 GFLOP/s, measured"
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10", 125),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H20", None),
+        ("Tesla T4", None),
+        ("", None),
+    ],
+)
+def test_the_peak_of_a_card_goes_by_its_name(name: str, tflops: float | None) -> None:
+    found = peak_of(name, torch.bfloat16)
+    assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
+    assert peak_of(name, torch.float32) is None
+
+
+def test_the_product_has_the_feed_forwards_shape_and_large_ones_lose_rows() -> None:
+    recipe = load_recipe("gpt2-small", [], require_data=False).recipe
+    small, large = (Product.of(recipe, tokens, torch.bfloat16, CPU) for tokens in (100, 1e9))
+    assert (small.left.shape, small.right.shape, small.left.dtype) == ((100, 768), (768, 3072), torch.bfloat16)
+    assert 64 <= len(large.left) < 1000
+    assert small.flops == small.repeats * 2 * 100 * 768 * 3072
+
+
+def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
+    recipe = load_recipe("demo", ["--model.hidden-size=64"], require_data=False).recipe
+    before = torch.get_rng_state()
+    assert 1e8 < measure_rate(Product.of(recipe, 256, torch.float32, CPU), CPU) < 1e14
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_logged_step_has_both_and_a_checkpoint_neither(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny_runs.run_tiny(tmp_path)
+    rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    flops = tiny_runs.tiny_recipe(tmp_path).recipe.model.flops_per_token(16)
+    assert len(rows) == 8
+    for row in rows:
+        assert row["tflops"] == pytest.approx(flops * row["tokens_per_second"] / 1e12)
+        assert row["mfu"] > 0
+    assert len({round(row["mfu"] / row["tflops"], 3) for row in rows}) == 1, "one peak for the whole run"
+    assert "\n  peak    " in (said := capfd.readouterr().err) and "32 × 32 × 128 product in fp32" in said
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000008" / "state.json").read_text())
+    assert not {"mfu", "tflops", "peak"} & state.keys()
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "of the peak rate, median" in report and "share of the peak rate" in report
+
+
+@pytest.mark.parametrize("recipe", ["demo", "bert-tiny"])
+def test_bench_step_sets_the_step_beside_a_plain_product(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--model.num-layers=1 --model.hidden-size=64 --model.num-heads=2 --model.max-positions=64"
+    batch = "--data.sequence-length=64 --training.global-batch-size=4 --training.micro-batch-size=2"
+    compute = "--precision.compute=fp32 --threads=1 --rounds=2 --json"
+    assert main(["bench", "step", recipe, *f"{sizes} {batch} {compute}".split()]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert list(result["contenders"]) == ["hornbook"]
+    assert result["tflops_ratio"] == pytest.approx(result["tflops"] / result["matmul_tflops"])
+    assert result["tflops"] > 0
+    model = load_recipe(recipe, [*f"{sizes} {batch}".split(), "--model.vocab-size=4096"], require_data=False).recipe
+    speed = result["contenders"]["hornbook"]["tokens_per_second"]
+    length = 64 if recipe == "demo" else speed * result["contenders"]["hornbook"]["step_seconds"] / 4
+    flops = model.model.flops_per_token(length, scored=model.objective.scored_share)
+    assert result["tflops"] == pytest.approx(flops * speed / 1e12, rel=0.01)
+    assert "of a plain product of the feed-forward's shape" in captured.err
