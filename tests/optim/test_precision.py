@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hornbook.optim import precision
-from hornbook.optim.precision import compute_dtype, cpu_flags, has_fast_bf16
+from hornbook.optim.precision import compute_dtype, has_fast_bf16
+from hornbook.storage.system import cpu_flags
 
 CPU = torch.device("cpu")
 X86 = "processor\t: 0\nflags\t\t: fpu sse avx2 {}\nbogomips: 1\n\nprocessor\t: 1\nflags\t\t: fpu\n"
@@ -18,7 +19,7 @@ def cpuinfo(tmp_path, monkeypatch):
     def write(text: str) -> None:
         path = tmp_path / "cpuinfo"
         path.write_text(text)
-        monkeypatch.setattr(precision, "Path", lambda name: path)
+        monkeypatch.setattr(precision, "cpu_flags", lambda: cpu_flags(path))
 
     return write
 
@@ -46,8 +47,8 @@ def test_auto_asks_the_processor(cpuinfo, text, expected):
 
 
 def test_a_system_without_cpuinfo_counts_as_slow(monkeypatch, tmp_path):
-    monkeypatch.setattr(precision, "Path", lambda name: tmp_path / "absent")
-    assert cpu_flags() == set()
+    monkeypatch.setattr(precision, "cpu_flags", lambda: cpu_flags(tmp_path / "absent"))
+    assert cpu_flags(tmp_path / "absent") == set()
     assert not has_fast_bf16(CPU)
 
 

@@ -122,6 +122,51 @@ def test_memory_and_instruction_sets_come_from_the_machine(tmp_path: Path) -> No
     assert all(f" {name}" in flags for name in environment.instruction_sets())
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 amx_bf16 avx512f\n\nprocessor\t: 1\n",
+            ["avx2", "avx512f", "amx_bf16"],
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd sve bf16 crc32\n", ["asimd", "bf16", "sve"]),
+        ("vendor_id : IBM/S390\nno colon here\n", []),
+        ("", []),
+    ],
+)
+def test_instruction_sets_of_another_processor(tmp_path: Path, text: str, expected: list[str]) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    assert environment.instruction_sets(path) == expected
+    assert environment.instruction_sets(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("memory.max", "1073741824\n", 1 << 30),
+        ("memory.max", "max\n", None),
+        ("memory/memory.limit_in_bytes", "2097152\n", 1 << 21),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),
+        ("other", "1", None),
+    ],
+)
+def test_control_groups_of_both_versions_limit_the_memory(
+    tmp_path: Path, file: str, text: str, expected: int | None
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert environment.memory_limit(tmp_path) == expected
+
+
+def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal:       24684096 kB\nMemFree:  5 kB\nMemAvailable:   18000 kB\n")
+    assert environment.available_memory_bytes(path) == 18000 * 1024
+    path.write_text("MemTotal: 1 kB\n")
+    assert environment.available_memory_bytes(path) is None
+
+
 def test_sessions_are_added_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     assert environment.sessions(path) == []

@@ -183,14 +183,20 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``."""
+def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``.
+
+    Args:
+        parser: of a command.
+        required: whether RECIPE has to be there; ``arguments.recipe`` is None without it.
+    """
     assert isinstance(parser, CommandParser), "the dispatcher's parsers take recipe options out of the words"
     parser.takes_recipe = True
-    parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
+    parser.usage = f"{parser.prog} [options] {'RECIPE' if required else '[RECIPE]'} [--section.key VALUE ...]"
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
+        nargs=None if required else "?",
         help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
     parser.add_argument(

@@ -6,10 +6,11 @@
            the result       -> {"documents": 12, ...}    the last line of standard output
            exit code        -> 0
 
-Errors are one line each on standard error, and with ``--json`` also ``{"error": ..., "exit_code": ...}``. A
-training that a signal stopped is no error: its line says so, and its object has ``stopped`` for ``error``. See
-``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and 141 when the reader of our output went away, as a
-shell would say. Only the chosen command is imported, so that ``--help`` costs no torch; the price is this table.
+A result may name an exit code of its own as ``exit_code``. Errors are one line each on standard error, and with
+``--json`` also ``{"error": ..., "exit_code": ...}``. A training that a signal stopped is no error: its line says so,
+and its object has ``stopped`` for ``error``. See ``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and
+141 when the reader of our output went away, as a shell would say. Only the chosen command is imported, so that
+``--help`` costs no torch; the price is this table.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
+    "doctor": "check this machine, and whether a recipe would train on it",
     "recipes": "list, show and copy the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",
     "tokenizer": "train a tokenizer, encode and decode text",
@@ -102,6 +104,7 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = execute(words)
         _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json and launched.rank() == 0 else "")
+        return int(str(result.get("exit_code", 0)))
     except BrokenPipeError:
         raise
     except SystemExit as stop:  # argparse after --help and --version
@@ -126,7 +129,6 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
             return _fail([line], PathError.exit_code, as_json)
         hint = "" if debug else "; run again with --debug for the traceback"
         return _fail([f"{type(error).__name__}: {error}{hint}"], HornbookError.exit_code, as_json)
-    return 0
 
 
 def execute(words: Sequence[str]) -> dict[str, object]:

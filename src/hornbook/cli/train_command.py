@@ -6,13 +6,27 @@ The run goes into a folder; ``hornbook train FOLDER``, or the same command again
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
 from hornbook.parallel.one_voice import told_once
 
+if TYPE_CHECKING:
+    from hornbook.config import Resolved
+    from hornbook.run.initial_weights import InitFrom
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument(
+        "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
+    )
+    add_process_arguments(parser)
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Declare what describes a run: its recipe, folder, initial weights and device; ``required`` concerns RECIPE."""
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="run folder (default: RECIPE if it is a run, else runs/<name>)"
     )
@@ -30,40 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume with another length although its schedule changes the learning rate at this step",
     )
     add_device_arguments(parser)
-    add_process_arguments(parser)
-    parser.add_argument(
-        "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
-    )
-    add_recipe_arguments(parser)
+    add_recipe_arguments(parser, required=required)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
-    from hornbook.config import load_recipe, recipe_to_dict, recipe_to_toml
-    from hornbook.errors import UserError
+    from hornbook.config import recipe_to_dict, recipe_to_toml
     from hornbook.run.signals import leave_cleanly
 
-    if arguments.init_optimizer and not arguments.init_from:
-        raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
     looking = arguments.print_recipe
     with leave_cleanly():
         with told_once():
-            init_from = None
-            if arguments.init_from:
-                from hornbook.run.initial_weights import InitFrom
-                from hornbook.run.start_recipe import start_recipe
-
-                keep = arguments.init_optimizer == "keep"
-                init_from = InitFrom(source=arguments.init_from, keep_optimizer=keep)
-                resolved = start_recipe(
-                    arguments.recipe,
-                    arguments.overrides,
-                    output=arguments.output,
-                    init_from=init_from,
-                    require_data=not looking,
-                )
-            else:
-                resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
+            resolved, init_from = resolve_run(arguments, require_data=not looking)
         if looking:
             print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
             return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
@@ -78,3 +70,34 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
         )
+
+
+def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":
+    """Return the recipe of a run and the weights that it is to start from; None to draw them from the seed.
+
+    Args:
+        arguments: those of `add_run_arguments`.
+        require_data: refuse a recipe without training data.
+
+    Raises:
+        UserError: see `hornbook.run.start_recipe`; or the options do not go together.
+    """
+    from hornbook.config import load_recipe
+    from hornbook.errors import UserError
+
+    if not arguments.init_from:
+        if arguments.init_optimizer:
+            raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
+        return load_recipe(arguments.recipe, arguments.overrides, require_data=require_data), None
+    from hornbook.run.initial_weights import InitFrom
+    from hornbook.run.start_recipe import start_recipe
+
+    init_from = InitFrom(source=arguments.init_from, keep_optimizer=arguments.init_optimizer == "keep")
+    resolved = start_recipe(
+        arguments.recipe,
+        arguments.overrides,
+        output=arguments.output,
+        init_from=init_from,
+        require_data=require_data,
+    )
+    return resolved, init_from

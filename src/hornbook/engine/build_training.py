@@ -35,7 +35,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
-    _refuse_layout(recipe, world)
+    refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     is_pipelined = world.pipeline.size > 1
@@ -59,8 +59,12 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     return TrainState.fresh(model, update, world), config
 
 
-def _refuse_layout(recipe: Recipe, world: World) -> None:
-    """Refuse a layout that is not that of the world, or that a part of one's own cannot be trusted to support."""
+def refuse_layout(recipe: Recipe, world: World) -> None:
+    """Refuse a layout that is not that of the world, or that a part of one's own cannot be trusted to support.
+
+    Raises:
+        UserError: see above.
+    """
     parallel = recipe.parallel
     parallel.sizes(world.size)  # a benchmark has a world of one process
     needing: list[tuple[str, object, object]] = []
@@ -74,7 +78,7 @@ def _refuse_layout(recipe: Recipe, world: World) -> None:
             f"parallel.{option} = {value!r} needs all of the model in each micro-batch, and "
             f"{type(recipe.objective).__name__} may skip a part: set it to {safe}"
         )
-    if world.mesh is not None and type(recipe.optimizer) not in UPDATES:
+    if world.holders.size > 1 and type(recipe.optimizer) not in UPDATES:
         raise UserError(
             f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
             'set data_parallel to "replicate" and tensor_parallel to 1'

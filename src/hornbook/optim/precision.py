@@ -7,9 +7,9 @@ On a CPU, runs in fp32 are bit-reproducible. On a GPU, data, order, masks, dropo
 every run, but the device chooses in which order some sums add up, in fp32 too, as those of rows that tokens look up.
 """
 
-from pathlib import Path
-
 import torch
+
+from hornbook.storage.system import cpu_flags
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's name
@@ -35,13 +35,3 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "mps":
         return torch.backends.mps.is_macos_or_newer(14, 0)
     return bool(_CPU_FLAGS & cpu_flags())
-
-
-def cpu_flags() -> set[str]:
-    """Return the instruction sets that Linux reports, an empty set elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    flags = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
-    return set(next(flags, "").split())

@@ -46,12 +46,15 @@ def prepare(device: torch.device, threads: int | None) -> None:
         keep_freed_memory()
 
 
-def default_threads() -> int:
+def default_threads(local_ranks: int | None = None) -> int:
     """Return ``OMP_NUM_THREADS``, or else this process's share of the cores that it may use, one a physical core.
 
     torchrun sets the variable to 1 for several local ranks where nobody has set it, so there a 1 says nothing.
+
+    Args:
+        local_ranks: processes of the run on this machine; None for torchrun's word, or 1.
     """
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
     if asked.isdecimal() and int(asked) > (1 if local_ranks > 1 else 0):
         return int(asked)

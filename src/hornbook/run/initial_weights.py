@@ -104,6 +104,12 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
     return recorded
 
 
+def outline(recipe: Recipe) -> TrainState:
+    """Return the state of a run on the meta device: names and shapes, and no memory for them."""
+    with torch.device("meta"):
+        return TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
+
+
 def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
     """Copy the weights of a run's origin into its fresh state, and its moments if they are kept.
 
@@ -165,9 +171,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     there = recipe_from_dict(contents.documents["recipe"])
     has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
     groups = {"model", "optimizer"} if has_moments else {"model"}
-    with torch.device("meta"):
-        fresh = TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
-    own = fresh.home.tensors()
+    own = outline(recipe).home.tensors()
     contents = upgrade(contents, own)
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}

@@ -23,7 +23,14 @@ from hornbook.parallel.world import World
 from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.preflight import changed_rate, large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
+from hornbook.run.preflight import (
+    changed_rate,
+    large_vocabulary,
+    refuse_blind_stopping,
+    refuse_large_batch,
+    refuse_large_model,
+    slips,
+)
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
@@ -68,8 +75,7 @@ def train(
         HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
     """
     folder = output or resolved.output
-    if init_from is None and run_of(resolved.path) == folder:
-        init_from = RunFolder(path=folder).not_yet_loaded
+    init_from = init_from or not_yet_loaded(resolved, folder)
     with told_once():
         chosen = choose_device(device)
         prepare(chosen, threads)
@@ -95,6 +101,11 @@ def train(
         return _finish(run)
 
 
+def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
+    """Return the weights that the run in its own folder still has to load, if it names itself as the recipe."""
+    return RunFolder(path=folder).not_yet_loaded if run_of(resolved.path) == folder else None
+
+
 @contextmanager
 def open_run(
     recipe: Recipe,
@@ -114,7 +125,8 @@ def open_run(
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
-    refuse_oversize(recipe, samples, world)
+    refuse_large_model(recipe, world)
+    refuse_large_batch(recipe, samples, world)
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
@@ -122,7 +134,7 @@ def open_run(
         accepted = stack.enter_context(ExitStack())
         before = folder.last_recipe if first else None
         if first:
-            accepted.callback(folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources)))
+            accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
         state, step_config = build_training(recipe, steps, world)
         _restore(state, recipe, folder, world, console)
@@ -186,7 +198,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
 
 
 def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
-    """Open what the recipe names, and complete it with what only the data know."""
+    """Open what the recipe names, and complete it with what only the data know; see `open_sources` for the errors."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):
         recipe, sources = open_labelled(recipe, _find_tokenizer(recipe, folder, init_from))
@@ -233,8 +245,8 @@ def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | Non
     return tokenizer
 
 
-def _origin(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
-    """Return what the run starts from or, if it is there already, started from."""
+def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
+    """Return what the run starts from or, if it is there already, started from; see `inspect` for the errors."""
     if folder.has_begun:
         return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
     return inspect(asked, recipe, sources.tokenizer) if asked else None

@@ -12,6 +12,8 @@ is refused could not have run, and what passes may still be too large.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -34,28 +36,62 @@ _MAX_PADDING = 128
 """The rows of a table are padded to a multiple of at most so many, for speed."""
 
 
-def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
-    """Refuse a model or a batch for which the memory of this rank cannot suffice.
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: an error keeps a training from its start, a warning does not.
+
+    Attributes:
+        level: which of the two.
+        about: a word for what was checked, as ``"data"``.
+        message: one line that says what is wrong and how to mend it.
+    """
+
+    level: Literal["error", "warning"]
+    about: str
+    message: str
+
+
+def refuse_large_model(recipe: Recipe, world: World) -> None:
+    """Refuse a model that is, with gradients and optimizer state, larger than the memory of this rank's device.
+
+    Args:
+        recipe: without a vocabulary, its token table does not count.
+        world: of the run; gives the device, and the ranks that share one copy of the weights.
+
+    Raises:
+        UserError: it is larger.
+    """
+    on_gpu = world.device.type == "cuda"
+    device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
+    needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
+    if device is not None and needed > device:
+        raise UserError(
+            f"a model of {_num_parameters(recipe):,} parameters takes {format_bytes(needed)} with its gradients and "
+            f"optimizer state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+        )
+
+
+def bytes_of_training(recipe: Recipe) -> int:
+    """Return the bytes of weights, gradients and optimizer state, 0 for a model of one's own that does not count."""
+    return _BYTES_OF_WEIGHT * _num_parameters(recipe) * (2 + len(build_update(recipe.optimizer).state_names))
+
+
+def _num_parameters(recipe: Recipe) -> int:
+    return getattr(recipe.model, "num_parameters", lambda: 0)()
+
+
+def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
+    """Refuse a batch whose share of token ids is larger than the memory of this rank's machine.
 
     Args:
         recipe: complete, with a vocabulary.
         samples: of the run; they tell the tokens of a batch.
-        world: of the run; gives the device and the number of ranks.
+        world: of the run; gives the number of ranks.
 
     Raises:
-        UserError: the model with gradients and optimizer state, or the token ids of a step, are larger than the memory.
+        UserError: it is larger.
     """
     host = memory_bytes()
-    on_gpu = world.device.type == "cuda"
-    device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
-    num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
-    needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
-    needed //= world.holders.size * world.pipeline.size
-    if device is not None and needed > device:
-        raise UserError(
-            f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
-            f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
-        )
     batch = recipe.training.global_batch_size
     ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.data.size)
     if host is not None and ids > host:

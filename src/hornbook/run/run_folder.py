@@ -123,10 +123,7 @@ class RunFolder:
         Raises:
             UserError: the folder holds a run with another model, data, seed, batch or optimization.
         """
-        if (old := self.last_recipe) is not None:
-            self._refuse_other_run(old, recipe, fingerprints)
-        elif self.has_begun:
-            raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
+        self.refuse_other_run(recipe, fingerprints)
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         files = {self.identity: dump_json(identity), self.path / "recipe.toml": recipe_to_toml(recipe).encode()}
@@ -145,7 +142,12 @@ class RunFolder:
         """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
         record_session(self.path / "environment.json", from_step, to_step)
 
-    def _refuse_other_run(self, old: Recipe, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+    def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        """Refuse a folder that holds another run, unless that never made a step; arguments and errors as `enter`."""
+        if (old := self.last_recipe) is None:
+            if self.has_begun:
+                raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
+            return
         changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
         if changes:
             raise UserError(

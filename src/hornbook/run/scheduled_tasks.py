@@ -16,6 +16,7 @@ twice. What fails after that ends the run.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hornbook.config import Recipe
 from hornbook.errors import HornbookError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.evaluations import text_name
@@ -30,12 +31,17 @@ def check_tasks_of(run: TrainingRun) -> None:
     Raises:
         UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
     """
-    task, _, metric = run.recipe.checkpoint.best_by.partition("/")
-    if metric:
-        tasks.higher_is_better(task, metric)
+    refuse_unknown_metric(run.recipe)
     error, failed = _checked(run, run.recipe.evaluation.tasks, _input(run), _data(run))
     if failed:
         raise error or UserError(f"the tasks of the recipe cannot be run: {_of_others(failed)}")
+
+
+def refuse_unknown_metric(recipe: Recipe) -> None:
+    """Refuse a ``checkpoint.best_by`` that no task measures, by UserError."""
+    task, _, metric = recipe.checkpoint.best_by.partition("/")
+    if metric:
+        tasks.higher_is_better(task, metric)
 
 
 def measure_tasks(run: TrainingRun) -> None:

@@ -192,25 +192,32 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
         UserError: the global batch does not divide into whole micro-batches for every rank.
     """
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+    refuse_uneven(global_batch_size, micro_batch_size, world_size)
+    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
+
+
+def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    """Refuse a global batch that does not divide into whole micro-batches for every rank, by UserError."""
     if global_batch_size < 1 or global_batch_size % (micro_batch_size * world_size):
         raise UserError(
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
             f"{counted(world_size, 'rank')}: {_what_divides(global_batch_size, micro_batch_size, world_size)}"
         )
-    return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
 
 
 def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
-    """Raise UserError if ``[parallel]``, the global batch or its micro-batches do not fit so many ranks."""
-    sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
-    micro_batches = micro_batch_offsets(
-        global_batch_size=training.global_batch_size,
-        micro_batch_size=training.micro_batch_size,
-        rank=0,
-        world_size=sizes.replicate * sizes.shard,
-    )
+    """Refuse ranks, or micro-batches of a pipeline, that do not go with a recipe, before any rank is connected.
+
+    Raises:
+        UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
+            among them, or it has too few micro-batches for the stages of a pipeline.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    num_shares = sizes.replicate * sizes.shard
+    refuse_uneven(training.global_batch_size, training.micro_batch_size, num_shares)
     if sizes.pipeline > 1:
-        rounds_of(len(micro_batches), sizes.pipeline, recipe.parallel.pipeline_schedule)
+        num_batches = training.global_batch_size // (training.micro_batch_size * num_shares)
+        rounds_of(num_batches, sizes.pipeline, recipe.parallel.pipeline_schedule)
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:

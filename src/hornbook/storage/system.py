@@ -72,10 +72,15 @@ def open_own(path: Path, flags: int = 0) -> int:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``."""
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    existing = existing_parent(path)
     with storage_errors("read", existing):
         status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
+
+
+def existing_parent(path: Path) -> Path:
+    """Return ``path``, made absolute, or the nearest folder above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def format_bytes(size: int) -> str:
@@ -122,6 +127,22 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     except OSError:
         return everything
     return max(1, int(quota) // int(period)) if quota.isdecimal() and period.isdecimal() else everything
+
+
+def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return what Linux reports of the first processor, by its names for it; nothing elsewhere."""
+    try:
+        block = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Return the instruction sets that Linux reports, an empty set elsewhere; Arm's list is named Features."""
+    facts = cpu_facts(path)
+    return set((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def process_is_alive(pid: int) -> bool:

@@ -27,13 +27,15 @@ from typing import Any, Literal
 
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.storage.system import usable_cores
+from hornbook.storage.system import cpu_facts, cpu_flags, usable_cores
 from hornbook.version import __version__
 
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2", "svebf16",
 )  # fmt: skip
+_NO_LIMIT = 1 << 62
+"""What version 1 of control groups says where there is no limit is at least so much."""
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
@@ -94,16 +96,14 @@ def sessions(path: Path) -> list[dict[str, Any]]:
 
 def cpu_model() -> str:
     """The processor's name as the machine gives it, or its architecture."""
-    described = _cpuinfo()
     if sys.platform == "darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    return described.get("model name") or platform.processor() or platform.machine() or "unknown"
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
-def instruction_sets() -> list[str]:
+def instruction_sets(path: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Those of the processor's instruction sets that decide how fast a matrix product is."""
-    described = _cpuinfo()
-    flags = set((described.get("flags") or described.get("Features") or "").split())
+    flags = cpu_flags(path)
     return [name for name in INSTRUCTION_SETS if name in flags]
 
 
@@ -113,8 +113,23 @@ def memory_bytes() -> int | None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-    limit = _text(Path("/sys/fs/cgroup/memory.max"))
-    return min(total, int(limit)) if limit.isdecimal() else total
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the control group's limit in bytes, of version 2 or 1; None where there is none."""
+    told = _text(groups / "memory.max") or _text(groups / "memory" / "memory.limit_in_bytes")
+    return int(told) if told.isdecimal() and int(told) < _NO_LIMIT else None
+
+
+def available_memory_bytes(information: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the memory that the machine could give to a process now without swapping; None where it does not say.
+
+    A control group may give less: see `memory_limit`.
+    """
+    line = next((line for line in _text(information).splitlines() if line.startswith("MemAvailable:")), None)
+    return int(line.split()[1]) * 1024 if line else None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -166,13 +181,6 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's block of ``/proc/cpuinfo``; empty where there is none."""
-    block = _text(Path("/proc/cpuinfo")).partition("\n\n")[0]
-    pairs = (line.partition(":") for line in block.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -186,11 +194,11 @@ def _git(*words: str, folder: Path, variables: Mapping[str, str] | None = None) 
     options = [option for setting in switched_off for option in ("-c", setting)]
     without_transport = {"GIT_ALLOW_PROTOCOL": "none"}
     environment = {**os.environ, **without_transport, **(variables or {})}
-    return _output("git", "--no-optional-locks", *options, "-C", str(folder), *words, environment=environment)
+    return output_of("git", "--no-optional-locks", *options, "-C", str(folder), *words, environment=environment)
 
 
-def _output(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a program prints, or nothing where it is missing, fails or takes longer than 5 s."""
+def output_of(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return what a program prints, or nothing where it is missing, fails or takes longer than 5 s."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=5, check=True

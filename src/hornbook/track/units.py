@@ -99,3 +99,9 @@ def size(num_bytes: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def flop_rate(flops: float) -> str:
+    """FLOP/s: ``29.1 GFLOP/s``, ``312 TFLOP/s``."""
+    unit, scale = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
+    return f"{significant(flops / scale)} {unit}"

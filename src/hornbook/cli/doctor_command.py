@@ -1,0 +1,141 @@
+"""What this machine is and can do, and whether a recipe would train on it: ``hornbook doctor [RECIPE]``.
+
+hornbook doctor gpt2-small --data.train corpora/mine
+products    fp32 29.2 GFLOP/s, bf16 20.4 GFLOP/s (2 threads)
+disk        35.1 GiB free on ext4, writes 350 MB/s
+...
+warning  precision  precision.compute: auto chooses bf16, ...: train with --precision.compute fp32
+error    data       corpora/mine: no such folder; ...
+
+Training would not start: 1 error, 1 warning.
+
+Nothing is trained, and nothing is left behind.
+"""
+
+import argparse
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hornbook.cli.arguments import positive_integer
+from hornbook.cli.table import print_columns
+from hornbook.cli.train_command import add_run_arguments, resolve_run
+from hornbook.track.units import flop_rate, size
+from hornbook.wording import counted
+
+_REFUSED = 2
+_X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
+"""The instruction sets that a reader asks for, by Linux's names."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments: those of `hornbook train`, of which none is required."""
+    parser.add_argument(
+        "--processes", type=positive_integer, default=1, metavar="N", help="ranks of the training (default: 1)"
+    )
+    add_run_arguments(parser, required=False)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Print the facts and the findings; the result's exit code is 2 where training would not start."""
+    from hornbook.errors import UserError
+    from hornbook.measure.machine import machine_facts
+    from hornbook.measure.machine_findings import machine_findings
+    from hornbook.run.device import default_threads, prepare
+    from hornbook.run.examine import Findings, choose_devices, examine
+    from hornbook.run.launch import not_yet_loaded
+
+    if arguments.recipe is None and (arguments.overrides or arguments.init_from):
+        raise UserError("recipe options need a recipe: add RECIPE, as in `hornbook doctor demo --data.train STORE`")
+    findings, processes = Findings(), arguments.processes
+    resolved, init_from = None, None
+    if arguments.recipe is not None:
+        resolved, init_from = findings.check("recipe", resolve_run, arguments, require_data=True) or (None, None)
+    output = arguments.output or (resolved.output if resolved else Path("runs"))
+    device = choose_devices(arguments.device, processes, findings)
+    prepare(device, arguments.threads or default_threads(processes))
+    facts = machine_facts(device, output)
+    precision = resolved.recipe.precision.compute if resolved else "auto"
+    found = [*findings.found, *machine_findings(facts, precision, processes)]
+    if resolved is not None:
+        weights, may_jump = init_from or not_yet_loaded(resolved, output), arguments.allow_learning_rate_change
+        found += examine(resolved.recipe, output, device, processes, weights, allow_rate_change=may_jump)
+    found = sorted(dict.fromkeys(found), key=lambda finding: finding.level)
+    print_columns([*_rows(facts)])
+    if found:
+        print()
+        print_columns([(finding.level, finding.about, finding.message) for finding in found])
+    errors = sum(finding.level == "error" for finding in found)
+    print(f"\n{_verdict(arguments.recipe, errors, len(found) - errors)}")
+    told = [vars(finding) for finding in found]
+    asked = {"recipe": arguments.recipe, "output": str(output), "processes": processes}
+    return {**facts, **asked, "findings": told, "exit_code": _REFUSED if errors else 0}
+
+
+def _verdict(recipe: str | None, errors: int, warnings: int) -> str:
+    found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    if recipe is None:
+        return f"{found}. `hornbook doctor RECIPE` checks whether a recipe would train here."
+    return f"Training would {'not start' if errors else 'start'}: {found}."
+
+
+def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the table of facts: a name and what there is."""
+    yield from _software(facts)
+    yield from _speed(facts)
+    memory, disk = facts["memory"], facts["disk"]
+    limit = f"{size(memory['limit'])} by the control group" if memory["limit"] else "no limit of a control group"
+    yield "memory", f"{size(memory['total'])}, {size(memory['available'])} available; {limit}"
+    kind = f" ({disk['file_system']})" if disk["file_system"] else ""
+    speeds = [f"{verb} {size(disk[key])}/s" for key, verb in (("write", "writes"), ("read", "reads")) if disk[key]]
+    yield "disk", ", ".join([f"{size(disk['free'])} free{kind}", *speeds, disk["folder"]])
+    yield from _gpus(facts)
+    told = [f"{name}={value}" for name, value in facts["variables"].items()]
+    yield "variables", ", ".join(told) or "none that change a training"
+
+
+def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, told in facts["versions"].items():
+        yield name, f"{told['version']} ({told['oldest']} or later)" if told["oldest"] else str(told["version"])
+    extras = facts["extras"]
+    there, missing = ([name for name in extras if extras[name] is wanted] for wanted in (True, False))
+    install = f"; not installed: {', '.join(missing)} (pip install 'hornbook[NAME]')" if missing else ""
+    yield "extras", f"{', '.join(there) or 'none'}{install}"
+    yield "compiler", facts["compiler"] or "none; hornbook needs none"
+    operators = facts["operators"]
+    using = ", ".join([*operators["backends"], operators["cpu_capability"]])
+    yield "operators", f"{operators['source']}'s, with {using}"
+
+
+def _speed(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    processor, products = facts["processor"], facts["products"]
+    yield "processor", processor["name"]
+    cores = f"{processor['usable_cores']} of {processor['cores']} usable"
+    yield "cores", f"{cores}, {counted(processor['threads'], 'thread')}; load {processor['load']:.1f}"
+    if processor["instruction_sets"]:
+        yield "instructions", _instructions(processor["instruction_sets"])
+    rates = ", ".join(f"{dtype} {flop_rate(flops)}" for dtype, flops in products["flops_per_second"].items())
+    shape = " × ".join(f"{length:,}" for length in products["shape"])
+    where = f"{products['device']}, {counted(products['threads'], 'thread')}"
+    yield "products", f"{rates} ({where}, {shape}); auto chooses {products['auto']}"
+
+
+def _instructions(found: Collection[str]) -> str:
+    """Return what of x86's the processor has and lacks, or all names of another one."""
+    there = [label for name, label in _X86.items() if name in found]
+    missing = [label for name, label in _X86.items() if name not in found]
+    return ", ".join(there) + (f"; without {', '.join(missing)}" if missing else "") if there else ", ".join(found)
+
+
+def _gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    gpus, cuda = facts["gpus"], facts["cuda"]
+    for gpu in gpus:
+        told = [gpu["name"], size(gpu["memory"])]
+        if "capability" in gpu:
+            native = "bf16" if gpu["bf16"] else "no bf16"
+            told += [f"{size(gpu['free'])} free", f"compute capability {gpu['capability']}", native]
+        yield "GPU", ", ".join(told)
+    built = f"PyTorch is built for CUDA {cuda['build']}" if cuda["build"] else "PyTorch is built without CUDA"
+    driver = f"driver {cuda['driver']}" if cuda["driver"] else "no NVIDIA driver"
+    nccl = f", NCCL {cuda['nccl']}" if cuda["nccl"] else ""
+    yield ("CUDA" if gpus else "GPUs"), f"{'' if gpus else 'none; '}{built}, {driver}{nccl}"

@@ -1,0 +1,215 @@
+"""What a training would find on this machine: versions, cores, speed of products, memory, disk, GPUs.
+
+    machine_facts(torch.device("cpu"), Path("runs"))
+        -> {"versions": ..., "processor": ..., "products": ..., "memory": ..., "disk": ..., "gpus": ..., ...}
+
+Every value is one that JSON has; sizes are in bytes, speeds in bytes or FLOP a second. It takes about two seconds, most
+of them for products and the disk, and leaves nothing behind. `hornbook.measure.machine_findings` judges the facts.
+"""
+
+import os
+import platform
+import re
+import shutil
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hornbook.errors import StorageError
+from hornbook.optim.precision import compute_dtype, dtype_name
+from hornbook.run.device import physical_cores
+from hornbook.run.product_rate import product_rates
+from hornbook.storage.disk import disk_speed, file_system
+from hornbook.storage.system import existing_parent, free_bytes, usable_cores
+from hornbook.track.environment import (
+    available_memory_bytes,
+    cpu_model,
+    instruction_sets,
+    memory_bytes,
+    memory_limit,
+    output_of,
+)
+from hornbook.version import __version__
+
+LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "rich")
+"""What hornbook needs."""
+
+_EXTRAS = {
+    "zstd": "zstandard",
+    "hub": "huggingface_hub",
+    "arrow": "pyarrow",
+    "fast": "tiktoken",
+    "sentences": "sentencex",
+    "patterns": "re2",
+    "language": "py3langid",
+    "transformers": "transformers",
+}
+"""The module that an extra of ``pyproject.toml`` brings."""
+
+_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY", "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR",
+)  # fmt: skip
+"""The variables that change how a training runs, or where it finds things; none of them holds a secret."""
+
+_SHAPE_ON_CPU, _SHAPE_ON_GPU = (256, 768, 768), (4096, 4096, 4096)
+
+
+def machine_facts(device: torch.device, output: Path) -> dict[str, Any]:
+    """Return the facts; threads are those of the process.
+
+    Args:
+        device: of the training, whose products are timed.
+        output: the folder whose disk is measured; it need not exist.
+    """
+    load = os.getloadavg()[0]  # before this process adds to it
+    return {
+        "versions": _versions(),
+        "extras": {extra: util.find_spec(module) is not None for extra, module in _EXTRAS.items()},
+        "processor": _processor(load),
+        "compiler": compiler(),
+        "operators": _operators(),
+        "products": _products(device),
+        "memory": {
+            "total": memory_bytes(),
+            "available": available_memory_bytes(),
+            "limit": memory_limit(),
+        },
+        "disk": _disk(output),
+        "gpus": _gpus(),
+        "cuda": _cuda(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _versions() -> dict[str, dict[str, str | None]]:
+    """The version of each part, and the oldest that hornbook takes, as ``pyproject.toml`` says."""
+    oldest = _oldest_versions()
+    found: dict[str, dict[str, str | None]] = {
+        "hornbook": {"version": __version__, "oldest": None},
+        "python": {"version": platform.python_version(), "oldest": oldest.get("python")},
+    }
+    for name in LIBRARIES:
+        version = torch.__version__ if name == "torch" else metadata.version(name)  # torch's has its build
+        found[name] = {"version": str(version), "oldest": oldest.get(name)}
+    return found
+
+
+def _oldest_versions() -> dict[str, str]:
+    """Return the lower bounds that the installed package declares; none where it is not installed."""
+    try:
+        declared = metadata.metadata("hornbook")
+    except metadata.PackageNotFoundError:
+        return {}
+    bounds = [f"python{declared['Requires-Python'] or ''}", *(metadata.requires("hornbook") or ())]
+    matches = (re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", bound) for bound in bounds)
+    return {match[1]: match[2] for match in matches if match}
+
+
+def _processor(load: float) -> dict[str, Any]:
+    return {
+        "name": cpu_model(),
+        "cores": os.cpu_count() or 1,
+        "usable_cores": usable_cores(),
+        "physical_cores": physical_cores(),
+        "threads": torch.get_num_threads(),
+        "instruction_sets": instruction_sets(),
+        "load": round(load, 2),
+    }
+
+
+def compiler() -> str | None:
+    """Return the first line that the C++ or C compiler prints of itself, ``CXX`` and ``CC`` first; None without one."""
+    for name in (os.environ.get("CXX"), os.environ.get("CC"), "c++", "g++", "clang++", "cc"):
+        path = shutil.which(name) if name else None
+        if path and (told := _first_line(path, "--version")):
+            return told
+    return None
+
+
+def _operators() -> dict[str, Any]:
+    """Whose operators compute: PyTorch's, and what they use on a CPU."""
+    backends = {
+        "oneDNN": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "MKL": torch.backends.mkl.is_available(),  # type: ignore[no-untyped-call]
+        "OpenMP": torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
+    }
+    return {
+        "source": "PyTorch",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "backends": [name for name, is_there in backends.items() if is_there],
+    }
+
+
+def _products(device: torch.device) -> dict[str, Any]:
+    """The rate of a product in fp32 and bf16, and the dtype that ``precision.compute = "auto"`` chooses."""
+    shape = _SHAPE_ON_CPU if device.type == "cpu" else _SHAPE_ON_GPU
+    rates = product_rates(*shape, (torch.float32, torch.bfloat16), device)
+    return {
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "shape": list(shape),
+        "flops_per_second": {dtype_name(dtype): rate for dtype, rate in rates.items()},
+        "auto": dtype_name(compute_dtype("auto", device)),
+    }
+
+
+def _disk(output: Path) -> dict[str, Any]:
+    """Free space and speed where ``output`` lies or will lie; ``error`` says why it cannot be written there."""
+    system = file_system(output)
+    facts: dict[str, Any] = {
+        "folder": str(existing_parent(output)),
+        "file_system": system.kind if system else None,
+        "mount": system.mount if system else None,
+        "is_network": system.is_network if system else None,
+        "is_memory": system.is_memory if system else None,
+        "free": None,
+        "write": None,
+        "read": None,
+        "error": None,
+    }
+    try:
+        facts["free"] = free_bytes(output)
+        speed = disk_speed(output)
+    except StorageError as error:
+        return facts | {"error": str(error)}
+    return facts | {"write": speed.write, "read": speed.read}
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """The GPUs that this PyTorch can use."""
+    if not torch.cuda.is_available():
+        is_apple = torch.backends.mps.is_available()
+        return [{"name": "Apple MPS", "memory": torch.mps.recommended_max_memory()}] if is_apple else []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": properties.name,
+                "memory": properties.total_memory,
+                "free": torch.cuda.mem_get_info(index)[0],
+                "capability": f"{properties.major}.{properties.minor}",
+                "bf16": compute_dtype("auto", torch.device("cuda", index)) == torch.bfloat16,
+            }
+        )
+    return found
+
+
+def _cuda() -> dict[str, Any]:
+    """What PyTorch was built for, the driver, and NCCL; each None where it is not there."""
+    has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else ()  # type: ignore[no-untyped-call]
+    return {
+        "build": torch.version.cuda,
+        "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "nccl": ".".join(map(str, nccl)) or None,
+    }
+
+
+def _first_line(*command: str) -> str | None:
+    return next(iter(output_of(*command).splitlines()), None)

@@ -1,0 +1,295 @@
+"""What `hornbook train` would refuse, found without training: the same checks, all of them instead of the first.
+
+::
+
+    device -> data -> batches -> memory -> lengths -> folder -> weights -> checkpoints -> tasks
+                |        a check that fails is a finding, and the next one goes on with what there is
+                +-> unreadable: each store is opened alone, so that each has its own finding
+
+Nothing is written, and the model is built on the meta device. What a training finds out later, or at a price, is left
+to it: every byte of a checkpoint, all samples but those of one micro-batch, the memory of activations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from hornbook import checkpoint
+from hornbook.config import Recipe
+from hornbook.corpus.store import open_store
+from hornbook.engine.build_training import refuse_layout
+from hornbook.engine.state import Progress, TrainState
+from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
+from hornbook.evaluate import tasks
+from hornbook.evaluate.tasks import TaskInput
+from hornbook.exchange.restore import LoadedModel, refuse_mismatch
+from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.run.device import choose_device
+from hornbook.run.initial_weights import InitFrom, outline
+from hornbook.run.launch import open_data, origin_of
+from hornbook.run.preflight import (
+    Finding,
+    bytes_of_training,
+    changed_rate,
+    large_vocabulary,
+    refuse_blind_stopping,
+    refuse_large_batch,
+    refuse_large_model,
+    slips,
+)
+from hornbook.run.run_folder import RunFolder
+from hornbook.run.scheduled_tasks import refuse_unknown_metric
+from hornbook.samples.batches import Loader, Samples, refuse_misfit
+from hornbook.samples.sources import Sources
+from hornbook.samples.training_samples import build_samples, num_steps
+from hornbook.storage.system import format_bytes, free_bytes, is_locked
+from hornbook.track.environment import available_memory_bytes
+from hornbook.wording import counted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Findings:
+    """What was found so far."""
+
+    found: list[Finding] = field(default_factory=list)
+
+    def check(self, about: str, call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R | None:
+        """Return what a call returns; if it raises a HornbookError, that is a finding, and None is returned."""
+        try:
+            return call(*arguments, **options)
+        except HornbookError as error:
+            for problem in error.problems if isinstance(error, RecipeError) else [str(error)]:
+                self._add(Finding("error", about, problem))
+            return None
+
+    def warn(self, about: str, message: str | None) -> None:
+        """Add a warning, unless there is none."""
+        if message is not None:
+            self._add(Finding("warning", about, message))
+
+    def _add(self, finding: Finding) -> None:
+        if finding not in self.found:
+            self.found.append(finding)
+
+
+def choose_devices(name: str, processes: int, findings: Findings) -> torch.device:
+    """Return the first process's device, the CPU if the machine lacks it; each process takes one of its own.
+
+    Args:
+        name: as `choose_device`.
+        processes: on this machine.
+        findings: get an error for a device that the machine lacks.
+    """
+    device = findings.check("device", choose_device, name) or torch.device("cpu")
+    if device.type == "cuda" and processes > 1:
+        findings.check("device", choose_device, f"cuda:{processes - 1}")
+    return device
+
+
+def examine(
+    recipe: Recipe,
+    output: Path,
+    device: torch.device,
+    processes: int = 1,
+    init_from: InitFrom | None = None,
+    *,
+    allow_rate_change: bool = False,
+) -> list[Finding]:
+    """Return what would keep the recipe from training, or what in it looks like a slip.
+
+    Args:
+        recipe: as loaded; what its data know is filled in here.
+        output: the run's folder.
+        device: of the first process.
+        processes: that share each global batch.
+        init_from: the weights that a new run is to start from.
+        allow_rate_change: as of `hornbook.run.launch.train`.
+    """
+    findings, folder = Findings(), RunFolder(path=output)
+    world = _world(recipe, processes, device)
+    findings.check("ranks", refuse_misfit, recipe, processes)
+    if world.size == processes:
+        findings.check("ranks", refuse_layout, recipe, world)
+    recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
+    findings.check("memory", refuse_large_model, recipe, world)
+    findings.warn("memory", _scarce_memory(recipe, world))
+    findings.check("output", _refuse_folder, folder.path)
+    if sources is not None:
+        _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
+    return findings.found
+
+
+def _world(recipe: Recipe, processes: int, device: torch.device) -> World:
+    """Return the first rank's view of the run, connected to nobody; one process if its layout is refused."""
+    sizes = Findings().check("ranks", recipe.parallel.sizes, processes)
+    if sizes is None:
+        return World(device=device)
+    axes = Axes(
+        data=Ranks(0, sizes.replicate * sizes.shard),
+        tensor=Ranks(0, sizes.tensor),
+        pipeline=Ranks(0, sizes.pipeline),
+        holders=Ranks(0, sizes.shard * sizes.tensor),
+    )
+    return World(Ranks(0, processes), axes, device=device)
+
+
+def _open(
+    recipe: Recipe, folder: RunFolder, init_from: InitFrom | None, findings: Findings
+) -> tuple[Recipe, Sources] | None:
+    """Open the data; if that fails, open each store alone, since the first bad one hides the others.
+
+    If it fails since the vocabulary of the recipe is too small, that of the data stands in for it.
+    """
+    together, alone = Findings(), Findings()
+    opened = together.check("data", open_data, recipe, folder, init_from)
+    if opened is None and recipe.model.vocab_size is not None:
+        own_vocabulary = replace(recipe, model=replace(recipe.model, vocab_size=None))
+        opened = alone.check("data", open_data, own_vocabulary, folder, init_from)
+        alone = Findings()
+        findings.found += together.found if opened else []
+    if opened is None:
+        for path in recipe.data.train:
+            data = replace(recipe.data, train=(path,), validation=None, weights=())
+            alone.check("data", open_data, replace(recipe, data=data), folder, init_from)
+        if recipe.data.validation and not recipe.data.tokenizer:  # else it is no store
+            alone.check("data", open_store, recipe.data.validation, split="validation")
+        findings.found += alone.found or together.found
+    return opened
+
+
+def _scarce_memory(recipe: Recipe, world: World) -> str | None:
+    """Say that all processes together need more of the host's memory than is available now."""
+    copies, available = world.size // (world.holders.size * world.pipeline.size), available_memory_bytes()
+    needed = bytes_of_training(recipe) * copies
+    if world.device.type == "cuda" or available is None or needed <= available:
+        return None
+    return (
+        f"weights, gradients and optimizer state of all {world.size} ranks take {format_bytes(needed)}, and "
+        f"{format_bytes(available)} is available now: end other programs, or take a smaller model or fewer processes"
+    )
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: choose another --output")
+    if is_locked(path):
+        raise UserError(f"{path} is in use by another process; wait until it ends, stop it, or choose another folder")
+
+
+def _examine_run(
+    recipe: Recipe,
+    sources: Sources,
+    folder: RunFolder,
+    world: World,
+    init_from: InitFrom | None,
+    allow_rate_change: bool,
+    findings: Findings,
+) -> None:
+    """Check what needs the data."""
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        findings.check("tokenizer", sources.tokenizer.require_end_of_text)
+    samples = findings.check("data", build_samples, recipe, sources, on_cpu=world.device.type == "cpu")
+    findings.check("output", folder.refuse_other_run, recipe, sources.fingerprints)
+    findings.check("weights", origin_of, folder, init_from, recipe, sources)
+    if samples is None:
+        return
+    findings.check("data", _read_one, recipe, samples)
+    findings.check("memory", refuse_large_batch, recipe, samples, world)
+    steps, state = num_steps(recipe, samples), outline(recipe)
+    findings.check("checkpoints", _resume, folder, state, findings)
+    if not allow_rate_change:
+        findings.check("schedule", _refuse_changed_rate, folder, recipe, samples, state)
+    if state.progress.step >= steps:
+        done = counted(state.progress.step, "step")
+        mend = "raise training.steps, or choose another --output"
+        findings.warn("output", f"{folder.path} is finished: {done}, and nothing is left to do; {mend}")
+        return
+    findings.check("disk", checkpoint.require_space, folder.path, 2 * state.num_bytes)
+    findings.warn("disk", _scarce_space(recipe, state, folder.path))
+    findings.check("evaluation", refuse_blind_stopping, recipe, samples)
+    findings.check("evaluation", _check_tasks, recipe, sources, state, folder)
+    for slip in slips(recipe, samples, sources, steps):
+        findings.warn("recipe", slip)
+    if state.progress.step == 0 and init_from is None:
+        findings.warn("vocabulary", large_vocabulary(recipe, sources))
+
+
+def _read_one(recipe: Recipe, samples: Samples) -> None:
+    """Make a micro-batch, which refuses tokens that the model does not know.
+
+    Raises:
+        DataError: such tokens, or samples that cannot be read.
+    """
+    size = recipe.training.micro_batch_size
+    with Loader(
+        samples.maker,
+        global_batch_size=size,
+        micro_batch_size=size,
+        rank=0,
+        world_size=1,
+        start_sample=0,
+        vocab_size=recipe.model.vocab_size,
+        prefetch=0,
+    ) as loader:
+        next(loader)
+
+
+def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
+    """Read the progress of the newest checkpoint that fits, without its tensors.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none fits.
+    """
+    own = state.home.tensors()
+    steps = checkpoint.steps_in(folder.checkpoints)
+    for step in reversed(steps):
+        path = checkpoint.folder_of(folder.checkpoints, step)
+        try:
+            contents = upgrade(checkpoint.load(path, verified=True), own)
+            refuse_mismatch(own, contents.tensors, what=str(path))
+            state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+        except HornbookError as error:
+            findings.warn("checkpoints", f"checkpoint {path} is damaged, restore it or it is passed over: {error}")
+        else:
+            return
+    if steps:
+        raise CheckpointError(
+            f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')} and none can be read: restore one to resume "
+            "from it; to start anew, remove that folder or choose another --output"
+        )
+
+
+def _refuse_changed_rate(folder: RunFolder, recipe: Recipe, samples: Samples, state: TrainState) -> None:
+    before = folder.last_recipe
+    if before is not None and (problem := changed_rate(before, recipe, samples, state.progress)):
+        raise UserError(problem)
+
+
+def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None:
+    """Say that the checkpoints to keep, and one that is written, are more than the free space."""
+    keep = recipe.checkpoint
+    count = keep.keep_last + keep.keep_best + 1 - len(checkpoint.steps_in(output / "checkpoints"))
+    free = free_bytes(output)
+    if count * state.num_bytes <= free:
+        return None
+    return (
+        f"{counted(count, 'checkpoint')} of {format_bytes(state.num_bytes)} will be written beside each other, and "
+        f"{format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
+    )
+
+
+def _check_tasks(recipe: Recipe, sources: Sources, state: TrainState, folder: RunFolder) -> None:
+    evaluation = recipe.evaluation
+    if not evaluation.tasks:
+        return
+    refuse_unknown_metric(recipe)
+    loaded = LoadedModel(model=state.model, recipe=recipe, tokenizer=sources.tokenizer, step=0, path=folder.path)
+    given = TaskInput(loaded=loaded, micro_batch_size=recipe.training.micro_batch_size, overlap=0)
+    tasks.check_tasks(evaluation.tasks, given, tasks.assign_data(evaluation.task_data, evaluation.tasks))
