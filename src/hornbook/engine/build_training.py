@@ -3,7 +3,7 @@
 import torch
 
 from hornbook.config import Recipe
-from hornbook.engine.loss_scale import build_loss_scale
+from hornbook.engine.loss_scale import build_loss_scale, no_scale
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
@@ -35,7 +35,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision),
+        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else no_scale,
         world=world,
     )
     return TrainState.fresh(model, update, world.data), config

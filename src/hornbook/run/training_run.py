@@ -61,7 +61,8 @@ class TrainingRun:
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
 
     def __post_init__(self) -> None:
-        self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
+        if self.state.progress.stale_measurements:  # a resumed run may have ended early already
+            self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
     def is_finished(self) -> bool:

@@ -10,7 +10,7 @@ from hornbook.errors import UserError
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
-from hornbook.samples.windows import TokenSource
+from hornbook.samples.windows import TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
@@ -36,7 +36,10 @@ class Sources:
     def fingerprints(self) -> dict[str, str | None]:
         """Hashes of the contents, by which a resumed run knows its data."""
         validation = self.validation or self.held_out_instances
-        train = self.instances.fingerprint if self.instances else joint_fingerprint(self.train, self.weights)
+        if self.instances:
+            train = self.instances.fingerprint
+        else:
+            train = joint_fingerprint(self.train, self.weights) if len(self.train) > 1 else self.train[0].fingerprint
         if self.instances and self.tokenizer:
             train = hashlib.sha256(f"{train}:{self.tokenizer.digest}".encode()).hexdigest()
         return {"train": train, "validation": validation.fingerprint if validation else None}
@@ -116,11 +119,19 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
 
 
-def open_windows(recipe: Recipe, sources: Sources) -> Mixture:
-    """Return the windows of the training stores."""
-    data = recipe.data
+def open_windows(recipe: Recipe, sources: Sources) -> Windows | Mixture:
+    """Return the windows of the training stores; those of a single one are not blended."""
+    if len(sources.train) == 1:
+        windows = Windows(sources.train[0], recipe.sequence_length, recipe.training.seed)
+        if (recipe.data.max_samples or windows.num_items) >= windows.num_items:
+            return windows
+    return open_mixture(recipe, sources)
+
+
+def open_mixture(recipe: Recipe, sources: Sources) -> Mixture:
+    """Return the mixture of the training stores, even of a single one."""
     length, seed = recipe.sequence_length, recipe.training.seed
-    return Mixture(sources.train, length, seed, sources.weights, max_samples=data.max_samples)
+    return Mixture(sources.train, length, seed, sources.weights, max_samples=recipe.data.max_samples)
 
 
 def _open_instances(recipe: Recipe) -> Sources:

@@ -15,6 +15,7 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
+from hornbook.samples.mixture import Mixture
 from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows
 
@@ -39,13 +40,15 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
 
 def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     windows = open_windows(recipe, sources)
-    mask, shares = recipe.data.document_mask, [*zip(windows.shares, recipe.data.train, strict=False)]
+    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    if isinstance(windows, Mixture):
+        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
     held_out = None
     if sources.validation is not None:
         scored = EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
         held_out = HeldOutWindows(scored, document_mask=mask)
     return Samples(
-        maker=WindowBatches(windows.unmixed(), seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
         num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
         held_out=held_out,
