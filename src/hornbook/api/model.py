@@ -37,7 +37,7 @@ from hornbook.generate.embeddings import embed_ids, hidden_states
 from hornbook.generate.fill_mask import Filled, GapFiller
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM
-from hornbook.run.device import choose_device, prepare
+from hornbook.parallel.device import choose_device, prepare
 from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 

@@ -3,14 +3,14 @@
 import torch
 
 from hornbook.config import Recipe
-from hornbook.engine.loss_scale import build_loss_scale, no_scale
+from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import build_objective
-from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import build_update, in_groups
+from hornbook.parallel.device import compute_dtype
 from hornbook.parallel.world import World
 
 
@@ -35,7 +35,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else no_scale,
+        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
         world=world,
     )
     return TrainState.fresh(model, update, world.data), config

@@ -22,7 +22,7 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
-from hornbook.optim.precision import dtype_name
+from hornbook.parallel.device import dtype_name
 from hornbook.parallel.world import Ranks
 from hornbook.text.tokenizer import Tokenizer
 

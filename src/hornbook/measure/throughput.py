@@ -20,8 +20,8 @@ from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
+from hornbook.parallel.device import synchronize
 from hornbook.parallel.world import World
-from hornbook.run.device import synchronize
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 from hornbook.samples.training_samples import build_samples

@@ -16,8 +16,8 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.device import choose_device, prepare, synchronize
 from hornbook.parallel.world import World
-from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips

@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from hornbook.config import MaskingConfig, Recipe
-from hornbook.corpus.joined import join, open_held_out, refuse_other_tokenizers
-from hornbook.corpus.store import TokenStore, open_store
+from hornbook.corpus.joined import join
+from hornbook.corpus.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
@@ -73,7 +73,7 @@ def open_sources(recipe: Recipe) -> Sources:
     own = recipe.data.validation
     held_out = open_held_out(recipe.data.train) if own is None else [open_store(own, split="validation")]
     refuse_other_tokenizers([*stores, *held_out])
-    validation = join(held_out)
+    validation = join(held_out) if len(held_out) > 1 else next(iter(held_out), None)
     return Sources(
         train=stores,
         weights=recipe.data.weights,

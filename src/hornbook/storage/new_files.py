@@ -27,8 +27,7 @@ from hornbook.storage import (
     remove_tree,
     rename,
 )
-from hornbook.storage.files import write_all
-from hornbook.storage.system import flush_to_disk, open_own, storage_errors
+from hornbook.storage.system import flush_to_disk, open_own, storage_errors, write_all
 
 
 def refuse_existing(*paths: Path) -> None:
