@@ -1,5 +1,8 @@
 """Tensors cut into the boxes of several ranks: saved, verified and read back, whole or in part, bit for bit."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import one_line
 
-from hornbook.checkpoint import Contents, Shard, list_checkpoints, load, save, verify
+from hornbook.checkpoint import Contents, Shard, list_checkpoints, load, save, save_share, temporary_of, verify
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hornbook.checkpoint.tensors import open_file, read_box
@@ -106,7 +109,7 @@ def test_ranks_verify_each_file_once(four):
         ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS, 2, 1)[0]], r"its boxes at \[0, 0\] and \[0, 0\] overlap"),
         ([Shard(values=NUMBERS, begin=(1, 0), shape=(8, 6))], "a box begins at"),
         ([Shard(values=NUMBERS, begin=(0,), shape=(8, 6))], "a box begins at"),
-        ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS.bfloat16(), 2, 0)[1]], "another shape or dtype on rank 1"),
+        ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS.bfloat16(), 2, 0)[1]], "another shape or dtype in model-00001"),
     ],
 )
 def test_boxes_that_do_not_make_up_their_tensor_are_refused_and_nothing_is_written(tmp_path, shards, problem):
@@ -114,6 +117,34 @@ def test_boxes_that_do_not_make_up_their_tensor_are_refused_and_nothing_is_writt
         save(tmp_path / "checkpoints", Contents(step=1, tensors={}), by_rank(x=shards))
     assert one_line(caught.value)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def saved_by_ranks(folder: Path, ranks: list[dict[str, dict[str, Shard]]]) -> Path:
+    """Save as several ranks do, each what it holds; the first one makes the checkpoint."""
+
+    @contextmanager
+    def others(temporary: Path) -> Iterator[None]:
+        assert temporary == temporary_of(folder, 3, os.getpid())
+        for rank, shards in enumerate(ranks[1:], 1):
+            save_share(temporary, 3, rank, shards)
+        yield
+
+    return save(folder, Contents(step=3, tensors={}), ranks[:1], others)
+
+
+def test_ranks_that_each_write_their_part_make_the_bytes_that_one_process_writes(tmp_path):
+    ranks = by_rank(rows=cut(NUMBERS, 4, 0), columns=cut(NUMBERS.bfloat16(), 3, 1), whole=[Shard.whole(NUMBERS[0])])
+    expected = save(tmp_path / "one", Contents(step=3, tensors={}), ranks)
+    found = saved_by_ranks(tmp_path / "several", ranks)
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+        path.name: path.read_bytes() for path in expected.iterdir()
+    }
+
+
+def test_a_part_that_no_rank_wrote_leaves_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="its boxes hold 36 elements, the tensor 48"):
+        saved_by_ranks(tmp_path, by_rank(rows=cut(NUMBERS, 4, 0))[:3])
+    assert list(tmp_path.iterdir()) == []
 
 
 def forge(path: Path, **layouts: Layout) -> None:

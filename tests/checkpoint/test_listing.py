@@ -5,7 +5,7 @@ import pytest
 from tiny_checkpoints import one_line, saved
 
 from hornbook.checkpoint import Info, list_checkpoints, newest_sound, resolve
-from hornbook.checkpoint.listing import committed, describe
+from hornbook.checkpoint.listing import committed, describe, require_source
 from hornbook.errors import CheckpointError, StorageError
 
 
@@ -122,3 +122,17 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.iterdir", refuse)
     with pytest.raises(StorageError, match="Permission denied"):
         list_checkpoints(tmp_path)
+
+
+def test_a_source_that_is_not_there_is_refused_without_torch_and_without_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "tf").mkdir()
+    (tmp_path / "tf" / "model.ckpt.index").touch()
+    for source in ("runs/mine", "tf/model.ckpt", "owner/name", "hf://owner/name"):
+        require_source(source)
+    for source in ("runs/qqq", "./owner/name", "a/b/c", "gpt2"):
+        with pytest.raises(CheckpointError, match=r"no run or checkpoint at .*: no such folder; expected"):
+            require_source(source)
+    with pytest.raises(CheckpointError, match='no such folder; did you mean "runs/mine"'):
+        require_source("runs/mien")

@@ -124,7 +124,6 @@ def test_common_flags_stand_anywhere(command, words, capsys):
         (PathError("no such folder"), 2),
         (CheckpointError("damaged"), 2),
         (DivergedError("not finite"), 3),
-        (StoppedBySignal("saved"), 75),
     ],
 )
 def test_errors_of_ours_are_one_line_and_their_code(command, error, code, capsys):
@@ -133,6 +132,14 @@ def test_errors_of_ours_are_one_line_and_their_code(command, error, code, capsys
     assert capsys.readouterr() == ("", f"hornbook: error: {error}\n")
     assert main(["fake", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == {"error": str(error), "exit_code": code}
+
+
+def test_a_stop_with_the_state_saved_is_no_error(command, capsys):
+    command(fail_with(StoppedBySignal("stopped by SIGINT; saved")))
+    assert main(["fake"]) == 75
+    assert capsys.readouterr() == ("", "hornbook: stopped by SIGINT; saved\n")
+    assert main(["fake", "--json"]) == 75
+    assert json.loads(capsys.readouterr().out) == {"stopped": "stopped by SIGINT; saved", "exit_code": 75}
 
 
 def test_an_error_line_shows_escape_sequences_and_obeys_none(command, capsys):
@@ -220,7 +227,7 @@ def test_a_stream_that_is_no_file(command, monkeypatch):
         (["--json"], "the following arguments are required: COMMAND (see `hornbook --help`)"),
         (["trian"], '"trian" is not one of train, '),
         (["trian"], 'did you mean "train"?'),
-        (["recipes", "more"], 'unexpected argument "more" (see `hornbook recipes --help`)'),
+        (["recipes", "more"], '"more" is not one of list, show, copy (see `hornbook recipes --help`)'),
         (["recipes", "--jsno"], 'unknown option "--jsno"; did you mean "--json"? (see `hornbook recipes --help`)'),
         (["--versoin"], "required: COMMAND"),
     ],

@@ -58,16 +58,20 @@ def test_train_hands_the_resolved_recipe_to_the_engine(recipe, trained, capsys):
     assert json.loads(capsys.readouterr().out) == {"step": 2}
     ((resolved, options),) = trained
     assert resolved == load_recipe(recipe, ["--training.steps=3"])
-    assert (str(options.pop("output")), options) == ("runs/a", {"device": "cpu", "threads": 1, "init_from": None})
+    expected = {"device": "cpu", "threads": 1, "init_from": None, "allow_rate_change": False}
+    assert (str(options.pop("output")), options) == ("runs/a", expected)
 
 
 def test_defaults(recipe, trained):
     assert main(["train", recipe]) == 0
-    assert trained[0][1] == {"output": None, "device": "auto", "threads": None, "init_from": None}
+    expected = {"output": None, "device": "auto", "threads": None, "init_from": None, "allow_rate_change": False}
+    assert trained[0][1] == expected
 
 
 @pytest.mark.parametrize("moments", [None, "fresh", "keep"])
-def test_init_from_says_what_to_start_from(recipe, trained, moments):
+def test_init_from_says_what_to_start_from(recipe, request, moments):
+    assert main(["train", recipe, "--output", "runs/small", "--threads", "1"]) == 0
+    trained = request.getfixturevalue("trained")
     words = ["--init-optimizer", moments] if moments else []
     assert main(["train", recipe, "--init-from", "runs/small", *words]) == 0
     assert trained[0][1]["init_from"] == InitFrom(source="runs/small", keep_optimizer=moments == "keep")
@@ -101,7 +105,7 @@ def test_print_recipe_as_json(capsys):
     ("words", "lines"),
     [
         (["gpt2-smal"], ['recipe "gpt2-smal": no such bundled recipe; did you mean "gpt2-small"?']),
-        (["missing.toml"], ["missing.toml: no such recipe file"]),
+        (["qqq/missing.toml"], ["qqq/missing.toml: no such recipe file or run"]),
         (["."], ['recipe ".": no such bundled recipe; `hornbook recipes` lists them']),
         (
             ["tiny.toml", "--model.num-layrs", "3", "--training.seed=x"],

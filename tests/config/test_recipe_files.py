@@ -1,7 +1,8 @@
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.build import LARGEST_FILE, Leaf, file_leaves, merge, read_document, split_overrides
+from hornbook.config.build import Leaf, file_leaves, merge, split_overrides
+from hornbook.config.recipe_files import LARGEST_FILE, find_recipe, read_document, run_of
 from hornbook.errors import RecipeError
 
 
@@ -35,13 +36,21 @@ def test_files_that_are_no_recipes(tmp_path, content, problem):
 
 
 def test_paths_that_are_no_files(tmp_path):
-    what = "r.toml: is a folder, not a recipe file"
+    what = "r.toml: is a folder, neither a recipe file nor a run"
     assert refused(tmp_path) == f"{what}; to train on it: hornbook train demo --data.train {tmp_path}"
-    (tmp_path / "recipe.toml").write_text("")
-    assert refused(tmp_path) == f"{what}; the recipe of the run there is {tmp_path}/recipe.toml"
-    assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file"
+    (tmp_path / "checkpoints").mkdir()
+    assert refused(tmp_path) == f"{what}; to start a run from its weights: --init-from {tmp_path}"
+    assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file or run"
     assert refused(tmp_path / ("x" * 5000)).startswith("r.toml: cannot be read: ")
-    assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file"
+    assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file or run"
+
+
+def test_a_run_is_found_by_its_folder_and_by_its_recipe(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    assert run_of(find_recipe(f"{tmp_path}/recipe.toml")) is None, "a recipe of that name alone"
+    (tmp_path / "run.json").write_text("{}")
+    for reference in (tmp_path, tmp_path / "recipe.toml"):
+        assert run_of(find_recipe(str(reference))) == tmp_path
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path):
@@ -179,3 +188,28 @@ def test_the_last_value_counts(tmp_path, monkeypatch):
 def test_other_words_are_no_overrides():
     with pytest.raises(RecipeError, match=r'^"--output" \(command line\): expected a recipe option'):
         load_recipe("demo", ["--output", "x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "size", "is_noted"),
+    [
+        ("micro_batch_size = 64\nglobal_batch_size = 64", ["--training.global-batch-size=16"], 16, True),
+        ("", ["--training.global-batch-size=2"], 2, True),
+        ("micro_batch_size = 4\nglobal_batch_size = 64", ["--training.global-batch-size=16"], 4, False),
+    ],
+)
+def test_a_smaller_batch_of_the_command_line_lowers_the_micro_batch(tmp_path, text, overrides, size, is_noted):
+    (tmp_path / "my.toml").write_text(f"[training]\nsteps = 1\n{text}")
+    resolved = load_recipe(str(tmp_path / "my.toml"), overrides, require_data=False)
+    assert resolved.recipe.training.micro_batch_size == size
+    assert [note.startswith(f"training.micro_batch_size is {size}") for note in resolved.notes] == [True] * is_noted
+
+
+def test_a_micro_batch_of_the_command_line_is_not_lowered(tmp_path):
+    (tmp_path / "my.toml").write_text("[training]\nsteps = 1\n")
+    with pytest.raises(RecipeError, match="micro_batch_size must divide global_batch_size"):
+        load_recipe(
+            str(tmp_path / "my.toml"),
+            ["--training.global-batch-size=2", "--training.micro-batch-size=4"],
+            require_data=False,
+        )

@@ -83,6 +83,10 @@ def mended(recipe, draw):
     nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))
     if nested["precision"]["loss_scale_by_step"]:
         nested["precision"]["loss_scale_by_step"] = ("0=128", "7=64")
+    nested["parallel"] |= draw(st.sampled_from([{"data_parallel": "hybrid", "shard_size": 2}, {"shard_size": None}]))
+    if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
+        nested["parallel"]["data_parallel"] = "shard"
+    nested["parallel"]["tensor_parallel"] = 1
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
     length = draw(st.sampled_from([{"steps": 3}, {"tokens": 5}, {"epochs": 0.5}]))
     if "epochs" in length:

@@ -2,7 +2,7 @@ import pytest
 
 from hornbook.config import load_recipe
 from hornbook.config.recipe import SECTIONS, specs
-from hornbook.config.suggest import _USUAL, did_you_mean, nearest
+from hornbook.config.suggest import _USUAL, did_you_mean, did_you_mean_path, nearest
 from hornbook.errors import RecipeError
 
 
@@ -11,6 +11,15 @@ def test_nearest():
     assert nearest("zzz", ["learning_rate", "beta1"]) is None
     assert did_you_mean("bta1", ["learning_rate", "beta1"]) == '; did you mean "beta1"?'
     assert did_you_mean("zzz", []) == ""
+
+
+def test_the_nearest_path(tmp_path):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "corpora").mkdir()
+    for wrong, near in (("runs/mien", "runs/mine"), ("rusn/mine", "runs/mine"), ("rnus/other", "runs")):
+        assert did_you_mean_path(tmp_path / wrong) == f'; did you mean "{tmp_path / near}"?'
+    for far in ("runs/qqq", "zzz/mine"):
+        assert did_you_mean_path(tmp_path / far) == ""
 
 
 def test_what_others_call_it_comes_before_what_looks_alike():

@@ -13,7 +13,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.optim.slots import Slot
 from hornbook.optim.updates import build_update
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.world import World
 
 
 class CutInMemory(InMemory):
@@ -37,7 +37,7 @@ class CutInMemory(InMemory):
 
 def cut_state(update) -> TrainState:
     model = tiny_model(7, residual_dropout=0.1)
-    home = CutInMemory(model, InMemory.fresh(model, update, Ranks()).moments, Ranks())
+    home = CutInMemory(model, InMemory.fresh(model, update, World()).moments, World())
     home.opened = []
     return TrainState(model=model, home=home)
 

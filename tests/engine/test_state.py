@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import random_batch, snapshot, tiny_model, tiny_state, tiny_step_config
+from tiny import random_batch, snapshot, tensors_of, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
@@ -72,7 +72,7 @@ def test_tensors_have_logical_shapes_and_no_second_table():
 def test_a_loaded_state_goes_on_like_the_one_that_was_saved():
     saved = trained(2)
     tensors = {
-        file: {name: tensor.clone() for name, tensor in values.items()} for file, values in saved.home.tensors().items()
+        file: {name: tensor.clone() for name, tensor in values.items()} for file, values in tensors_of(saved).items()
     }
     progress = json.loads(json.dumps(saved.to_json()))
     loaded = tiny_state(seed=99)

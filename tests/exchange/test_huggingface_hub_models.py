@@ -13,7 +13,8 @@ from tiny_hub import Answering, Loopback, serving
 from tiny_huggingface import tiny_folder, to_pickle
 
 from hornbook.errors import HornbookError, UserError
-from hornbook.exchange.huggingface import fetch, is_model_name
+from hornbook.exchange.huggingface import fetch
+from hornbook.text.hub_client import is_model_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -183,3 +184,5 @@ def test_a_path_is_no_name(tmp_path, monkeypatch):
         assert is_model_name(name) and is_model_name(Path(name))
     for path in ("runs/dmeo", "gpt2", "./a/b", "/a/b", "a/b/c", "../a", "a/", "~/a", ""):
         assert not is_model_name(path), "a mistyped path is not sent anywhere"
+    (tmp_path / "runs").rmdir()
+    assert not is_model_name("runs/dmeo"), "runs is the default folder of runs, even before there is one"

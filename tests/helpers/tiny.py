@@ -81,13 +81,22 @@ def tiny_step_config(world: World | None = None, learning_rate: float = 1e-2, **
 
 def tiny_state(seed: int = 7, world: World | None = None, **changes) -> TrainState:
     """A fresh training state of ``tiny_model``."""
-    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world and world.data)
+    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world)
+
+
+def tensors_of(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
+    """All weights and moments of a state that lies on one rank, by group and name."""
+    files = state.home.tensors()
+    return {file: {name: shard.values for name, shard in shards.items()} for file, shards in files.items()}
 
 
 def snapshot(state: TrainState) -> dict[str, torch.Tensor]:
     """Copies of all weights and moments."""
-    files = state.home.tensors()
-    return {f"{file}/{name}": tensor.clone() for file, tensors in files.items() for name, tensor in tensors.items()}
+    return {
+        f"{file}/{name}": tensor.clone()
+        for file, tensors in tensors_of(state).items()
+        for name, tensor in tensors.items()
+    }
 
 
 def progress_of(state: TrainState) -> dict[str, object]:

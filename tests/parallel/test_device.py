@@ -79,9 +79,34 @@ def test_local_ranks_share_the_cores_and_none_goes_without(monkeypatch):
     for cores, ranks, threads in ((16, None, 8), (16, "1", 8), (16, "3", 2), (16, "16", 1), (3, None, 3), (3, "2", 1)):
         monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if ranks:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert default_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "threads"),
+    [("3", "1", 3), ("3,2", "1", 3), ("1", "1", 1), ("3", "2", 3), ("1", "2", 4), ("x", "1", 8), ("0", "1", 8)],
+)
+def test_omp_num_threads_counts_unless_torchrun_set_it(monkeypatch, asked, ranks, threads):
+    monkeypatch.setattr(module, "physical_cores", lambda: 8)
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert default_threads() == threads
+
+
+def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    try:
+        prepare(torch.device("cpu"), None)
+        assert torch.get_num_threads() == 3
+        prepare(torch.device("cpu"), 2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_prepared_threads_and_denormals():

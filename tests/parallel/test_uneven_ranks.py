@@ -87,5 +87,13 @@ def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
     ]
 
 
+def test_a_rank_that_cannot_write_its_part_ends_the_run_on_all_and_leaves_no_checkpoint(folder, ranks):
+    assert [rank["second_disk"] for rank in ranks] == [
+        {"step": 8, "error": "StorageError: rank 1 could not save its part of the checkpoint; see what it says"},
+        {"step": 8, "error": "StorageError: the disk is full"},
+    ]
+    assert list((folder / "second_disk" / "checkpoints").iterdir()) == []
+
+
 def test_ranks_wait_for_the_first_longer_than_for_a_sum(ranks):
     assert min(rank["waited"] for rank in ranks) > uneven_ranks.PATIENCE.total_seconds()

@@ -155,10 +155,20 @@ def resume_damaged(world: World, folder: Path) -> dict[str, Any]:
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:
     """No checkpoint can be written, which the first rank alone sees."""
 
-    def save(folder: Path, contents: checkpoint.Contents) -> Path:
+    def save(folder: Path, contents: checkpoint.Contents, *others: object) -> Path:
         raise StorageError("the disk is full")
 
     return _with(checkpoint, "save", save, lambda: _train(world, folder))
+
+
+def fill_the_second_disk(world: World, folder: Path) -> dict[str, Any]:
+    """The second rank alone cannot write its part of a checkpoint."""
+
+    def save_share(temporary: Path, step: int, rank: int, shards: object) -> None:
+        assert temporary.is_dir()
+        raise StorageError("the disk is full")
+
+    return _with(checkpoint, "save_share", save_share, lambda: _train(world, folder))
 
 
 def _with(owner: Any, name: str, value: object, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -181,6 +191,7 @@ def main(folder: Path) -> None:
         "weights": spoil_weights(world, folder / "weights"),
         "resumed": resume_damaged(world, folder / "resumed"),
         "disk": fill_the_disk(world, folder / "disk"),
+        "second_disk": fill_the_second_disk(world, folder / "second_disk"),
         "waited": wait_for_the_first(world),
     }
     (folder / f"{world.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

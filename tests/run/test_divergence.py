@@ -69,7 +69,7 @@ def test_a_signal_among_skipped_steps_saves_none_of_them_and_says_so(
 ) -> None:
     with monkeypatch.context() as patch:
         tiny_runs.stop_after(patch, 36)
-        with pytest.raises(StoppedBySignal, match=r"step 36 was skipped, so it is not saved; .* step 30; run the same"):
+        with pytest.raises(StoppedBySignal, match=r"step 36 was skipped, so it is not saved; .* step 30; resume with"):
             tiny_runs.run_tiny(tmp_path, *ruined_after(32), *KEEPS[0])
     assert kept(tmp_path) == [25, 30]
     with pytest.raises(DivergedError, match="up to step 52"):  # from step 30 on, as without the signal

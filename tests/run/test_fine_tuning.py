@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny import tensors_of
 from tiny_labelled import CONTEXT, QUESTIONS, labelled_rows, question, word_pieces, write_jsonl, write_squad
 from tiny_runs import digest, metrics_without_time, stop_after
 from tiny_sentences import sentence_store
@@ -141,7 +142,7 @@ def test_a_part_of_the_sequences_may_be_all_that_is_learned(files, tmp_path):
 def test_it_begins_with_the_pretrained_trunk_and_pooler(files, pretrained, tmp_path, capfd):
     recipe = recipe_of(tmp_path, *of(files)[:-1], "--training.seed=7").recipe
     with open_run(recipe, tmp_path / "run", World(), pretrained) as opened:
-        found = opened.state.home.tensors()["model"]
+        found = tensors_of(opened.state)["model"]
         assert opened.recipe.objective.labels == ("moby", "pride")
         assert opened.tokenizer.digest == word_pieces().digest
     source = checkpoint.load(checkpoint.resolve(Path(pretrained.source))).tensors["model"]
@@ -158,7 +159,7 @@ def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_
     for name, options in {"same": [], "other": ["--objective.labels=pride,moby"]}.items():
         recipe = recipe_of(tmp_path, *of(files), *options, "--training.seed=7").recipe
         with open_run(recipe, tmp_path / name, World(), init) as opened:
-            found = opened.state.home.tensors()["model"]
+            found = tensors_of(opened.state)["model"]
             assert torch.equal(found["head.labels.weight"], tuned["head.labels.weight"]) == (name == "same")
             assert torch.equal(found["head.pooler.weight"], tuned["head.pooler.weight"])
 

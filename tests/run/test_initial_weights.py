@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tensors_of
 from tiny_huggingface import tiny_contents
 from tiny_runs import digest, run_tiny, stop_after, tiny_recipe
 from tiny_text import build_tiny, one_line, tiny_tokenizer
@@ -57,7 +58,7 @@ def weights_of(path: Path, group: str = "model") -> dict[str, torch.Tensor]:
 def test_a_run_starts_from_the_weights_of_another(trained: Path, tmp_path: Path, keep: bool) -> None:
     recipe = tiny_recipe(tmp_path, "--training.seed=5").recipe
     with open_run(recipe, tmp_path / "run", World(), InitFrom(source=str(trained), keep_optimizer=keep)) as run:
-        tensors, progress = run.state.home.tensors(), run.state.progress
+        tensors, progress = tensors_of(run.state), run.state.progress
         assert all(torch.equal(tensors["model"][name], value) for name, value in weights_of(trained).items())
         moments = weights_of(trained, "optimizer")
         assert all(torch.equal(tensors["optimizer"][name], value) for name, value in moments.items()) is keep
@@ -208,7 +209,7 @@ def test_a_hugging_face_folder_is_a_start(tmp_path: Path) -> None:
     sizes = ["--model.hidden-size=16", "--model.max-positions=24", "--model.vocab-size=300"]
     recipe = tiny_recipe(tmp_path, *sizes, f"--data.train={corpus}").recipe
     with open_run(recipe, tmp_path / "run", World(), init) as run:
-        found = run.state.home.tensors()["model"]
+        found = tensors_of(run.state)["model"]
         expected = tiny_contents().tensors["model"]
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert run.tokenizer is not None and run.tokenizer.digest == tiny_tokenizer().digest
@@ -242,7 +243,7 @@ def test_ranks_start_alike(trained: Path, tmp_path: Path) -> None:
     with open_run(recipe, tmp_path / "run", World(), InitFrom(source=str(trained))):
         pass
     with open_run(recipe, tmp_path / "run", Second(), InitFrom(source=str(trained))) as run:
-        found = run.state.home.tensors()["model"]
+        found = tensors_of(run.state)["model"]
         assert all(torch.equal(found[name], value) for name, value in weights_of(trained).items())
 
 

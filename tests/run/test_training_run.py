@@ -131,10 +131,10 @@ def test_three_failed_saves_in_a_row_end_the_run_and_no_fewer(
 ) -> None:
     save = checkpoint.save
 
-    def save_or_fail(folder: Path, contents: checkpoint.Contents) -> Path:
+    def save_or_fail(folder: Path, contents: checkpoint.Contents, *others: object) -> Path:
         if contents.step in failing:
             raise StorageError("cannot write")
-        return save(folder, contents)
+        return save(folder, contents, *others)
 
     monkeypatch.setattr(checkpoint, "save", save_or_fail)
     options = ("--checkpoint.every-steps=1", "--checkpoint.keep-last=9")

@@ -72,6 +72,24 @@ def test_the_lock_is_free_after_an_error(tmp_path):
         pass
 
 
+def test_work_that_fails_before_it_writes_leaves_no_lock_and_no_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "new" / "deep" / "work", tmp_path / "there"):
+        with pytest.raises(KeyError), lock_folder(folder):
+            raise KeyError("refused")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_work_that_fails_after_it_has_written_leaves_its_folder(tmp_path):
+    with pytest.raises(KeyError), lock_folder(tmp_path / "work"):
+        (tmp_path / "work" / "file").touch()
+        raise KeyError("failed")
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "file"}
+    with pytest.raises(KeyError), lock_folder(tmp_path / "work"):
+        raise KeyError("again")
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "file"}
+
+
 def test_a_folder_that_cannot_be_is_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file"), lock_folder(tmp_path / "file"):

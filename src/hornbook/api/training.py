@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.api.model import Compute, Model, load
-from hornbook.config import Recipe, load_recipe
+from hornbook.config import Recipe
 from hornbook.config.overrides import override_leaves, override_recipe
 from hornbook.errors import UserError
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved
+from hornbook.run.start_recipe import start_recipe
 from hornbook.track.runs import find_runs, read_run, summarize
 
 
@@ -53,6 +54,7 @@ def train(
     output: str | Path | None = None,
     init_from: str | Path | None = None,
     keep_optimizer: bool = False,
+    allow_learning_rate_change: bool = False,
     device: str = "auto",
     threads: int | None = None,
 ) -> Run:
@@ -62,14 +64,17 @@ def train(
     saves after the current step.
 
     Args:
-        recipe: the name of a bundled recipe, the path of a file, or a ``Recipe`` (that of a `Model`, say).
+        recipe: the name of a bundled recipe, the path of a file, the folder of a run to go on with, or a ``Recipe``
+            (that of a `Model`, say).
         overrides: values of the recipe by dotted name: ``{"training.steps": 300, "data.train": folder}``. Paths are
             relative to the working directory.
-        output: the run's folder; ``runs/<name of the recipe>`` if None.
-        init_from: a run, a checkpoint or a Hugging Face folder whose weights a new run starts with.
+        output: the run's folder; if None, that of ``recipe`` if it is a run, else ``runs/<name of the recipe>``.
+        init_from: a run, a checkpoint or a Hugging Face folder whose weights a new run starts with. Its architecture
+            replaces that of the recipe, except that of a ``Recipe``, which has to agree.
         keep_optimizer: take the state of its optimizer along.
+        allow_learning_rate_change: go on although another length makes the learning rate jump.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        threads: of this process on a CPU, from now on; None: one a physical core.
+        threads: of this process on a CPU, from now on; None: ``OMP_NUM_THREADS``, or one a physical core.
 
     Raises:
         RecipeError: every mistake of the recipe and the overrides at once.
@@ -82,13 +87,20 @@ def train(
     if keep_optimizer and init_from is None:
         raise UserError("keep_optimizer applies only with init_from; add init_from or leave it out")
     leaves = override_leaves(overrides or {})
-    resolved = override_recipe(recipe, leaves) if isinstance(recipe, Recipe) else load_recipe(str(recipe), leaves)
+    folder = None if output is None else Path(output)
+    source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
+    resolved = (
+        override_recipe(recipe, leaves)
+        if isinstance(recipe, Recipe)
+        else start_recipe(str(recipe), leaves, output=folder, init_from=source)
+    )
     summary = train_resolved(
         resolved,
-        output=None if output is None else Path(output),
+        output=folder,
         device=device,
         threads=threads,
-        init_from=None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer),
+        init_from=source,
+        allow_rate_change=allow_learning_rate_change,
     )
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
 

@@ -5,7 +5,7 @@
 Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
 """
 
-from hornbook.checkpoint.commit import prune, save, set_aside
+from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, require_space, resolve, steps_in
 from hornbook.checkpoint.load import load
@@ -23,8 +23,10 @@ __all__ = [
     "require_space",
     "resolve",
     "save",
+    "save_share",
     "set_aside",
     "step_of",
     "steps_in",
+    "temporary_of",
     "verify",
 ]

@@ -2,6 +2,8 @@
 
     save    step-00001200.tmp-4711/  model-00000.safetensors, ..., each fsynced; manifest.json last; fsync
             -> rename to step-00001200/ (the commit) -> fsync parent
+    share   step-00001200.tmp-4711/  model-00003.safetensors, share-00003.json: what rank 3 holds of cut tensors, which
+            the saving rank takes over into the manifest
     prune   step-00000400/ -> rename to step-00000400.tmp-4711-old/ -> fsync parent -> remove
 
 There is no ``latest`` pointer and nothing is remembered: what is committed is what the disk says. A process that dies
@@ -13,7 +15,7 @@ checkpoints, since one that has rotted must not count as kept.
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,7 +23,16 @@ from typing import Final, NamedTuple
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import committed, require_space
-from hornbook.checkpoint.manifest import MANIFEST, Entry, Kind, Manifest, folder_of, is_plain_name, verify
+from hornbook.checkpoint.manifest import (
+    MANIFEST,
+    Entry,
+    Kind,
+    Manifest,
+    folder_of,
+    is_plain_name,
+    read_manifest,
+    verify,
+)
 from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
@@ -29,6 +40,7 @@ from hornbook.storage.json_files import dump_json
 from hornbook.storage.system import process_is_alive, storage_errors
 
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
+_SHARE: Final = re.compile(r"share-[0-9]{5,10}\.json")
 Shards = Mapping[str, Mapping[str, Shard]]
 """What one rank holds, by group and name."""
 Layouts = dict[str, dict[str, Layout]]
@@ -44,7 +56,12 @@ class _File(NamedTuple):
     chunks: Iterable[storage.BytesLike]
 
 
-def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path:
+def save(
+    folder: Path,
+    contents: Contents,
+    ranks: Sequence[Shards] = (),
+    others: Callable[[Path], AbstractContextManager[None]] | None = None,
+) -> Path:
     """Commit a checkpoint into a folder of checkpoints and return its own folder.
 
     A sound checkpoint of that step is left as it is; a damaged one is replaced. On an error nothing is committed and
@@ -54,6 +71,8 @@ def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path
         folder: the folder of checkpoints, as in ``runs/demo/checkpoints``; created where missing.
         contents: what to save; its tensors must not change meanwhile.
         ranks: in place of ``contents.tensors``, the boxes that each rank holds; every rank's become files of their own.
+        others: while it is entered, other processes write what their ranks hold, with ``save_share``, into the
+            temporary folder that it is called with.
 
     Raises:
         StorageError: the disk is full (asked beforehand, too), read-only or failing.
@@ -66,11 +85,20 @@ def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path
     groups = contents.tensors.items()
     shards = ranks or [{group: {name: Shard.whole(tensors[name]) for name in tensors} for group, tensors in groups}]
     files, layouts = _files(contents, shards), _layouts(shards)
+    if others is None:
+        _refuse_gaps(layouts)
     storage.make_directory(folder)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
-    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    temporary = temporary_of(folder, contents.step, os.getpid())
     try:
-        _write(temporary, contents.step, files, layouts)
+        storage.make_directory(temporary, exist_ok=False)
+        with others(temporary) if others else nullcontext():
+            entries = _write(temporary, files)
+        if others is not None:
+            entries, layouts = _take_shares(temporary, entries, layouts)
+            _refuse_gaps(layouts)
+        manifest = Manifest(step=contents.step, files=entries, tensors=layouts)
+        storage.write_file(temporary / MANIFEST, manifest.to_bytes())
         aside = _hide(final) if os.path.lexists(final) else None
         storage.commit_directory(temporary, final)
     except BaseException:
@@ -81,6 +109,27 @@ def save(folder: Path, contents: Contents, ranks: Sequence[Shards] = ()) -> Path
         with suppress(StorageError):
             storage.remove_tree(aside)
     return final
+
+
+def save_share(temporary: Path, step: int, rank: int, shards: Shards) -> None:
+    """Write the boxes that another rank than the saving one holds into the temporary folder of a checkpoint.
+
+    Raises:
+        StorageError: it cannot be written.
+        CheckpointError: a tensor cannot be stored.
+    """
+    held = {group: tensors for group, tensors in shards.items() if tensors}
+    if held:
+        files = _tensor_files(held, rank)
+        require_space(temporary, sum(file.size for file in files.values()) + _SLACK_BYTES)
+        manifest = Manifest(step=step, files=_write(temporary, files), tensors=_layouts([held], rank))
+        storage.write_file(temporary / f"share-{rank:05d}.json", manifest.to_bytes())
+
+
+def temporary_of(folder: Path, step: int, process: int) -> Path:
+    """Return the temporary folder in which the process of that number makes the checkpoint of ``step``."""
+    final = folder_of(folder, step)
+    return final.with_name(f"{final.name}.tmp-{process}")
 
 
 def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
@@ -129,9 +178,7 @@ def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:
     """Return the files of a checkpoint by name; tensors become bytes only as they are written."""
     files: dict[str, _File] = {}
     for rank, groups in enumerate(ranks):
-        for group, shards in groups.items():
-            encoded = encode({name: shard.values for name, shard in shards.items()})
-            files[_file_of(group, rank)] = _File("tensors", encoded.size, encoded.chunks)
+        files |= _tensor_files(groups, rank)
     files |= _plain("document", {f"{name}.json": dump_json(value) for name, value in contents.documents.items()})
     files |= _plain("file", contents.files)
     num_names = sum(map(len, ranks)) + len(contents.documents) + len(contents.files)
@@ -140,24 +187,62 @@ def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:
     return files
 
 
-def _layouts(ranks: Sequence[Shards]) -> Layouts:
-    """Return how the tensors are stored; refuse boxes that do not make them up."""
+def _tensor_files(groups: Shards, rank: int) -> dict[str, _File]:
+    files = {}
+    for group, shards in groups.items():
+        encoded = encode({name: shard.values for name, shard in shards.items()})
+        files[_file_of(group, rank)] = _File("tensors", encoded.size, encoded.chunks)
+    return files
+
+
+def _layouts(ranks: Sequence[Shards], first: int = 0) -> Layouts:
+    """Return how the tensors of ranks, numbered from ``first``, are stored."""
     layouts: Layouts = {}
-    for rank, groups in enumerate(ranks):
+    for rank, groups in enumerate(ranks, first):
         for group, shards in groups.items():
-            tensors = layouts.setdefault(group, {})
-            for name, shard in shards.items():
-                empty = Layout(dtype=DTYPES[str(shard.values.dtype)], shape=shard.shape, boxes={})
-                known = tensors.get(name, empty)
-                if replace(known, boxes={}) != empty:
-                    raise CheckpointError(f"tensor {name} has another shape or dtype on rank {rank} than before it")
-                box = Box(shard.begin, tuple(shard.values.shape))
-                tensors[name] = replace(known, boxes={**known.boxes, _file_of(group, rank): box})
+            stored = {
+                name: Layout(
+                    dtype=DTYPES[str(shard.values.dtype)],
+                    shape=shard.shape,
+                    boxes={_file_of(group, rank): Box(shard.begin, tuple(shard.values.shape))},
+                )
+                for name, shard in shards.items()
+            }
+            _add(layouts, group, stored)
+    return layouts
+
+
+def _add(layouts: Layouts, group: str, stored: Mapping[str, Layout]) -> None:
+    """Add the boxes that some files hold of a group's tensors."""
+    tensors = layouts.setdefault(group, {})
+    for name, layout in stored.items():
+        known = tensors.get(name, replace(layout, boxes={}))
+        if (known.dtype, known.shape) != (layout.dtype, layout.shape):
+            raise CheckpointError(
+                f"tensor {name} has another shape or dtype in {min(layout.boxes)} than in other files"
+            )
+        tensors[name] = replace(known, boxes={**known.boxes, **layout.boxes})
+
+
+def _refuse_gaps(layouts: Layouts) -> None:
+    """Refuse boxes that do not make up their tensor."""
     for tensors in layouts.values():
         for name, layout in tensors.items():
             if problem := layout.problem():
                 raise CheckpointError(f"tensor {name} cannot be saved: {problem}")
-    return layouts
+
+
+def _take_shares(temporary: Path, entries: dict[str, Entry], layouts: Layouts) -> tuple[dict[str, Entry], Layouts]:
+    """Return the files and boxes of all ranks; what the others said of theirs is removed."""
+    with storage_errors("read the folder", temporary):
+        names = sorted(path.name for path in temporary.iterdir() if _SHARE.fullmatch(path.name))
+    for name in names:
+        share = read_manifest(temporary, name)
+        entries = {**entries, **share.files}
+        for group, stored in (share.tensors or {}).items():
+            _add(layouts, group, stored)
+        storage.remove_file(temporary / name)
+    return entries, layouts
 
 
 def _file_of(group: str, rank: int) -> str:
@@ -168,13 +253,12 @@ def _plain(kind: Kind, data: Mapping[str, bytes]) -> dict[str, _File]:
     return {name: _File(kind, len(content), (content,)) for name, content in data.items()}
 
 
-def _write(temporary: Path, step: int, files: Mapping[str, _File], layouts: Layouts) -> None:
-    storage.make_directory(temporary, exist_ok=False)
+def _write(folder: Path, files: Mapping[str, _File]) -> dict[str, Entry]:
     entries = {}
     for name, file in files.items():
-        written = storage.write_file(temporary / name, file.chunks)
+        written = storage.write_file(folder / name, file.chunks)
         entries[name] = Entry(kind=file.kind, size=written.size, sha256=written.sha256)
-    storage.write_file(temporary / MANIFEST, Manifest(step=step, files=entries, tensors=layouts).to_bytes())
+    return entries
 
 
 def _hide(path: Path) -> Path:

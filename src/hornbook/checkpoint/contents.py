@@ -39,6 +39,8 @@ class Shard:
     """Index of the box's first element in the whole tensor."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
+    is_copy: bool = False
+    """Whether an earlier rank holds the same box."""
 
     @classmethod
     def whole(cls, tensor: "Tensor") -> "Shard":

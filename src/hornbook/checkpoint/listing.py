@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError, StorageError
 from hornbook.storage.system import format_bytes, free_bytes, storage_errors
+from hornbook.text.hub_client import is_model_name
 
 _logger = logging.getLogger("hornbook.checkpoint")
+
+_EXPECTED = "expected a run's folder, a checkpoint or a Hugging Face folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +73,24 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
+def require_source(source: Path | str) -> None:
+    """Refuse a path at which there are no weights, at once: before torch is imported, and without the network.
+
+    Raises CheckpointError if ``source`` is no name of the hub and nothing is there; the message suggests a path.
+    """
+    path = Path(source)
+    is_there = path.exists() or path.with_name(f"{path.name}.index").exists()  # the prefix of a TensorFlow checkpoint
+    if not is_there and not is_model_name(source):
+        raise CheckpointError(f"no run or checkpoint at {path}: no such folder{did_you_mean_path(path)}; {_EXPECTED}")
+
+
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     """Return the checkpoint that ``path`` stands for: itself, or the newest sound one of a run or of its checkpoints.
 
     Raises CheckpointError if there is none.
     """
     if not path.is_dir():
-        raise CheckpointError(
-            f"no run or checkpoint at {path}: no such folder; expected a run's folder, a checkpoint or a Hugging Face "
-            "folder"
-        )
+        raise CheckpointError(f"no run or checkpoint at {path}: no such folder; {_EXPECTED}")
     if is_checkpoint(path):
         return path
     folder = checkpoints_of(path)
@@ -86,7 +98,7 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     if found is None:
         num_damaged = len(committed(folder))
         state = f"{num_damaged} damaged checkpoints and no sound one" if num_damaged else "no checkpoint"
-        raise CheckpointError(f"{path} holds {state}; expected a run's folder, a checkpoint or a Hugging Face folder")
+        raise CheckpointError(f"{path} holds {state}; {_EXPECTED}")
     return found
 
 

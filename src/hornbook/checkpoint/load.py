@@ -10,18 +10,19 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.checkpoint import tensors as stored
 from hornbook.checkpoint.boxes import Box, Layout
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import resolve
 from hornbook.checkpoint.manifest import Kind, Manifest, read_manifest, verify
-from hornbook.checkpoint.tensors import open_file, read_box
+from hornbook.checkpoint.tensors import open_file
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.json_files import read_bytes, read_json
 
 if TYPE_CHECKING:  # documents and files are read without torch
     from torch import Tensor
 
-__all__ = ["StoredTensors", "load", "resolve", "shapes_of"]
+__all__ = ["StoredTensors", "load", "read_box", "resolve", "shapes_of"]
 
 _MAX_FILE_BYTES = 1 << 30
 
@@ -60,7 +61,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
         Raises CheckpointError if a file is malformed.
         """
-        return read_box(self._folder, self._files, name, self._layouts[name], box)
+        return stored.read_box(self._folder, self._files, name, self._layouts[name], box)
 
 
 def load(path: Path, *, only: Collection[str] | None = None, verified: bool = False) -> Contents:
@@ -89,11 +90,19 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
         raise CheckpointError(str(error)) from error
 
 
-def shapes_of(tensors: "Mapping[str, Tensor]") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by name; stored ones are not read."""
+def shapes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of whole tensors by name; stored ones are not read."""
     if isinstance(tensors, StoredTensors):
         return tensors.shapes
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":
+    """Return a box of one of ``tensors``; of a stored one, nothing else is read."""
+    if isinstance(tensors, StoredTensors):
+        return tensors.read(name, box)
+    tensor = tensors[name]
+    return tensor[box.inside(Box.whole(tuple(tensor.shape)))]
 
 
 def _names(manifest: Manifest, kind: Kind) -> list[str]:

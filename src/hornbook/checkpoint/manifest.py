@@ -98,22 +98,28 @@ def is_plain_name(name: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None and name != MANIFEST
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     """Return the manifest of the checkpoint ``path``; whether its files agree, ``verify`` tells.
 
-    Raises CheckpointError if it is missing, malformed or of another format.
+    Args:
+        path: the checkpoint's own folder.
+        name: of the file; a rank's share of an unfinished checkpoint has another one.
+
+    Raises:
+        CheckpointError: it is missing, malformed or of another format.
+        StorageError: it cannot be read.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder; expected a checkpoint")
-    if (path / MANIFEST).is_symlink():
-        raise CheckpointError(f"{MANIFEST} is not a plain file")
+    if (path / name).is_symlink():
+        raise CheckpointError(f"{name} is not a plain file")
     try:
-        data = read_bytes(path / MANIFEST, "the manifest", limit=_MAX_BYTES)
-        manifest = _parse(parse_json(data, MANIFEST))
+        data = read_bytes(path / name, "the manifest", limit=_MAX_BYTES)
+        manifest = _parse(parse_json(data, name))
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if manifest.to_bytes() != data:
-        raise CheckpointError(f"{MANIFEST} is not as hornbook writes it")
+        raise CheckpointError(f"{name} is not as hornbook writes it")
     return manifest
 
 

@@ -132,7 +132,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
     )
     parser.add_argument(
-        "--threads", type=positive_integer, metavar="N", help="CPU threads (default: one per physical core)"
+        "--threads",
+        type=positive_integer,
+        metavar="N",
+        help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 
 
@@ -142,7 +145,9 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] RECIPE [--section.key VALUE ...]"
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="recipe file, or name of a bundled recipe (see `hornbook recipes`)"
+        "recipe",
+        metavar="RECIPE",
+        help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
     parser.add_argument(
         "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"

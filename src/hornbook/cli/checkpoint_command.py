@@ -45,10 +45,13 @@ def list_command(folder: Path) -> dict[str, Any]:
     Raises CheckpointError if there is no such folder.
     """
     from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
+    from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import CheckpointError
 
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected a run's folder or one of checkpoints")
+        raise CheckpointError(
+            f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run's folder or one of checkpoints"
+        )
     found = list_checkpoints(checkpoints_of(folder))
     if not found:
         _refuse_foreign(folder)

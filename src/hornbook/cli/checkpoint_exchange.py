@@ -91,6 +91,9 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
         UserError: the folder exists already.
         CheckpointError: there is no sound checkpoint, or transformers has no such model.
     """
+    from hornbook.checkpoint.listing import require_source
+
+    require_source(arguments.checkpoint)
     from hornbook.exchange.huggingface import write_folder
     from hornbook.exchange.restore import read_source
 
@@ -124,15 +127,17 @@ def _kind(model: "TransformerConfig") -> str:
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the folder or the prefix that is meant, fetched from the hub if it is a name there."""
     from hornbook.checkpoint.listing import is_checkpoint
+    from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import UserError
-    from hornbook.exchange.huggingface import fetch, is_folder, is_model_name
+    from hornbook.exchange.huggingface import fetch, is_folder
+    from hornbook.text.hub_client import is_model_name
 
     path = Path(arguments.source)
     if not path.exists() and not is_folder(path):
         if not is_model_name(arguments.source):
             raise UserError(
-                f"{path}: no such folder or prefix; expected a Hugging Face folder, owner/name on the hub, or a "
-                "TensorFlow checkpoint"
+                f"{path}: no such folder or prefix{did_you_mean_path(path)}; expected a Hugging Face folder, "
+                "owner/name on the hub, or a TensorFlow checkpoint"
             )
         return fetch(arguments.source, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:

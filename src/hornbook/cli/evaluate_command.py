@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, keep the result beside the run, and print a table."""
+    from hornbook.checkpoint.listing import require_source
+
+    require_source(arguments.checkpoint)
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model

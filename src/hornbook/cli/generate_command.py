@@ -135,8 +135,10 @@ def _count_or_none(text: str) -> int | None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the texts, tell what it took, and return it."""
+    from hornbook.checkpoint.listing import require_source
     from hornbook.errors import UserError
 
+    require_source(arguments.checkpoint)
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
         raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")

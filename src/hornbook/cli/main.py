@@ -6,7 +6,8 @@
            the result       -> {"documents": 12, ...}    the last line of standard output
            exit code        -> 0
 
-Errors are one line each on standard error, and with ``--json`` also ``{"error": ..., "exit_code": ...}``; see
+Errors are one line each on standard error, and with ``--json`` also ``{"error": ..., "exit_code": ...}``. A
+training that a signal stopped is no error: its line says so, and its object has ``stopped`` for ``error``. See
 ``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and 141 when the reader of our output went away, as a
 shell would say. Only the chosen command is imported, so that ``--help`` costs no torch; the price is this table.
 """
@@ -23,9 +24,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
-from hornbook.errors import HornbookError, PathError, RecipeError, StorageError
+from hornbook.errors import HornbookError, PathError, RecipeError, StoppedBySignal, StorageError
 from hornbook.version import __version__
 from hornbook.wording import one_line
 
@@ -104,6 +106,8 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return _fail(["interrupted"], INTERRUPTED, as_json)
+    except StoppedBySignal as stop:
+        return _tell([str(stop)], stop.exit_code, as_json, key="stopped")
     except HornbookError as error:
         if debug:
             traceback.print_exc()
@@ -158,12 +162,18 @@ def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
 
 def _fail(lines: list[str], exit_code: int, as_json: bool) -> int:
     """Say what went wrong, a line each, and return the exit code."""
+    return _tell(lines, exit_code, as_json, key="error")
+
+
+def _tell(lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"]) -> int:
+    """Say how the command ended, a line each, and return the exit code."""
+    lead = "hornbook: error: " if key == "error" else "hornbook: "
     lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or full; the code still says it
         for line in lines:
-            print(f"hornbook: error: {line}", file=sys.stderr)
+            print(f"{lead}{line}", file=sys.stderr)
     with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
-        _write_out(f"{json.dumps({'error': '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
+        _write_out(f"{json.dumps({key: '; '.join(lines), 'exit_code': exit_code})}\n" if as_json else "")
     return exit_code
 
 

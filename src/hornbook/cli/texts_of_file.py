@@ -57,7 +57,10 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
     Raises:
         UserError: the output would replace the input; or whatever the checkpoint lacks.
     """
+    from hornbook.checkpoint.listing import require_source
     from hornbook.errors import UserError
+
+    require_source(arguments.checkpoint)
     from hornbook.evaluate import TaskInput
     from hornbook.exchange.restore import load_model
     from hornbook.parallel.device import choose_device, prepare

@@ -1,7 +1,7 @@
 """Trains a model: ``hornbook train gpt2-small --data.train corpora/mine --optimizer.learning-rate 3e-4``.
 
-The run goes into a folder; the same command on that folder goes on where it stopped. ``--print-recipe`` shows what
-would be trained and where each value comes from, as TOML that is a recipe itself.
+The run goes into a folder; ``hornbook train FOLDER``, or the same command again, goes on where it stopped.
+``--print-recipe`` shows what would be trained and where each value comes from, as TOML that is a recipe itself.
 """
 
 import argparse
@@ -12,12 +12,21 @@ from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/<recipe name>)")
     parser.add_argument(
-        "--init-from", metavar="SOURCE", help="initialize the weights from a run, a checkpoint or a Hugging Face folder"
+        "--output", type=Path, metavar="DIR", help="run folder (default: RECIPE if it is a run, else runs/<name>)"
+    )
+    parser.add_argument(
+        "--init-from",
+        metavar="SOURCE",
+        help="initialize the weights from a run, a checkpoint or a Hugging Face folder, and take its architecture",
     )
     parser.add_argument(
         "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer state (default: fresh)"
+    )
+    parser.add_argument(
+        "--allow-learning-rate-change",
+        action="store_true",
+        help="resume with another length although its schedule changes the learning rate at this step",
     )
     add_device_arguments(parser)
     parser.add_argument(
@@ -30,25 +39,38 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
     from hornbook.config import load_recipe, recipe_to_dict, recipe_to_toml
     from hornbook.errors import UserError
+    from hornbook.run.signals import leave_cleanly
 
     if arguments.init_optimizer and not arguments.init_from:
         raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
     looking = arguments.print_recipe
-    resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
-    if looking:
-        print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
-        return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
-    from hornbook.run.signals import leave_cleanly
-
     with leave_cleanly():
-        from hornbook.run.initial_weights import InitFrom
+        init_from = None
+        if arguments.init_from:
+            from hornbook.run.initial_weights import InitFrom
+            from hornbook.run.start_recipe import start_recipe
+
+            keep = arguments.init_optimizer == "keep"
+            init_from = InitFrom(source=arguments.init_from, keep_optimizer=keep)
+            resolved = start_recipe(
+                arguments.recipe,
+                arguments.overrides,
+                output=arguments.output,
+                init_from=init_from,
+                require_data=not looking,
+            )
+        else:
+            resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=not looking)
+        if looking:
+            print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
+            return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
         from hornbook.run.launch import train
 
-        source, keep = arguments.init_from, arguments.init_optimizer == "keep"
         return train(
             resolved,
             output=arguments.output,
             device=arguments.device,
             threads=arguments.threads,
-            init_from=InitFrom(source=source, keep_optimizer=keep) if source else None,
+            init_from=init_from,
+            allow_rate_change=arguments.allow_learning_rate_change,
         )

@@ -6,7 +6,7 @@
 The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
 """
 
-from hornbook.config.build import Resolved, bundled_recipes, find_recipe, load_recipe, recipe_from_dict
+from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -36,6 +36,7 @@ from hornbook.config.optimizers import (
     SGDConfig,
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
+from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
 from hornbook.config.recipe import (
     Change,
     DataConfig,
@@ -47,6 +48,7 @@ from hornbook.config.recipe import (
     recipe_to_dict,
     recipe_to_toml,
 )
+from hornbook.config.recipe_files import bundled_recipes, find_recipe
 
 __all__ = [
     "AdamConfig",
@@ -70,6 +72,7 @@ __all__ = [
     "MaskingConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
+    "ParallelConfig",
     "PolynomialConfig",
     "PrecisionConfig",
     "PretrainingConfig",
@@ -78,6 +81,7 @@ __all__ = [
     "Resolved",
     "RobertaConfig",
     "SGDConfig",
+    "Sizes",
     "SpanConfig",
     "TrainingConfig",
     "TransformerConfig",
@@ -85,6 +89,7 @@ __all__ = [
     "bundled_recipes",
     "changed_keys",
     "choices",
+    "cut_dimension",
     "find_recipe",
     "load_recipe",
     "option",

@@ -13,7 +13,6 @@ from a scan of the text, which gives all keys of an inline table the line of the
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,15 +33,13 @@ from hornbook.config.options import (
     show,
 )
 from hornbook.config.recipe import EXCLUSIVE, SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.recipe_files import find_recipe, read_document, run_of
 from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 
-FOLDER = Path(__file__).parent / "recipes"
 COMMAND_LINE = "command line"
 MOST_KEYS = 500
-LARGEST_FILE = 1 << 20
-"""A recipe file with more keys or bytes is refused as a whole."""
-_TRAIN = "to train on it: hornbook train demo --data.train"
+"""A recipe with more keys is refused as a whole."""
 _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -63,12 +60,37 @@ Tree = dict[Key, Leaf]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What a recipe file and the command line say, not yet checked."""
+
+    file: Tree
+    overrides: Tree
+    path: Path
+    notes: tuple[str, ...] = ()
+    """What was replaced, a line each, for the user."""
+
+    @property
+    def name(self) -> str:
+        """The name of the recipe."""
+        return str((self.overrides.get(("", "name")) or self.file["", "name"]).value)
+
+    @property
+    def output(self) -> Path:
+        """The run's folder unless another is given: that of the recipe if it is a run's, else ``runs/<name>``."""
+        return run_of(self.path) or Path("runs") / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resolved:
     """A checked recipe, where each of its values came from (by dotted key), and the recipe's file or name."""
 
     recipe: Recipe
     sources: dict[str, str]
     path: Path
+    output: Path
+    """The run's folder, unless another is given."""
+    notes: tuple[str, ...] = ()
+    """What was replaced, a line each, for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +117,7 @@ def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require
     """Load a recipe by name or path and lay options of the command line over it.
 
     Args:
-        reference: the name of a bundled recipe, or a path.
+        reference: the name of a bundled recipe, a recipe file, or the folder of a run.
         overrides: words such as ``["--optimizer.learning-rate", "3e-4", "--data.synthetic"]``, or what
             ``split_overrides`` made of them.
         require_data: refuse a recipe with neither ``data.train`` nor ``data.synthetic``, such as the bundled ones.
@@ -103,14 +125,28 @@ def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require
     Raises:
         RecipeError: every mistake of file and command line at once, or the one that kept the file from being read.
     """
+    return check(read_draft(reference, overrides), require_data=require_data)
+
+
+def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
+    """Return what ``load_recipe`` checks; raises RecipeError as it does if the file cannot be read."""
     tree, rest = (overrides, []) if isinstance(overrides, dict) else split_overrides(overrides)
     if rest:
         raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, --section.key value"])
-    path, label = find_recipe(reference), reference if reference.isprintable() else show(reference)
-    tree = merge(file_leaves(*read_document(path, label), label, path.parent), tree)
+    path = find_recipe(reference)
+    name = str(path) if run_of(path) else reference
+    label = name if name.isprintable() else show(name)
+    file = file_leaves(*read_document(path, label), label, path.parent)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
-    tree.setdefault(("", "name"), Leaf(value=file_name, source="name of the file"))
-    return resolve(tree, path, require_data=require_data)
+    file.setdefault(("", "name"), Leaf(value=file_name, source="name of the file"))
+    return Draft(file=file, overrides=tree, path=path)
+
+
+def check(draft: Draft, *, require_data: bool = True) -> Resolved:
+    """Return the recipe of a draft; arguments and errors as for ``load_recipe``."""
+    draft = _fit_micro_batch(draft)
+    resolved = resolve(merge(draft.file, draft.overrides), draft.path, require_data=require_data)
+    return replace(resolved, notes=draft.notes)
 
 
 def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
@@ -126,7 +162,27 @@ def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
         problems.append(_conflict(Problem(("data.train",), message), recipe, sources))
     if problems:
         raise RecipeError(problems)
-    return Resolved(recipe=recipe, sources=sources, path=path)
+    return Resolved(recipe=recipe, sources=sources, path=path, output=run_of(path) or Path("runs") / recipe.name)
+
+
+def _fit_micro_batch(draft: Draft) -> Draft:
+    """Lower the recipe's micro-batch to the global batch of the command line, if it is larger."""
+    batch, micro = ("training", "global_batch_size"), ("training", "micro_batch_size")
+    if batch not in draft.overrides or micro in draft.overrides:
+        return draft
+    options = describe(SECTIONS["training"])
+    before = draft.file.get(micro, Leaf(value=options[micro[1]].default, source="default"))
+    try:
+        largest, size = (
+            convert_leaf(leaf, options[key]) for leaf, key in ((draft.overrides[batch], batch[1]), (before, micro[1]))
+        )
+    except Mistake:  # reported with all others
+        return draft
+    if not (isinstance(largest, int) and isinstance(size, int) and size > largest):
+        return draft
+    note = f"training.micro_batch_size is {largest}, the global batch, in place of {size} ({before.source})"
+    lowered = Leaf(value=largest, source=f"training.global_batch_size, in place of {size} ({before.source})")
+    return replace(draft, file={**draft.file, micro: lowered}, notes=(*draft.notes, note))
 
 
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
@@ -210,13 +266,14 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
             report.add(key, leaf, why_unknown(key, options, tag.value if tag else None), with_value=False)
             continue
         try:
-            values[key[1]] = _convert(leaf, options[key[1]])
+            values[key[1]] = convert_leaf(leaf, options[key[1]])
         except Mistake as mistake:
             report.add(key, leaf, str(mistake))
     return values
 
 
-def _convert(leaf: Leaf, spec: Spec) -> object:
+def convert_leaf(leaf: Leaf, spec: Spec) -> object:
+    """Return the value of a leaf, checked; raises Mistake if the option does not take it."""
     value = convert(parse_text(leaf.value, spec) if leaf.is_text else leaf.value, spec)
     if spec.path and isinstance(value, tuple):
         return tuple(absolute(entry, leaf.folder, named=spec.named) for entry in value)
@@ -231,71 +288,6 @@ def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:
         report.add(key, leaf, f"unknown section{did_you_mean(key[1], SECTIONS)}", with_value=False)
     else:
         report.add(key, leaf, why_unknown(key, {}), with_value=False)
-
-
-def bundled_recipes() -> dict[str, Path]:
-    """Return the files of the package's recipes by name, in alphabetical order."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-
-
-def find_recipe(reference: str) -> Path:
-    """Find a recipe: a bundled one by name, another by its path, which has a slash or ends in ``.toml``.
-
-    Raises RecipeError if it is neither; the message suggests the nearest names.
-    """
-    bundled = bundled_recipes()
-    if reference in bundled:
-        return bundled[reference]
-    path = Path(reference)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    family = [name for name in bundled if name.startswith(f"{reference}-")]
-    family.sort(key=lambda name: (_size(bundled[name]), name))
-    hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
-    raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """Return width and depth of a recipe's model."""
-    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
-    return model["hidden_size"], model["num_layers"]
-
-
-def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
-    """Read a recipe file, which messages call ``label``; return the parsed TOML and its text.
-
-    Raises RecipeError if the file cannot be read, is too large, or is not UTF-8 or not TOML (with line and column).
-    """
-    content = _read(path, label)
-    try:
-        text = content.decode("utf-8-sig")
-        return tomllib.loads(text), text
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise RecipeError([f"{label}:{line}: not UTF-8 at byte {error.start}; save the recipe as UTF-8"]) from None
-    except RecursionError:
-        raise RecipeError([f"{label}: not a recipe: tables or arrays are nested too deeply"]) from None
-    except ValueError as error:  # TOMLDecodeError, or int() of thousands of digits
-        message, _, position = str(error).partition(" (at line ")
-        numbers = "".join(f":{number}" for number in re.findall(r"\d+", position))
-        raise RecipeError([f"{label}{numbers}: not TOML: {' '.join(message.split())}"]) from None
-
-
-def _read(path: Path, label: str) -> bytes:
-    try:
-        if path.is_dir():
-            run = (path / "recipe.toml").is_file()
-            hint = f"the recipe of the run there is {path / 'recipe.toml'}" if run else f"{_TRAIN} {path}"
-            raise RecipeError([f"{label}: is a folder, not a recipe file; {hint}"])
-        if not path.is_file():
-            raise RecipeError([f"{label}: no such recipe file"])
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise RecipeError([f"{label}: cannot be read: {error.strerror or error}"]) from None
-    if len(content) > LARGEST_FILE:
-        raise RecipeError([f"{label}: larger than {LARGEST_FILE} bytes; is it a recipe?"])
-    return content
 
 
 def file_leaves(document: Mapping[str, object], text: str, label: str, folder: Path) -> Tree:

@@ -38,6 +38,7 @@ from hornbook.config.optimizers import (
     problems_of_steps,
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
+from hornbook.config.parallel import ParallelConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -201,6 +202,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -212,7 +214,8 @@ class Recipe:
 
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
-        return [*self._exclusive(), *self._conflicts(), *self._inapplicable()]
+        parallel = self.parallel.conflicts(self.model)
+        return [*self._exclusive(), *self._conflicts(), *parallel, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:

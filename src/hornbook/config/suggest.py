@@ -2,9 +2,12 @@
 
 did_you_mean("lerning_rate", ["learning_rate", "beta1"]) -> '; did you mean "learning_rate"?'
 did_you_mean("optimizer.lr", ["optimizer.learning_rate"]) -> '; did you mean "optimizer.learning_rate"?'
+did_you_mean_path(Path("runs/mien"))                      -> '; did you mean "runs/mine"?'
 """
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from hornbook.config.options import TAGS, describe
 from hornbook.config.recipe import SECTIONS, Key, Recipe, dotted, specs
@@ -65,8 +68,10 @@ def usual(word: str, known: Iterable[str]) -> str | None:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that ``word`` usually stands for, else the closest, or None where nothing is near."""
     known = list(known)
-    if meant := usual(word, known):
-        return meant
+    return usual(word, known) or _closest(word, known)
+
+
+def _closest(word: str, known: list[str]) -> str | None:
     from difflib import get_close_matches  # 4 ms that only a mistake has to pay
 
     matches = get_close_matches(word, known, n=1, cutoff=0.6)
@@ -77,6 +82,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: a suggestion, or nothing."""
     suggestion = nearest(word, known)
     return f'; did you mean "{suggestion}"?' if suggestion else ""
+
+
+def did_you_mean_path(path: Path) -> str:
+    """Return the end of an error message about a path that does not exist: one that does, or nothing.
+
+    The first name of the path that does not exist is replaced by the closest one in the same folder.
+    """
+    with suppress(OSError):  # a folder that may not be read has no suggestion
+        missing = next((part for part in reversed([path, *path.parents]) if not part.exists()), path)
+        name = _closest(missing.name, [entry.name for entry in missing.parent.iterdir()])
+        if name is not None:
+            near = missing.with_name(name)
+            whole = near / path.relative_to(missing)
+            return f'; did you mean "{whole if whole.exists() else near}"?'
+    return ""
 
 
 def why_unknown(key: Key, options: Collection[str], chosen: object = None) -> str:

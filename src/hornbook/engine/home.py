@@ -5,8 +5,9 @@
     executor --keep_gradients(part)--> home --gradient_norms(part)--> one global norm
                                             --slots(part)-----------> clip, update, written back on leaving
 
-A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts are
-sharded or fetched from elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are.
+A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
+elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are. Weights that are cut over ranks
+are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +17,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hornbook.checkpoint.contents import Shard
 from hornbook.model import LanguageModel
-from hornbook.optim.slots import Slot, norms_of, num_parts_of, role_of
+from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.cuts import box_of, cut_axes, local
+from hornbook.parallel.world import World
 
-Tensors = Mapping[str, Mapping[str, Tensor]]
-"""Tensors of a checkpoint by group (``model``, ``optimizer``), then by name."""
+Shards = dict[str, dict[str, Shard]]
+"""What this rank holds of the tensors of a checkpoint, by group (``model``, ``optimizer``), then by name."""
 
 
 class Home(Protocol):
@@ -36,7 +39,7 @@ class Home(Protocol):
         """Return the names of the parts in the order of their updates, the same on every data-parallel rank."""
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        """Return a part's parameters by name, without their autograd history."""
+        """Return a part's parameters, or what this rank holds of them, by name, without their autograd history."""
 
     def keep_gradients(self, part: str) -> None:
         """Store the sum over data-parallel ranks of the gradients that a backward pass left in a part's parameters."""
@@ -53,37 +56,40 @@ class Home(Protocol):
     def drop_gradients(self) -> None:
         """Forget all gradients."""
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Shards:
         """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
 
 
 class InMemory:
-    """A model that lies whole in the memory of its device, with optimizer state beside it: one part, ``"model"``.
+    """A model that lies in the memory of its device, or of several ranks', with optimizer state beside it.
+
+    It is one part, ``"model"``.
 
     Args:
         model: its parameters are the weights; their ``.grad`` are the gradients.
-        moments: by parameter name, then by the optimizer's state name; tensors of the parameter's shape.
-        ranks: the data-parallel ranks whose gradients are added up.
+        moments: by parameter name, then by the optimizer's state name; tensors of the shape of the parameter's local
+            part.
+        world: the data-parallel ranks add up gradients, unless they are sharded.
     """
 
-    def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], ranks: Ranks) -> None:
-        self.model, self.moments, self._ranks = model, moments, ranks
+    def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
+        self.model, self.moments, self._world = model, moments, world
         self._parameters = [
             (name, parameter, role_of(name, parameter), num_parts_of(name))
             for name, parameter in model.own_parameters()
         ]
 
     @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks) -> "InMemory":
+    def fresh(cls, model: LanguageModel, update: Update, world: World) -> "InMemory":
         """Return the home before the first step: moments are zero."""
         moments = {
             name: {
-                key: torch.zeros_like(parameter)
+                key: torch.zeros_like(local(parameter.detach()))
                 for key in (*update.state_names, *update.further_names(name, parameter))
             }
             for name, parameter in model.own_parameters()
         }
-        return cls(model, moments, ranks)
+        return cls(model, moments, world)
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
@@ -97,65 +103,82 @@ class InMemory:
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
-        return {name: parameter.detach() for name, parameter, *_ in self._parameters}
+        return {name: local(parameter.detach()) for name, parameter, *_ in self._parameters}
 
     def keep_gradients(self, part: str) -> None:
         """Fold the tied table's two gradients and give each parameter the sum over ranks, in place.
 
         An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
-        zero then, so a parameter has a gradient if it has one on any rank, as it would in one process.
+        zero then, so a parameter has a gradient if it has one on any rank, as it would in one process. Sharded
+        gradients are sums already.
         """
         self.model.fold_tied_gradients()
-        if self._ranks.size == 1:
+        ranks = self._world.data
+        if ranks.size == 1 or self._world.is_sharded:
             return
         parameters = [parameter for _, parameter, *_ in self._parameters]
-        holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
+        holders = ranks.sum_integers([parameter.grad is not None for parameter in parameters])
         shared = [parameter for parameter, count in zip(parameters, holders, strict=True) if count]
         for parameter in shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._ranks.sum_gradients([parameter.grad for parameter in shared if parameter.grad is not None])
+        ranks.sum_gradients([local(parameter.grad) for parameter in shared if parameter.grad is not None])
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
         with self.slots(part) as slots:
-            return norms_of([slot.gradient for slot in slots])
+            return norms_of([slot.gradient for slot in slots], [slot.holders for slot in slots])
 
     @contextmanager
     def slots(self, part: str) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
         slots = []
         for name, parameter, role, num_parts in self._parameters:
-            if (gradient := parameter.grad) is None:
+            if parameter.grad is None:
                 continue
-            shape = (-1,) if role == "bias" else parameter.shape  # stacked biases [3, H·K] as one vector
+            weight, gradient = local(parameter.detach()), local(parameter.grad)
+            shape = (-1,) if role == "bias" else weight.shape  # stacked biases [3, H·K] as one vector
             slots.append(
                 Slot(
                     name=name,
-                    parameter=parameter.detach().view(shape),
+                    parameter=weight.view(shape),
                     gradient=gradient.view(shape),
                     state={key: tensor.view(shape) for key, tensor in self.moments[name].items()},
                     role=role,
                     num_parts=num_parts,
+                    holders=self._holders(parameter),
                 )
             )
         yield slots
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        gradients = [parameter.grad for _, parameter, *_ in self._parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for _, parameter, *_ in self._parameters if parameter.grad is not None]
         torch._foreach_div_(gradients, divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
         self.model.zero_grad(set_to_none=True)
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Shards:
         """See ``Home``."""
-        logical = self.model.logical
+        saved = dict(self.model.saved())
+        weights = {name: self._shard(name, tensor, local(tensor)) for name, tensor in saved.items()}
         moments = {
-            f"{name}.{key}": logical(name, tensor)
+            f"{name}.{key}": self._shard(name, saved[name], tensor)
             for name, states in self.moments.items()
             for key, tensor in states.items()
         }
-        return {"model": self.model.saved_tensors(), "optimizer": moments}
+        return {"model": weights, "optimizer": moments}
+
+    def _holders(self, parameter: Tensor) -> Holders | None:
+        if self._world.mesh is None:
+            return None
+        return Holders(self._world.holders, self._world.num_copies(cut_axes(parameter)))
+
+    def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
+        """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""
+        shape = self.model.logical_shape(name, whole)
+        begin = tuple(map(min, box_of(whole)[0], shape))
+        held = values[: shape[0] - begin[0]] if shape else values
+        return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole)))

@@ -4,17 +4,21 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
-from hornbook.engine.home import Home, InMemory, Tensors
+from hornbook.checkpoint.boxes import Box
+from hornbook.checkpoint.load import read_box
+from hornbook.engine.home import Home, InMemory
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.world import World
 
 _MOST = 1 << 62
 """Above all counts, and so that the samples of one more step can be numbered."""
@@ -108,27 +112,33 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, ranks: Ranks | None = None) -> "TrainState":
-        """Return the state before the first step, whole in memory.
+    def fresh(cls, model: LanguageModel, update: Update, world: World | None = None) -> "TrainState":
+        """Return the state before the first step, in memory.
 
         Args:
             model: on its device, initialized.
             update: names the optimizer's state, which is zero.
-            ranks: the data-parallel ranks; None for one process.
+            world: of the run; None for one process.
         """
-        return cls(model=model, home=InMemory.fresh(model, update, ranks or Ranks()))
+        return cls(model=model, home=InMemory.fresh(model, update, world or World()))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint."""
-        return sum(tensor.nbytes for tensors in self.home.tensors().values() for tensor in tensors.values())
+        """Bytes of the tensors of a checkpoint, all ranks' together."""
+        shards = [shard for tensors in self.home.tensors().values() for shard in tensors.values()]
+        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
-    def load_tensors(self, tensors: Tensors) -> None:
-        """Copy a checkpoint's tensors in; the caller has checked that names and shapes agree."""
+    def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in, or some of them; the caller has checked that names and shapes agree.
+
+        A rank reads the boxes that it holds.
+        """
         with torch.no_grad():
-            for group, values in self.home.tensors().items():
-                for name, tensor in values.items():
-                    tensor.copy_(tensors[group][name])
+            for group, shards in self.home.tensors().items():
+                stored = tensors.get(group, {})
+                for name, shard in shards.items():
+                    if name in stored:
+                        shard.values.copy_(read_box(stored, name, Box(shard.begin, tuple(shard.values.shape))))
 
     def to_json(self) -> dict[str, object]:
         """Return the progress as JSON."""

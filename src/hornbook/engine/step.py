@@ -102,7 +102,8 @@ def train_step(state: TrainState, micro_batches: Sequence[Batch], config: StepCo
         count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():
             with home.slots(part) as slots:
-                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope)
+                holders = [slot.holders for slot in slots]
+                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)
     home.drop_gradients()
     progress.step += 1

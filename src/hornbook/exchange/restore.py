@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.listing import require_source
 from hornbook.checkpoint.load import load, resolve, shapes_of
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
@@ -27,12 +28,15 @@ from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.parallel.device import compute_dtype
+from hornbook.text.hub_client import is_model_name
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
+Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
+"""Tensors of a model by group and name, or what a rank holds of them; only their shapes count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +89,9 @@ def read_source(
         RecipeError: it was made with a part that is not registered.
         HornbookError: the hub cannot be reached, or has no such model.
     """
+    require_source(source)
     path = Path(source)
-    if not path.exists() and huggingface.is_model_name(source):
+    if not path.exists() and is_model_name(source):
         path = huggingface.fetch(source)
     if huggingface.is_folder(path):
         return path, huggingface.read_folder(path, warn=warn)
@@ -141,13 +146,13 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     )
 
 
-def refuse_mismatch(own: Tensors, stored: Tensors, *, what: str) -> None:
+def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:
     """Raise CheckpointError for all ``mismatches``."""
     if problems := mismatches(own, stored):
         raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
 
 
-def mismatches(own: Tensors, stored: Tensors) -> list[str]:
+def mismatches(own: Shapes, stored: Tensors) -> list[str]:
     """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
     problems = []
     for file, tensors in own.items():

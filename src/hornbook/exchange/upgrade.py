@@ -8,7 +8,7 @@ A tensor is renamed only if the model has the new name and not the old one, so a
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -32,18 +32,18 @@ RENAMES: Final = (
 )
 
 
-def upgrade(contents: Contents, own: Mapping[str, Mapping[str, Tensor]]) -> Contents:
+def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
     """Return the contents of a checkpoint under a model's present names.
 
     Args:
         contents: of any version.
-        own: the tensors of the model, and of its optimizer if it has one, by group and name; only names count.
+        own: the names of the tensors of the model, and of its optimizer if it has one, by group.
     """
     groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
     return replace(contents, tensors=groups)
 
 
-def _upgrade_group(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _upgrade_group(stored: Mapping[str, Tensor], own: Collection[str]) -> Mapping[str, Tensor]:
     renamed = {name: rename for name in stored if name not in own for rename in RENAMES if rename.old.fullmatch(name)}
     names = {name: rename.old.sub(rename.new, name) for name, rename in renamed.items()}
     names = {name: new for name, new in names.items() if new in own and new not in stored}

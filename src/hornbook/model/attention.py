@@ -66,7 +66,7 @@ class QueryKeyValue(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``."""
-        return linear(x, self.weight.flatten(0, 1), None if self.bias is None else self.bias.flatten())
+        return linear(x, self.weight, self.bias)
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""

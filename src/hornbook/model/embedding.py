@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout
-from hornbook.ops.layers import sinusoidal
+from hornbook.ops.layers import look_up, sinusoidal
 
 Positions = Literal["learned", "sinusoidal", "none"]
 
@@ -80,7 +80,7 @@ class Embedding(nn.Module):
             keys_BT: int64, the dropout keys.
             segments_BT: int64; None: all tokens are of segment 0.
         """
-        x_BTD = functional.embedding(tokens_BT, self.tokens)
+        x_BTD = look_up(tokens_BT, self.tokens)
         if self.positions is not None:
             x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions)
         elif self.position_kind == "sinusoidal":

@@ -5,7 +5,8 @@
     forward(model, batch, use) -> use(model.head, x_BTD, batch), the same on every rank that holds a part of the model
 
 Whoever evaluates or samples goes through a ``Forward``, so that models that are cut over ranks or lie in files are
-evaluated by the same code. ``forward_resident`` serves a model that lies whole in the memory of its device.
+evaluated by the same code. ``forward_resident`` serves a model that lies whole in the memory of its device,
+``forward_cut`` one whose weights are cut over ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ def forward_resident(model: LanguageModel, batch: Batch, use: Callable[[Any, Ten
     """Call a model that lies whole in the memory of its device (see ``Forward``)."""
     result: Result = model(use, to_device(batch, model.device))
     return result
+
+
+def forward_cut(model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
+    """Call a model whose weights are cut over ranks, which all call it as often (see ``Forward``).
+
+    No rank has weights that it could use without the others, so generation computes whole windows.
+    """
+    return forward_resident(model, batch, use)
 
 
 @contextmanager

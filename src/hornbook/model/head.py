@@ -18,8 +18,9 @@ from hornbook.model.embedding import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
-from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.parallel.cuts import local
 from hornbook.samples.batches import Batch
 
 
@@ -50,6 +51,7 @@ class OutputHead(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size, self.is_tied, self.std = vocab_size, is_tied, std
+        self._holds_copy = False
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
@@ -64,11 +66,25 @@ class OutputHead(nn.Module):
         draw.constant(self.bias, 0.0)
         if not self.is_tied:
             draw.normal(self.table, "table", self.std, num_rows=self.vocab_size)
+        elif self._holds_copy:
+            draw.constant(self.table, 0.0)
 
     def tie(self, table: nn.Parameter) -> None:
-        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied."""
-        if self.is_tied:
+        """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
+
+        A head that holds a copy copies the table's values.
+        """
+        if self._holds_copy:
+            with torch.no_grad():
+                local(self.table).copy_(local(table))
+        elif self.is_tied:
             self.table = nn.Parameter(table.detach())
+
+    def hold_copy(self) -> None:
+        """Give a tied head memory of its own for the table: ``tie`` copies from then on."""
+        if self.is_tied:
+            self.table = nn.Parameter(torch.empty_like(self.table))
+            self._holds_copy = True
 
     def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
@@ -82,10 +98,7 @@ class OutputHead(nn.Module):
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
-        prepared = self.prepare(x_ND)
-        table = self.table[: self.vocab_size].to(prepared.dtype)
-        bias = None if self.bias is None else self.bias.to(prepared.dtype)
-        return functional.linear(prepared, table, bias).float()
+        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias)
 
 
 class CausalHead(OutputHead):

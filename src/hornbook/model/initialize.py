@@ -19,6 +19,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from hornbook.parallel.cuts import box_of, local
+
 
 class Draw:
     """Fills the parameters of the module called ``prefix``; no weight is further than ``cut`` deviations from zero.
@@ -49,15 +51,17 @@ class Draw:
             edge = math.erf(self.cut / math.sqrt(2))
             values.uniform_(-edge, edge, generator=random).erfinv_().mul_(math.sqrt(2) * std)
             values.clamp_(-self.cut * std, self.cut * std)
+        begin, shape = box_of(parameter)
+        values = values[tuple(slice(first, first + size) for first, size in zip(begin, shape, strict=True))]
         with torch.no_grad():
-            parameter.zero_()
-            parameter[:rows].copy_(values)
+            own = local(parameter).zero_()
+            own[: len(values)].copy_(values)
 
     def constant(self, parameter: Tensor | None, value: float) -> None:
         """Set every element of ``parameter``, if there is one, to ``value``."""
         if parameter is not None:
             with torch.no_grad():
-                parameter.fill_(value)
+                local(parameter).fill_(value)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
@@ -82,14 +86,14 @@ def initialize(model: nn.Module, seed: int) -> None:
     with torch.no_grad():
         for _, tensor in _tensors(model):
             if tensor.is_floating_point():
-                tensor.fill_(math.nan)
+                local(tensor).fill_(math.nan)
     before = {id(tensor): (tensor, tensor._version) for _, tensor in _tensors(model)}
     for name, module in model.named_modules():
         _draw(model, name, module, seed)
     left = []
     for name, tensor in _tensors(model):
         untouched = id(tensor) in before and before[id(tensor)][1] == tensor._version
-        if bool(tensor.isnan().any()) if tensor.is_floating_point() else untouched:
+        if bool(local(tensor.detach()).isnan().any()) if tensor.is_floating_point() else untouched:
             left.append(name)
     if left:
         raise TypeError(f"no draw method fills {', '.join(left)}: give the module that holds it one")

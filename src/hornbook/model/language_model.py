@@ -9,6 +9,7 @@ A model and its head are *called*, with the function that uses the head, and nev
 sharded, cut into pipeline stages or fetched from files runs the same objectives and tasks as one in memory.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from hornbook.model.embedding import Embedding
 from hornbook.model.head import OutputHead
 from hornbook.ops.attention import document_mask
 from hornbook.samples.batches import Batch
+
+_PADDED = ("embedding.tokens", "head.table")
 
 
 class LanguageModel(nn.Module):
@@ -98,9 +101,14 @@ class LanguageModel(nn.Module):
 
         They share the model's memory and have no autograd history.
         """
+        return {name: self.logical(name, tensor) for name, tensor in self.saved()}
+
+    def saved(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same with the padding, which may be cut over ranks."""
+        for name, parameter in self.own_parameters():
+            yield name, parameter.detach()
         persistent = self.state_dict().keys()
-        buffers = [(name, buffer) for name, buffer in self.named_buffers() if name in persistent]
-        return {name: self.logical(name, tensor.detach()) for name, tensor in [*self.own_parameters(), *buffers]}
+        yield from ((name, buffer.detach()) for name, buffer in self.named_buffers() if name in persistent)
 
     def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once, by name: a tied head's view of the table is left out."""
@@ -121,9 +129,13 @@ class LanguageModel(nn.Module):
 
     def logical(self, name: str, tensor: Tensor) -> Tensor:
         """Return ``tensor``, which has the shape of parameter ``name``, without the padding that is in memory only."""
-        return tensor[: self.vocab_size] if name in ("embedding.tokens", "head.table") else tensor
+        return tensor[: self.vocab_size] if name in _PADDED else tensor
+
+    def logical_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
+        """Return the shape of ``logical(name, tensor)``."""
+        return (self.vocab_size, *tensor.shape[1:]) if name in _PADDED else tuple(tensor.shape)
 
     @property
     def num_parameters(self) -> int:
         """Parameters without padding, a tied table counted once."""
-        return sum(self.logical(name, parameter).numel() for name, parameter in self.own_parameters())
+        return sum(math.prod(self.logical_shape(name, parameter)) for name, parameter in self.own_parameters())

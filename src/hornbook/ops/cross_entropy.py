@@ -8,21 +8,52 @@ read them again. So each chunk makes its logits, its losses and, while they are 
 ``backward`` then only multiplies by the gradient that comes in. The price: the gradients are made even if no backward
 follows, which is why evaluation calls ``token_losses``. Columns from ``vocab_size`` on are padding: they get no
 probability and no gradient.
+
+Where the rows of the table are cut over ranks, each rank has the logits of its columns alone, and the ranks exchange
+three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from hornbook.ops.tensor_parallel import enter
+from hornbook.parallel.cuts import Cut, cut_of, local
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
 # chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
 _CHUNK_TOKENS = 512
 _BLOCK = 64  # divides the rows of a table, padded as it is
+
+
+class _Head(NamedTuple):
+    """The output projection as this rank computes it."""
+
+    weight: Tensor
+    """``[columns, D]``."""
+    bias: Tensor | None
+    """``[num_real]``."""
+    num_real: int
+    """Columns that exist; those after it are padding."""
+    first: int = 0
+    """The token of the first column."""
+    cut: Cut | None = None
+
+    @classmethod
+    def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "_Head":
+        cut = cut_of(weight_VD)
+        if cut is None:
+            return cls(weight_VD, bias_V, vocab_size)
+        weight = local(weight_VD)
+        first = cut.rank * len(weight)
+        num_real = min(max(vocab_size - first, 0), len(weight))
+        bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
+        return cls(weight, bias, num_real, first, cut)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -33,10 +64,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        vocab_size: int,
+        head: _Head,
         with_count: bool,
     ) -> tuple[Tensor, Tensor]:
-        total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
+        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -44,18 +75,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, bias_V, vocab_size)
-            total -= _gather(log_probabilities, targets).sum()
+            log_probabilities = _log_probabilities(x, compute_weight, head)
+            total -= _gather(log_probabilities, targets, head).sum()
             if with_count:
-                num_correct += _num_correct(log_probabilities, targets)
+                num_correct += _num_correct(log_probabilities, targets, head)
+            columns, is_own = _own_columns(log_probabilities, targets, head)
             exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
-            exact.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), exact.new_full((len(targets), 1), -1.0))
+            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
             exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
             torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
             if bias_gradient is not None:
-                bias_gradient += exact[:, :vocab_size].sum(0)
+                bias_gradient += exact[:, : head.num_real].sum(0)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
         return total, num_correct
@@ -83,8 +115,7 @@ def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, voc
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size).sum()
-    total: Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, None, targets_N, vocab_size, False)[0]  # type: ignore[no-untyped-call]
-    return total
+    return _differentiable(x_ND, _Head.of(weight_VD, None, vocab_size), targets_N, with_count=False)[0]
 
 
 def counted_cross_entropy(
@@ -95,14 +126,13 @@ def counted_cross_entropy(
     Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
     prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
+    head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
-        arguments = (x_ND, weight_VD, bias_V, targets_N, vocab_size, True)
-        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-        return total, num_correct
-    total, num_correct = torch.zeros(2, dtype=torch.float32, device=x_ND.device).unbind()
-    for rows, log_probabilities in _scores(x_ND, weight_VD, bias_V, vocab_size):
-        total -= _gather(log_probabilities, targets_N[rows]).sum()
-        num_correct += _num_correct(log_probabilities, targets_N[rows])
+        return _differentiable(x_ND, head, targets_N, with_count=True)
+    total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
+    for rows, log_probabilities in _scores(x_ND, head):
+        total -= _gather(log_probabilities, targets_N[rows], head).sum()
+        num_correct += _num_correct(log_probabilities, targets_N[rows], head)
     return total, num_correct
 
 
@@ -111,36 +141,78 @@ def token_losses(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
-    losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    for rows, log_probabilities in _scores(x_ND, weight_VD, bias_V, vocab_size):
-        losses_N[rows] = -_gather(log_probabilities, targets_N[rows])
+    losses_N, head = (
+        torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device),
+        _Head.of(weight_VD, bias_V, vocab_size),
+    )
+    for rows, log_probabilities in _scores(x_ND, head):
+        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)
     return losses_N
 
 
-def _scores(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Iterator[tuple[slice, Tensor]]:
+def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None) -> Tensor:
+    """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if cut."""
+    if (cut := cut_of(weight_VD)) is None:
+        bias = None if bias_V is None else bias_V.to(x.dtype)
+        return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
+    own = functional.linear(x, local(weight_VD).to(x.dtype))
+    logits = cut.side_by_side(own)[..., :vocab_size]
+    return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
+
+
+def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool) -> tuple[Tensor, Tensor]:
+    """Return the sum of the losses, with a gradient, and the number of right predictions, zero if not asked for."""
+    x_ND = x_ND if head.cut is None else enter(x_ND, head.cut)
+    arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count)
+    total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return total, num_correct
+
+
+def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
     """Yield the log-probabilities, fp32, of each chunk."""
-    compute_weight = weight_VD.to(x_ND.dtype)
+    compute_weight = head.weight.to(x_ND.dtype)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, bias_V, vocab_size)
+        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, bias: Tensor | None, vocab_size: int) -> Tensor:
+def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
     logits = x @ weight.t()
-    if bias is not None:
-        logits[:, :vocab_size] += bias.to(logits.dtype)
-    logits[:, vocab_size:] = -torch.inf
-    return torch.log_softmax(logits, -1, dtype=torch.float32)
+    if head.bias is not None:
+        logits[:, : head.num_real] += head.bias.to(logits.dtype)
+    logits[:, head.num_real :] = -torch.inf
+    if head.cut is None:
+        return torch.log_softmax(logits, -1, dtype=torch.float32)
+    logits = logits.float()
+    logits -= head.cut.largest(logits.amax(1, keepdim=True))
+    logits -= head.cut.sum(logits.exp().sum(1, keepdim=True)).log_()
+    return logits
 
 
-def _gather(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    picked = log_probabilities.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return picked.masked_fill(targets == NOT_SCORED, 0.0)
+def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
+    """Return the log-probability of each target, zero where there is none."""
+    columns, is_own = _own_columns(log_probabilities, targets, head)
+    picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+    return picked if head.cut is None else head.cut.sum(picked)
 
 
-def _num_correct(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+def _own_columns(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+    """Return the targets' columns, any one where there is none on this rank, and where there is one."""
+    columns = targets - head.first
+    is_own = (columns >= 0) & (columns < log_probabilities.shape[1])
+    return columns.masked_fill(~is_own, 0), is_own
+
+
+def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
     """Count the targets that are predicted."""
-    return (_first_largest(log_probabilities) == targets).sum()
+    predicted = _first_largest(log_probabilities)
+    if head.cut is not None:
+        own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
+        is_best = own == head.cut.largest(own.clone())
+        # the first token of equals: the smallest one, as a maximum
+        predicted = -head.cut.largest((-predicted - head.first).masked_fill(~is_best, -(1 << 62)))
+    return (predicted == targets).sum()
 
 
 def _first_largest(x_CV: Tensor) -> Tensor:

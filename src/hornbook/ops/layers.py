@@ -29,6 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.tensor_parallel import cut_linear, cut_rows
+from hornbook.parallel.cuts import cut_of, local
+
 
 def relu_squared(x: Tensor) -> Tensor:
     """Return ``relu(x)²`` (So et al. 2021, Primer)."""
@@ -53,10 +56,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         x: of any floating dtype.
-        weight: ``[num_out, num_in]``, fp32; its gradient is fp32.
-        bias: ``[num_out]``, fp32, or None.
+        weight: ``[num_out, num_in]``, fp32, or a stack ``[3, num_out / 3, num_in]``; its gradient is fp32. Where it is
+            cut over ranks, see ``cut_linear``.
+        bias: ``[num_out]``, fp32, or a stack, or None.
     """
+    if (cut := cut_of(weight)) is not None:
+        return cut_linear(x, weight, bias, cut)
+    if weight.dim() > 2:
+        weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
+    """Return the rows of a table at ``indices``, ``[..., D]``; its rows may be cut over ranks."""
+    if (cut := cut_of(table_VD)) is not None:
+        return cut_rows(indices, table_VD, cut)
+    return functional.embedding(indices, table_VD)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -66,7 +81,10 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         x: ``[..., num_in]``, of any floating dtype.
         weight: ``[num_groups, num_out / num_groups, num_in / num_groups]``, fp32.
         bias: ``[num_out]``, fp32.
+
+    Where weight and bias are cut by groups over ranks, input and output are the rank's share.
     """
+    weight, bias = local(weight), local(bias)
     parts, weights = x.chunk(len(weight), -1), weight.to(x.dtype).unbind(0)
     mapped = [functional.linear(part, matrix) for part, matrix in zip(parts, weights, strict=True)]
     return torch.cat(mapped, -1) + bias.to(x.dtype)

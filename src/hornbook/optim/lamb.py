@@ -14,16 +14,21 @@ The price is a copy of the parameters for a moment, which holds the directions.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import LambConfig
 from hornbook.optim.adam import adam_directions
-from hornbook.optim.slots import Slot, norms_of
+from hornbook.optim.slots import Holders, Slot, norms_of
 
-_Move = tuple[Tensor, Tensor, float]
-"""Weights, their direction, and the factor of the learning rate."""
+
+class _Move(NamedTuple):
+    weights: Tensor
+    direction: Tensor
+    rate_scale: float
+    holders: Holders | None
 
 
 def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, count: int) -> None:
@@ -37,22 +42,33 @@ def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, cou
     """
     if not slots:
         return
-    directions = adam_directions(slots, config, count)
-    _decay(slots, directions, config)
-    scaled, plain = _moves(slots, directions, config)
+    updates = adam_directions(slots, config, count)
+    _decay(slots, updates, config)
+    scaled, plain = _moves(slots, updates, config)
     if plain:
-        moves = [direction if scale == 1.0 else direction * scale for _, direction, scale in plain]
-        torch._foreach_add_([weight for weight, *_ in plain], moves, alpha=learning_rate)
+        moves = [move.direction if move.rate_scale == 1.0 else move.direction * move.rate_scale for move in plain]
+        torch._foreach_add_([move.weights for move in plain], moves, alpha=learning_rate)
     if scaled:
-        weights, moves = [weight for weight, *_ in scaled], [direction for _, direction, _ in scaled]
-        ratios = trust_ratios(weights, moves, config.weight_norm_cap).unbind()
-        factors = [ratio if scale == 1.0 else ratio * scale for ratio, (*_, scale) in zip(ratios, scaled, strict=True)]
-        torch._foreach_addcmul_(weights, moves, factors, value=learning_rate)
+        weights, directions = [move.weights for move in scaled], [move.direction for move in scaled]
+        holders = [move.holders for move in scaled]
+        ratios = trust_ratios(weights, directions, config.weight_norm_cap, holders).unbind()
+        scales = [move.rate_scale for move in scaled]
+        factors = [ratio if scale == 1.0 else ratio * scale for ratio, scale in zip(ratios, scales, strict=True)]
+        torch._foreach_addcmul_(weights, directions, factors, value=learning_rate)
 
 
-def trust_ratios(weights: list[Tensor], directions: list[Tensor], cap: float | None) -> Tensor:
-    """Return ``min(‖w‖, cap) / ‖u‖`` for each pair of fp32 tensors, 1 where either norm is 0: ``[len(weights)]``."""
-    weight_norms, direction_norms = norms_of(weights), norms_of(directions)
+def trust_ratios(
+    weights: list[Tensor], directions: list[Tensor], cap: float | None, holders: Sequence[Holders | None] = ()
+) -> Tensor:
+    """Return ``min(‖w‖, cap) / ‖u‖`` for each pair of fp32 tensors, 1 where either norm is 0: ``[len(weights)]``.
+
+    Args:
+        weights: or the parts of them that this rank holds.
+        directions: likewise.
+        cap: largest norm of weights that counts; None for any.
+        holders: of the parts.
+    """
+    weight_norms, direction_norms = norms_of(weights, holders), norms_of(directions, holders)
     if cap is not None:
         weight_norms = weight_norms.clamp(max=cap)
     both = (weight_norms > 0.0) & (direction_norms > 0.0)
@@ -76,9 +92,9 @@ def _moves(slots: Sequence[Slot], directions: list[Tensor], config: LambConfig) 
     plain: list[_Move] = []
     for slot, direction in zip(slots, directions, strict=True):
         if slot.role == "bias" and config.exempt_vectors:
-            plain.append((slot.parameter, direction, slot.rate_scale))
+            plain.append(_Move(slot.parameter, direction, slot.rate_scale, slot.holders))
         else:
             parts = slot.cut if config.split_qkv else lambda tensor: (tensor,)
             pairs = zip(parts(slot.parameter), parts(direction), strict=True)
-            scaled += [(weight, move, slot.rate_scale) for weight, move in pairs]
+            scaled += [_Move(weight, move, slot.rate_scale, slot.holders) for weight, move in pairs]
     return scaled, plain

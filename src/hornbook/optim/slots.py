@@ -12,19 +12,30 @@ Names decide, so a parameter of one's own model that is called ``bias`` is one, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
+from hornbook.parallel.world import Ranks
 
 Role = Literal["matrix", "norm", "bias"]
 
 
+class Holders(NamedTuple):
+    """The ranks over which the parameters of a model are cut, and how many of them hold the same part of this one."""
+
+    ranks: Ranks
+    num_copies: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One parameter with all that its update needs; all tensors have the parameter's shape, a bias is a vector."""
+    """One parameter, or the part of it that this rank holds, with all that its update needs.
+
+    All tensors have the parameter's shape, a bias is a vector.
+    """
 
     name: str
     """Of the parameter in its model, such as ``blocks.0.attention.out.weight`` or ``embedding.tokens``."""
@@ -38,6 +49,8 @@ class Slot:
     """Whether the optimizer's ``no_decay`` exempts it from weight decay, whatever its role."""
     rate_scale: float = 1.0
     """Factor of the learning rate."""
+    holders: Holders | None = None
+    """Of its parts; None where the parameter is whole. All slots of a model have some, or none has."""
 
     @property
     def decay(self) -> bool:
@@ -68,8 +81,10 @@ def num_parts_of(name: str) -> int:
     return 3 if ".qkv." in f".{name}" else 1
 
 
-def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) -> Tensor:
     """Return the L2 norm of each fp32 tensor, ``[len(tensors)]``, without waiting for the device.
+
+    Where tensors are parts, as ``holders`` says, it is the norm of the whole, the same on all of its ranks.
 
     A CPU adds up all squares of a tensor in a few fp32 numbers, which stop growing long before the end of a large one:
     the norm of BERT-base's token table comes out 1.3e-3 too small. So there it is the norm of the norms of the rows,
@@ -79,10 +94,21 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
         torch.linalg.vector_norm(tensor, dim=-1) if tensor.dim() > 1 and tensor.device.type == "cpu" else tensor
         for tensor in tensors
     ]
-    return torch.stack(torch._foreach_norm(rows))
+    norms = torch.stack(torch._foreach_norm(rows))
+    cut = [holder for holder in holders if holder is not None]
+    if not cut:
+        return norms
+    squares = norms.double().square() / norms.new_tensor([holder.num_copies for holder in cut], dtype=torch.float64)
+    return cut[0].ranks.sum_tensor(squares).sqrt().float()
 
 
-def clip(gradients: Sequence[Tensor], norm: float, limit: float | None, scope: ClipScope) -> None:
+def clip(
+    gradients: Sequence[Tensor],
+    norm: float,
+    limit: float | None,
+    scope: ClipScope,
+    holders: Sequence[Holders | None] = (),
+) -> None:
     """Scale gradients in place so that no norm is above ``limit``.
 
     Args:
@@ -91,9 +117,10 @@ def clip(gradients: Sequence[Tensor], norm: float, limit: float | None, scope: C
         limit: None clips nothing.
         scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
             that their common direction changes.
+        holders: of the gradients, see ``norms_of``.
     """
     if limit is not None and scope == "per_tensor":
-        scales = (limit / norms_of(gradients)).clamp(max=1.0)  # a norm of 0: an infinite quotient, a scale of 1
+        scales = (limit / norms_of(gradients, holders)).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
         torch._foreach_mul_(list(gradients), list(scales.unbind()))
     elif limit is not None and norm > limit:
         torch._foreach_mul_(list(gradients), limit / norm)

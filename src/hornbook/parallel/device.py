@@ -76,6 +76,8 @@ def cpu_flags() -> set[str]:
 def prepare(device: torch.device, threads: int | None) -> None:
     """Set threads, flush denormals, keep freed memory, forbid TF32; call it before the first tensor is computed.
 
+    ``threads`` counts; None leaves them to ``default_threads``.
+
     Denormal numbers make products four to five times slower. OpenMP's threads inherit the setting from the thread that
     starts them, hence the early call.
     """
@@ -87,8 +89,14 @@ def prepare(device: torch.device, threads: int | None) -> None:
 
 
 def default_threads() -> int:
-    """Return this process's share of the cores that it may use, one thread a physical core."""
+    """Return ``OMP_NUM_THREADS``, or else this process's share of the cores that it may use, one a physical core.
+
+    torchrun sets the variable to 1 for several local ranks where nobody has set it, so there a 1 says nothing.
+    """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
+    if asked.isdecimal() and int(asked) > (1 if local_ranks > 1 else 0):
+        return int(asked)
     return max(1, min(physical_cores(), usable_cores()) // local_ranks)
 
 

@@ -1,8 +1,10 @@
 """The processes of a run: where this one stands, and what all of them do together.
 
-A run's ranks lie along axes. ``world.data`` is the axis of data parallelism: its ranks take shares of every global
-batch and add up counts, means and gradients. Votes, barriers and the election of the rank that writes concern all
-ranks. Losses are divided by *global* counts before the backward pass, so gradients are simply added::
+A run's ranks lie along axes (`hornbook.config.parallel`). ``world.data`` is that of data parallelism: its ranks take
+shares of every global batch and add up counts, means and gradients. ``world.tensor`` is that of tensor parallelism: its
+ranks compute the same batch with a part of each layer. ``world.holders`` together hold one copy of the weights. Votes,
+barriers and the election of the rank that writes concern all ranks. Losses are divided by *global* counts before the
+backward pass, so gradients are simply added::
 
     counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
@@ -12,17 +14,21 @@ At a barrier the others wait for what the first rank does alone, such as writing
 group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
 """
 
+import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from hornbook.config.parallel import ParallelConfig, Sizes
 from hornbook.parallel.watch import Watch
 
 _BUCKET_ELEMENTS = 1 << 24
@@ -86,12 +92,26 @@ class Ranks:
         return sums
 
 
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The ranks along the axes of a run other than that of all ranks; ``Axes()`` is one process."""
+
+    data: Ranks = field(default_factory=Ranks)
+    """Those that take shares of each global batch."""
+    tensor: Ranks = field(default_factory=Ranks)
+    """Those that compute the same batch with a part of each layer."""
+    holders: Ranks = field(default_factory=Ranks)
+    """Those that together hold one copy of the weights."""
+    mesh: DeviceMesh | None = None
+    """All ranks as PyTorch names them, ``replicate``, ``shard`` and ``tensor``; None where every rank holds all."""
+
+
 class World:
     """All processes of a run; ``World()`` is a run of one process.
 
     Args:
         everyone: all ranks.
-        data: those that share each global batch; None for all.
+        axes: of the run; None for data parallelism alone.
         device: of this rank's tensors.
         waiting: the group that waits for hours at a barrier; None for one process.
         watch: over the other ranks; None for one process.
@@ -100,20 +120,31 @@ class World:
     def __init__(
         self,
         everyone: Ranks | None = None,
-        data: Ranks | None = None,
+        axes: Axes | None = None,
         device: torch.device | None = None,
         waiting: dist.ProcessGroup | None = None,
         watch: Watch | None = None,
     ) -> None:
         self._everyone = everyone or Ranks()
-        self.data = data or self._everyone
+        axes = axes or Axes(data=self._everyone)
+        self.data, self.tensor, self.holders, self.mesh = axes.data, axes.tensor, axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
 
     @classmethod
-    def join(cls, device: torch.device) -> "World":
-        """Join the ranks that ``torchrun`` started, or return a world of one process."""
-        if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+    def join(cls, device: torch.device, parallel: ParallelConfig | None = None) -> "World":
+        """Join the ranks that ``torchrun`` started, or return a world of one process.
+
+        Args:
+            device: of this rank's tensors.
+            parallel: the axes; None for data parallelism alone.
+
+        Raises:
+            UserError: the axes do not multiply to the number of ranks; nothing is connected then.
+        """
+        under_torchrun = os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+        sizes = (parallel or ParallelConfig()).sizes(int(os.environ["WORLD_SIZE"]) if under_torchrun else 1)
+        if not under_torchrun:
             return cls(device=device)
         store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
         # torchrun may keep the store over a restart; a new prefix hides the keys that the dead ranks left in it
@@ -129,7 +160,7 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(everyone, device=device, waiting=waiting, watch=watch)
+        return cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -153,6 +184,23 @@ class World:
         """True on the one rank that writes files and speaks."""
         return self.rank == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are cut over data-parallel ranks; their gradients are then summed as they are made."""
+        return self.holders.size > self.tensor.size
+
+    def num_copies(self, axes: Collection[str]) -> int:
+        """Return how many of ``holders`` hold the same part of a tensor that is cut over ``axes``."""
+        sizes = {"shard": self.holders.size // self.tensor.size, "tensor": self.tensor.size}
+        return math.prod(size for name, size in sizes.items() if name not in axes)
+
+    def holds_first(self, axes: Collection[str]) -> bool:
+        """Tell whether no earlier rank holds the same part of a tensor that is cut over ``axes``."""
+        if self.mesh is None:
+            return self.is_first
+        coordinate = dict(zip(Sizes._fields, self.mesh.get_coordinate() or (), strict=True))
+        return not any(number for name, number in coordinate.items() if name not in axes)
+
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
@@ -166,11 +214,40 @@ class World:
         """Return the first rank's ``value`` on every rank."""
         return self._everyone.sum_integers([value if self.is_first else 0])[0]
 
+    def explained(self) -> AbstractContextManager[None]:
+        """Name the rank that was lost, if that is why communication inside the block fails, a layer's own included."""
+        return explained(self._watch)
+
     def barrier(self) -> None:
         """Wait for all ranks, hours if need be."""
         if self.size > 1:
             with explained(self._watch):
                 dist.barrier(group=self._waiting)
+
+
+def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
+    """Return the axes of a run whose ranks are numbered replica by replica, shard by shard, then along ``tensor``."""
+    if sizes.shard == sizes.tensor == 1:
+        return Axes(data=everyone)
+    grid = torch.arange(everyone.size).view(sizes)
+    axes = {"data": grid.flatten(0, 1).t(), "tensor": grid.flatten(0, 1), "holders": grid.flatten(1)}
+    ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
+    return Axes(**ranks, mesh=init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields))
+
+
+def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch) -> Ranks:
+    """Return the one of several groups of ranks that ``rank`` is in; all ranks call this together."""
+    (own,) = (group for group in groups if rank in group)
+    tensors = host = _own_group(groups, rank)
+    if device.type == "cuda":
+        host = _own_group(groups, rank, backend="gloo")
+    return Ranks(own.index(rank), len(own), tensors, host, watch)
+
+
+def _own_group(groups: list[list[int]], rank: int, backend: str | None = None) -> dist.ProcessGroup:
+    made = {rank in group: dist.new_group(group, timeout=_TIMEOUT, backend=backend) for group in groups}
+    own: dist.ProcessGroup = made[True]
+    return own
 
 
 @contextmanager

@@ -16,7 +16,7 @@ price, too.
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -39,14 +39,7 @@ _logger = logging.getLogger("hornbook.engine")
 _MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
 """What a model computes beyond the shapes of its weights."""
 
-_FREE = (
-    "model.embedding_dropout",
-    "model.residual_dropout",
-    "model.attention_dropout",
-    "model.initializer_std",
-    "model.head",
-    "model.num_labels",
-)
+FREE = ("embedding_dropout", "residual_dropout", "attention_dropout", "initializer_std", "head", "num_labels")
 """Options of a model that change neither its weights nor what they compute, beyond a head that may be another one."""
 
 
@@ -126,8 +119,10 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     own = state.home.tensors()
     contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
-    weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
-    state.load_tensors({**own, **contents.tensors, "model": {**own["model"], **weights}})
+    if unused:
+        weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
+        contents = replace(contents, tensors={**contents.tensors, "model": weights})
+    state.load_tensors(contents.tensors)
     if origin.keep_optimizer:
         progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
@@ -189,9 +184,13 @@ def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
     told = {
         change.key: f"{change.key.removeprefix('model.')} {show(change.old)} there and {show(change.new)} here"
         for change in changed_keys(there, here)
-        if change.key in _MUST_AGREE or (shapes_differ and change.key.startswith("model.") and change.key not in _FREE)
+        if change.key in _MUST_AGREE or (shapes_differ and _is_architecture(change.key))
     }
     return told.get("model.family") or ", ".join(told.values())
+
+
+def _is_architecture(key: str) -> bool:
+    return key.startswith("model.") and key.removeprefix("model.") not in FREE
 
 
 def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tuple[set[str], set[str]]:

@@ -10,6 +10,7 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved
+from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
@@ -20,10 +21,11 @@ from hornbook.parallel.device import choose_device, prepare, synchronize
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
-from hornbook.run.preflight import large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
+from hornbook.run.preflight import changed_rate, large_vocabulary, refuse_blind_stopping, refuse_oversize, slips
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
+from hornbook.samples.batches import Samples
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.samples.training_samples import build_samples, num_steps
@@ -38,16 +40,23 @@ from hornbook.wording import counted
 
 
 def train(
-    resolved: Resolved, *, output: Path | None, device: str, threads: int | None, init_from: InitFrom | None = None
+    resolved: Resolved,
+    *,
+    output: Path | None,
+    device: str,
+    threads: int | None,
+    init_from: InitFrom | None = None,
+    allow_rate_change: bool = False,
 ) -> dict[str, Any]:
     """Train what ``resolved`` describes to its end, from the start or from where its folder says it stopped.
 
     Args:
         resolved: the recipe.
-        output: the run's folder; ``runs/<name of the recipe>`` if None.
+        output: the run's folder; None for the recipe's own.
         device: auto, cpu, cuda or mps.
-        threads: of this process on a CPU; None takes its share of the cores.
+        threads: of this process on a CPU; None for ``OMP_NUM_THREADS``, or its share of the cores.
         init_from: weights to start a new run from; None draws them from the seed.
+        allow_rate_change: resume although the length of the run, and with it the learning rate, was changed.
 
     Returns:
         A summary: run, step, last and best losses, tokens, seconds.
@@ -55,11 +64,17 @@ def train(
     Raises:
         HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
     """
+    folder = output or resolved.output
+    if init_from is None and run_of(resolved.path) == folder:
+        init_from = RunFolder(path=folder).not_yet_loaded
     chosen = choose_device(device)
     prepare(chosen, threads)
-    world = World.join(chosen)
+    world = World.join(chosen, resolved.recipe.parallel)
+    opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     try:
-        with open_run(resolved.recipe, output or Path("runs") / resolved.recipe.name, world, init_from) as run:
+        with opened as run:
+            for note in resolved.notes:
+                run.console.note(note)
             if run.is_finished:
                 run.console.note(
                     f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
@@ -79,8 +94,18 @@ def train(
 
 
 @contextmanager
-def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None) -> Iterator[TrainingRun]:
-    """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile."""
+def open_run(
+    recipe: Recipe,
+    output: Path,
+    world: World,
+    init_from: InitFrom | None = None,
+    *,
+    allow_rate_change: bool = False,
+) -> Iterator[TrainingRun]:
+    """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile.
+
+    A start that is refused leaves the disk as it was.
+    """
     folder = RunFolder(path=output)
     recipe, sources = _open_data(recipe, folder, init_from)
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
@@ -91,18 +116,17 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
         require_folder = stack.enter_context(lock_folder(output) if first else nullcontext(lambda: None))
+        accepted = stack.enter_context(ExitStack())
+        before = folder.last_recipe if first else None
         if first:
-            folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources))
+            accepted.callback(folder.enter(recipe, sources.fingerprints, _origin(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
         state, step_config = build_training(recipe, steps, world)
         _restore(state, recipe, folder, world, console)
-        if first:
-            if state.progress.step < steps:
-                checkpoint.require_space(output, 2 * state.num_bytes)
-            try:
-                folder.note_session(state.progress.step, steps)
-            except HornbookError as error:  # the file is damaged or cannot be written; a run does without
-                console.warn(f"cannot record this start: {error}")
+        if not allow_rate_change:
+            _refuse_changed_rate(before, recipe, samples, state.progress, world)
+        if first and state.progress.step < steps:
+            checkpoint.require_space(output, 2 * state.num_bytes)
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -116,20 +140,27 @@ def open_run(recipe: Recipe, output: Path, world: World, init_from: InitFrom | N
             console=console,
             require_folder=require_folder,
         )
-        if first:
-            _open_logs(run, stack)
         if not run.is_finished:
             refuse_blind_stopping(recipe, samples)
             if recipe.evaluation.tasks:
                 check_tasks_of(run)
-        console.start(recipe.name, facts(run))
-        if not run.is_finished:
-            for slip in slips(recipe, samples, sources, steps):
-                console.warn(slip)
-            is_new = state.progress.step == 0 and folder.origin is None  # with weights, the vocabulary is given
-            if is_new and (note := large_vocabulary(recipe, sources)):
-                console.note(note)
+        accepted.pop_all()
+        if first:
+            _open_logs(run, stack)
+        _announce(run, sources)
         yield run
+
+
+def _announce(run: TrainingRun, sources: Sources) -> None:
+    """Say what is trained, and what in the recipe may be a slip."""
+    run.console.start(run.recipe.name, facts(run))
+    if run.is_finished:
+        return
+    for slip in slips(run.recipe, run.samples, sources, run.num_steps):
+        run.console.warn(slip)
+    is_new = run.state.progress.step == 0 and run.folder.origin is None  # with weights, the vocabulary is given
+    if is_new and (note := large_vocabulary(run.recipe, sources)):
+        run.console.note(note)
 
 
 def facts(run: TrainingRun) -> dict[str, str]:
@@ -225,6 +256,15 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
         raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
 
 
+def _refuse_changed_rate(
+    before: Recipe | None, recipe: Recipe, samples: Samples, progress: Progress, world: World
+) -> None:
+    """Raise UserError, on all ranks, if the first one finds another learning rate than that of the last start."""
+    problem = changed_rate(before, recipe, samples, progress) if before is not None else None
+    if world.any(problem is not None):
+        raise UserError(problem or "the first rank refuses this start; see what it says")
+
+
 def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
     """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
 
@@ -253,8 +293,15 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
-    """Open the logs, without the rows that will be written again: of later steps, or of what a signal cut off."""
+    """Record this start, and open the logs without the rows that will be written again.
+
+    Those are of later steps, or of what a signal cut off.
+    """
     folder, progress = run.folder, run.state.progress
+    try:
+        folder.note_session(progress.step, run.num_steps)
+    except HornbookError as error:  # the file is damaged or cannot be written; a run does without
+        run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
         if path.exists():

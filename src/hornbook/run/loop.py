@@ -22,7 +22,7 @@ def train_until_done(run: TrainingRun) -> None:
         DivergedError: too many steps in a row were not finite, or the last ones of the run.
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
-    with listen(is_first=run.world.is_first) as signals, run.batches() as batches:
+    with listen(is_first=run.world.is_first) as signals, run.batches() as batches, run.world.explained():
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return

@@ -10,18 +10,21 @@ The bounds of memory are lower ones, since activations, logits and batches that 
 is refused could not have run, and what passes may still be too large.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
+from hornbook.engine.state import Progress
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
+from hornbook.samples.training_samples import num_steps
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.wording import counted
@@ -47,13 +50,14 @@ def refuse_oversize(recipe: Recipe, samples: Samples, world: World) -> None:
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else host
     num_parameters = getattr(recipe.model, "num_parameters", lambda: 0)()  # a model of one's own may not count
     needed = _BYTES_OF_WEIGHT * num_parameters * (2 + len(build_update(recipe.optimizer).state_names))
+    needed //= world.holders.size
     if device is not None and needed > device:
         raise UserError(
             f"a model of {num_parameters:,} parameters takes {format_bytes(needed)} with its gradients and optimizer "
             f"state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
     batch = recipe.training.global_batch_size
-    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.size)
+    ids = int(_BYTES_OF_ID * samples.tokens_per_sample * batch / world.data.size)
     if host is not None and ids > host:
         raise UserError(
             f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
@@ -70,6 +74,38 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
             "early stopping needs the validation loss, and the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
         )
+
+
+def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> str | None:
+    """Say that the learning rate would jump, as a decay does whose length was changed; None where it does not.
+
+    The next rate may lie between the last one and the one that the run would have had next: that is no jump.
+
+    Args:
+        before: the recipe of the last start.
+        recipe: of this one.
+        samples: of the run.
+        progress: of the checkpoint.
+    """
+    (was, old_length), (now, length) = (
+        (build_schedule(each.schedule, steps), steps)
+        for each in (before, recipe)
+        for steps in [num_steps(each, samples)]
+    )
+    update, peak = progress.num_updates, recipe.optimizer.learning_rate
+    if update == 0 or progress.step >= length:
+        return None
+    last, expected, following = was(update - 1), was(update), now(update)
+    is_between = min(last, expected) <= following <= max(last, expected)
+    if is_between or math.isclose(following, expected, rel_tol=1e-9):
+        return None
+    name = getattr(recipe.schedule, "name", "given")
+    return (
+        f"the learning rate was {peak * last:.3g} at step {progress.step} of {old_length} and would be "
+        f"{peak * following:.3g} at step {progress.step + 1} of {length}, since the {name} schedule spans the run: "
+        "keep the length, or accept the jump with --allow-learning-rate-change (a run that is to be extended needs a "
+        "constant schedule, or schedule.decay_end from the start)"
+    )
 
 
 def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hornbook.config import LabelledConfig, Recipe
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.corpus.store import TokenStore
 from hornbook.errors import DataError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
@@ -208,7 +209,9 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     """The recipe of a run and the fingerprint of its training data."""
     path = run / "run.json"
     if not path.is_file():
-        raise UserError(f"no run in {run}: expected a folder with a run.json, as `hornbook train` leaves")
+        raise UserError(
+            f"no run in {run}{did_you_mean_path(run)}; expected a folder with a run.json, as `hornbook train` leaves"
+        )
     identity = read_identity(path)
     refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # these decide the samples
     return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")

@@ -4,20 +4,21 @@
 
     runs/demo/  run.json  recipe.toml  environment.json  metrics.jsonl  samples.jsonl  checkpoints/  report.html
 
-The same command on an existing folder goes on with it. ``run.json`` holds the identity of the run: the recipe without
-what may change, the fingerprints of its data, and the weights that it started from, if it was given any.
+``hornbook train FOLDER``, or the same command again, goes on with it. ``run.json`` holds the identity of the run: the
+recipe of its last start, the fingerprints of its data, and the weights that it started from, if it was given any.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
-from hornbook.errors import DataError, UserError
+from hornbook.errors import DataError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
-from hornbook.run.initial_weights import Origin
-from hornbook.storage.files import replace_file
+from hornbook.run.initial_weights import InitFrom, Origin
+from hornbook.storage.files import remove_file, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import record_session
 
@@ -32,6 +33,7 @@ _MAY_CHANGE = (
     "training.epochs",
     "training.tokens",
     "training.micro_batch_size",
+    "parallel.",
     "checkpoint.",
     "evaluation.",
     "tracking.",
@@ -76,7 +78,30 @@ class RunFolder:
         recorded = read_identity(self.identity)["init_from"] if self.identity.exists() else None
         return Origin(**recorded) if recorded else None
 
-    def enter(self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None) -> None:
+    @property
+    def not_yet_loaded(self) -> InitFrom | None:
+        """The weights that the run here was to start from when it was stopped before its first step."""
+        if self.has_begun or (origin := self.origin) is None:
+            return None
+        return InitFrom(source=origin.path, keep_optimizer=origin.keep_optimizer)
+
+    @property
+    def last_recipe(self) -> Recipe | None:
+        """The recipe of the last start of the run here; None if no run has begun.
+
+        Raises:
+            RecipeError: it names a part that is not registered.
+            CheckpointError, DataError: it is malformed.
+        """
+        if not (self.has_begun and self.identity.exists()):
+            return None
+        document = read_identity(self.identity)["recipe"]
+        refuse_unknown_parts(document, str(self.path))
+        return stored_recipe(document, str(self.identity))
+
+    def enter(
+        self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None
+    ) -> Callable[[], None]:
         """Write the recipe of this start, or refuse a folder that holds another run, unless that never made a step.
 
         Args:
@@ -84,27 +109,36 @@ class RunFolder:
             fingerprints: of the data, by split.
             origin: the weights that the run starts, or started, from; None for its own.
 
+        Returns:
+            A function that puts the files back as they were, for a start that is refused later.
+
         Raises:
             UserError: the folder holds a run with another model, data, seed, batch or optimization.
         """
-        if self.has_begun and self.identity.exists():
-            self._refuse_other_run(recipe, fingerprints)
+        if (old := self.last_recipe) is not None:
+            self._refuse_other_run(old, recipe, fingerprints)
         elif self.has_begun:
             raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
-        replace_file(self.identity, dump_json(identity))
-        replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
+        files = {self.identity: dump_json(identity), self.path / "recipe.toml": recipe_to_toml(recipe).encode()}
+        before = {path: path.read_bytes() if path.exists() else None for path in files}
+
+        def put_back() -> None:
+            with suppress(StorageError):
+                for path, content in before.items():
+                    remove_file(path) if content is None else replace_file(path, content)
+
+        for path, content in files.items():
+            replace_file(path, content)
+        return put_back
 
     def note_session(self, from_step: int, to_step: int) -> None:
         """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
         record_session(self.path / "environment.json", from_step, to_step)
 
-    def _refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
-        identity = read_identity(self.identity)
-        refuse_unknown_parts(identity["recipe"], str(self.path))
-        old = stored_recipe(identity["recipe"], str(self.identity))
-        changes = differences(old, identity["data"], recipe, fingerprints)
+    def _refuse_other_run(self, old: Recipe, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
+        changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
         if changes:
             raise UserError(
                 f"{self.path} contains another run: {'; '.join(changes)}. Restore the old values to resume it, "

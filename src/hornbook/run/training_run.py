@@ -4,10 +4,13 @@
 """
 
 import math
+import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -28,6 +31,8 @@ from hornbook.track.console import Console
 from hornbook.track.metrics import MetricsLog
 
 MAX_FAILED_SAVES = 3
+_NOTHING_TO_SAVE = 0
+"""In place of the number of the process that saves."""
 
 Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
 
@@ -95,7 +100,9 @@ class TrainingRun:
 
     def how_to_go_on(self) -> str:
         """Say where the state is and how to resume."""
-        progress, again = self.state.progress, "run the same command again to resume"
+        progress, folder = self.state.progress, str(self.folder.path)
+        folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
+        again = f"resume with `hornbook train {shlex.quote(folder)}`"
         if not progress.skipped_in_a_row:
             return f"step {progress.step} of {self.num_steps} is saved in {self.folder.path}; {again}"
         return f"step {progress.step} was skipped, so it is not saved; {self.what_is_saved()}; {again}"
@@ -232,7 +239,7 @@ class TrainingRun:
             return
         with self.paused():
             self._refuse_bad_weights()
-            error = self._commit() if self.world.is_first else None
+            error = self._commit() if self.world.is_first else self._save_share()
             self.world.barrier()
             failed = self.world.any(error is not None)
         if not failed:
@@ -248,17 +255,55 @@ class TrainingRun:
 
     def _commit(self) -> StorageError | None:
         """Write a checkpoint, bring the logs to the disk, and prune; return why the checkpoint was not saved."""
+        asked: list[Path] = []
+
+        @contextmanager
+        def others(temporary: Path) -> Iterator[None]:
+            asked.append(temporary)
+            self.world.from_first(os.getpid())  # a part of the folder's name
+            try:
+                yield
+            finally:
+                self.world.barrier()
+                failed = self.world.ranks_where(False)
+            if failed:
+                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
+
         try:
             self.require_folder()
-            path = checkpoint.save(self.folder.checkpoints, self._contents())
+            path = checkpoint.save(self.folder.checkpoints, self._contents(), [self._held()], others)
         except StorageError as error:
             return error
+        finally:
+            if not asked:
+                self.world.from_first(_NOTHING_TO_SAVE)
         for log in (self.metrics, self.samples_log):
             if log is not None:
                 log.sync()
         self.console.checkpoint(path)
         self.prune()
         return None
+
+    def _save_share(self) -> StorageError | None:
+        """Write what this rank alone holds into the checkpoint that the first one makes; return why that failed."""
+        process, error = self.world.from_first(0), None
+        if process != _NOTHING_TO_SAVE:
+            step = self.state.progress.step
+            try:
+                temporary = checkpoint.temporary_of(self.folder.checkpoints, step, process)
+                checkpoint.save_share(temporary, step, self.world.rank, self._held())
+            except StorageError as failure:
+                error = failure
+            self.world.barrier()
+            self.world.ranks_where(error is not None)
+        return error
+
+    def _held(self) -> dict[str, dict[str, checkpoint.Shard]]:
+        """Return the boxes of tensors that this rank is the first to hold."""
+        return {
+            group: {name: shard for name, shard in shards.items() if not shard.is_copy and shard.values.numel()}
+            for group, shards in self.state.home.tensors().items()
+        }
 
     def prune(self) -> None:
         """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning.
@@ -302,7 +347,7 @@ class TrainingRun:
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
             step=self.state.progress.step,
-            tensors=self.state.home.tensors(),
+            tensors={},
             documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
             files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
         )

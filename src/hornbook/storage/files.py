@@ -32,15 +32,8 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError, UserError
-from hornbook.storage.system import (
-    flush_to_disk,
-    lock_file,
-    open_own,
-    perform,
-    process_is_alive,
-    storage_errors,
-    write_all,
-)
+from hornbook.storage.system import lock_file, open_own, perform, process_is_alive, storage_errors, sync, write_all
+from hornbook.storage.traces import Traces
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -96,7 +89,7 @@ class FileWriter:
     def finish(self) -> Written:
         """Wait until the content is on the disk, close, and return size and hash."""
         with storage_errors("write", self.path):
-            _sync(self.path, self._descriptor)
+            sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
         return self.written
@@ -158,7 +151,7 @@ class Appender:
         """Wait until all lines are on the disk; a device or a pipe has none."""
         with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                _sync(self.path, self._descriptor)
+                sync(self.path, self._descriptor)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -220,7 +213,7 @@ def fsync_directory(path: Path) -> None:
     with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _sync(path, descriptor)
+            sync(path, descriptor)
         finally:
             os.close(descriptor)
 
@@ -274,9 +267,10 @@ def sha256_file(path: Path) -> str:
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Hold the folder, which is created where missing, for the length of the block.
 
-    Yields a function that raises StorageError if the folder was moved or removed since, or only its lock file: what
-    this process then writes to ``folder`` would go elsewhere. Raises UserError if another process holds the folder.
+    Yields a function that raises StorageError if the folder or its lock file was moved or removed since. A block that
+    raises before it adds anything leaves no trace. Raises UserError if another process holds the folder.
     """
+    traces = Traces(folder, _LOCK)
     descriptor = _lock(folder)
 
     def require() -> None:
@@ -290,6 +284,9 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield require
+    except BaseException:
+        traces.remove()
+        raise
     finally:
         os.close(descriptor)
 
@@ -321,10 +318,6 @@ def _create(path: Path) -> int:
             raise
     path.unlink()
     return os.open(path, _NEW, 0o666)
-
-
-def _sync(path: Path, descriptor: int) -> None:
-    perform("fsync", path, lambda: flush_to_disk(descriptor))
 
 
 def _end_of_last_line(descriptor: int) -> int:

@@ -107,6 +107,11 @@ def write_all(path: Path, descriptor: int, view: memoryview) -> None:
         ]
 
 
+def sync(path: Path, descriptor: int) -> None:
+    """Wait, at a fault point, until what was written to an open file or folder is on the disk. Raises OSError."""
+    perform("fsync", path, lambda: flush_to_disk(descriptor))
+
+
 def flush_to_disk(descriptor: int) -> None:
     """Wait until what was written to a file, or the entries of a folder, would survive a power cut.
 

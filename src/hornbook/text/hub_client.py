@@ -12,6 +12,7 @@ Only error names that all releases share are used, whichever HTTP library they w
 """
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,23 @@ Kind: TypeAlias = Literal["data set", "model"]
 
 NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 """A pattern of the owner, or of what is owned, in a name of the hub."""
+SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+_LOCAL_OWNER: Final = "runs"
+"""The default folder of runs, never asked of the hub, even where it does not exist."""
 
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def is_model_name(source: str | Path) -> bool:
+    """Whether a source of weights is a model of the hub, and not a path, so that no folder's name leaves the machine.
+
+    ``hf://owner/name`` is always the hub. Otherwise a name is ``owner/name`` with exactly one slash, where the working
+    directory has no ``owner`` and the owner is not ``runs``.
+    """
+    text = str(source)
+    owner = text.partition("/")[0]
+    is_name = re.fullmatch(f"{NAME_PART}/{NAME_PART}", text) is not None and owner != _LOCAL_OWNER
+    return SCHEME.match(text) is not None or (is_name and not Path(owner).exists())
 
 
 class OutOfReachError(HornbookError):

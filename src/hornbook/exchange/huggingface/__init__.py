@@ -15,7 +15,7 @@ somebody wrote its module, and refused in one line until then.
 """
 
 from hornbook.exchange.huggingface.export import write_folder
-from hornbook.exchange.huggingface.hub_models import fetch, is_model_name
+from hornbook.exchange.huggingface.hub_models import fetch
 from hornbook.exchange.huggingface.model_folder import UNTRAINED, is_folder, read_folder
 
-__all__ = ["UNTRAINED", "fetch", "is_folder", "is_model_name", "read_folder", "write_folder"]
+__all__ = ["UNTRAINED", "fetch", "is_folder", "read_folder", "write_folder"]

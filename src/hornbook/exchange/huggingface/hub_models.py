@@ -2,35 +2,24 @@
 
     openai-community/gpt2  ->  ~/.cache/huggingface/hub/models--openai-community--gpt2/snapshots/<commit>/
 
-A path is looked for first, and a name whose first half is a folder here is a mistyped path, so that nobody's folder
-names go out by accident; ``hf://owner/name`` is always the hub. While the hub cannot be reached, a name that the cache
-does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched, unless
-pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the
-client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+``hornbook.text.hub_client.is_model_name`` tells names from paths. While the hub cannot be reached, a name that the
+cache does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched,
+unless pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token
+are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
 """
 
 import re
 from pathlib import Path
 from typing import Final
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import UserError
 from hornbook.exchange.huggingface.tokenizer_files import FILES
 from hornbook.exchange.huggingface.weights import SAFE_FILES
-from hornbook.text.hub_client import NAME_PART, OutOfReachError, cache_folder, hub_errors, import_client
+from hornbook.text.hub_client import NAME_PART, SCHEME, OutOfReachError, cache_folder, hub_errors, import_client
 
-_SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
-_NAME: Final = re.compile(f"{NAME_PART}/{NAME_PART}")
 _SAFE: Final = ("config.json", *FILES, *SAFE_FILES, "model-*.safetensors")
 _PICKLED: Final = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-
-
-def is_model_name(source: str | Path) -> bool:
-    """Whether a source of weights is a model of the hub, and not a path."""
-    text = str(source)
-    if _SCHEME.match(text):
-        return True
-    owner = Path(text.partition("/")[0])
-    return _NAME.fullmatch(text) is not None and not owner.exists()
 
 
 def fetch(source: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Path:
@@ -48,7 +37,7 @@ def fetch(source: str | Path, *, revision: str | None = None, allow_pickle: bool
         HornbookError: the hub failed half-way, or is out of reach; trying again may help.
         StorageError: the disk of the cache is full or failing.
     """
-    name = _SCHEME.sub("", str(source), count=1)
+    name = SCHEME.sub("", str(source), count=1)
     if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
         raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
     is_meant = name != str(source) or revision is not None
@@ -65,7 +54,8 @@ def fetch(source: str | Path, *, revision: str | None = None, allow_pickle: bool
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...], *, is_meant: bool) -> Path:
     where = f"{name} (revision {revision})" if revision else name
-    lead = f"no run or checkpoint at {where}; "
+    near = "" if is_meant else did_you_mean_path(Path(name))
+    lead = f"no run or checkpoint at {where}{near}; "
     client = import_client(lead)
     try:
         with hub_errors(lead, "model", name):
@@ -74,6 +64,6 @@ def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...], *, is_
         if is_meant or cache_folder(client, "model", name).exists():
             raise
         raise UserError(
-            f"no run or checkpoint at {where}, and the Hugging Face hub cannot be reached ({error.reason}); check the "
-            "path, or try again"
+            f"no run or checkpoint at {where}, and the Hugging Face hub cannot be reached ({error.reason}){near}; "
+            "check the path, or try again"
         ) from error

@@ -1,0 +1,64 @@
+"""The sizes of the axes, and what tensor parallelism splits."""
+
+import pytest
+
+from hornbook.config import ParallelConfig, cut_dimension, load_recipe
+from hornbook.errors import RecipeError, UserError
+
+
+@pytest.mark.parametrize(
+    ("options", "num_ranks", "sizes"),
+    [
+        ({}, 1, (1, 1, 1)),
+        ({}, 4, (4, 1, 1)),
+        ({"data_parallel": "shard"}, 4, (1, 4, 1)),
+        ({"data_parallel": "hybrid", "shard_size": 2}, 8, (4, 2, 1)),
+        ({"tensor_parallel": 2}, 8, (4, 1, 2)),
+        ({"data_parallel": "shard", "tensor_parallel": 4}, 8, (1, 2, 4)),
+        ({"data_parallel": "hybrid", "shard_size": 2, "tensor_parallel": 2}, 8, (2, 2, 2)),
+    ],
+)
+def test_the_size_of_the_data_axis_is_what_is_left(options, num_ranks, sizes):
+    assert ParallelConfig(**options).sizes(num_ranks) == sizes
+
+
+def test_a_world_that_the_sizes_do_not_divide_is_refused():
+    config = ParallelConfig(data_parallel="hybrid", shard_size=2, tensor_parallel=2)
+    with pytest.raises(UserError, match=r"multiple of 4 ranks \(tensor_parallel 2 x shard_size 2\), and the run has 6"):
+        config.sizes(6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parallel.data-parallel=hybrid"], "shard_size and data_parallel"),
+        (["--parallel.shard-size=2"], "shard_size and data_parallel"),
+        (["--parallel.tensor-parallel=5"], "tensor_parallel must divide num_heads, which is 12"),
+        (
+            ["--parallel.tensor-parallel=2", "--model.feed-forward-size=33"],
+            "must divide feed_forward_size, which is 33",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(words, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("gpt2-small", words, require_data=False)
+
+
+def test_groups_of_the_feed_forward_are_not_split():
+    with pytest.raises(RecipeError, match="must divide feed_forward_groups, which is 4"):
+        load_recipe("groupbert-base-phase1", ["--parallel.tensor-parallel=6"], require_data=False)
+
+
+def test_parameters_that_are_split():
+    cuts = {
+        "embedding.tokens": 0,
+        "blocks.3.attention.qkv.bias": 1,
+        "blocks.11.first_feed_forward.grouped.weight": 0,
+        "blocks.0.feed_forward.down.weight": 1,
+        "blocks.0.feed_forward.down.bias": None,
+        "blocks.0.convolution.up.weight": None,
+        "blocks.0.attention_norm.weight": None,
+        "head.bias": None,
+    }
+    assert {name: cut_dimension(name) for name in cuts} == cuts

@@ -1,0 +1,47 @@
+"""Layouts that a recipe's parts cannot be trusted to support are refused before anything is built."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from hornbook.config import AdamWConfig, CausalLMConfig, ParallelConfig, Recipe
+from hornbook.engine.build_training import build_training
+from hornbook.errors import UserError
+from hornbook.parallel.world import Axes, Ranks, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(CausalLMConfig):
+    """An objective of one's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyOptimizer(AdamWConfig):
+    """An optimizer of one's own."""
+
+
+def of_two(*, tensor: int = 1) -> World:
+    """A world of two ranks that share the weights; nothing can be sent."""
+    axes = Axes(data=Ranks(0, 2 // tensor), tensor=Ranks(0, tensor), holders=Ranks(0, 2), mesh=object())
+    return World(Ranks(0, 2), axes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "message"),
+    [
+        ({"parallel": ParallelConfig(tensor_parallel=2)}, World(), "needs a multiple of 2 ranks .* and the run has 1"),
+        (
+            {"parallel": ParallelConfig(data_parallel="shard"), "objective": Mine()},
+            of_two(),
+            "needs all of the model in each micro-batch, and Mine may skip a part: set it to replicate",
+        ),
+        (
+            {"parallel": ParallelConfig(tensor_parallel=2), "optimizer": MyOptimizer()},
+            of_two(tensor=2),
+            "MyOptimizer may need whole weights",
+        ),
+    ],
+)
+def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message):
+    with pytest.raises(UserError, match=message):
+        build_training(replace(Recipe(), **changes), 1, world)

@@ -1,0 +1,162 @@
+"""Trainings of tiny models on random tokens, on any layout of ranks: what test_layouts.py compares.
+
+train("bert padded", "lamb", World())  ->  Trained(gradients of the first step, losses, norms, weights)
+"""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tiny_labelled import QUESTIONS, labelled_rows, word_pieces, write_jsonl, write_squad
+from torch import Tensor
+
+from hornbook.config import ParallelConfig, Recipe, load_recipe
+from hornbook.engine.build_training import build_training
+from hornbook.engine.step import resident, train_step
+from hornbook.parallel.world import World, axes_of
+from hornbook.run.launch import open_run
+from hornbook.run.loop import train_until_done
+from hornbook.samples.batches import Loader
+from hornbook.samples.sources import open_sources
+from hornbook.samples.training_samples import build_samples
+
+SIZES = """
+model.num_layers=2 model.hidden_size=32 model.num_heads=4 model.vocab_size=70 model.max_positions=16
+model.embedding_dropout=0.1 model.residual_dropout=0.1 model.attention_dropout=0.1
+data.sequence_length=16 training.steps=20 training.global_batch_size=8 training.micro_batch_size=2
+precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synthetic=true
+"""
+MODELS = {
+    "gpt": "gpt2-small",
+    "bert padded": "bert-tiny data.layout=padded",
+    "bert packed": "bert-tiny data.layout=packed",
+    "groupbert": "groupbert-base-phase1 data.layout=padded",
+}
+OPTIMIZERS = {
+    "adamw": "optimizer.name=adamw optimizer.learning_rate=1e-3",
+    "lamb": "optimizer.name=lamb optimizer.learning_rate=1e-3",
+}
+LAYOUTS = {
+    "one process": "",
+    "data 2": "",
+    "data 4": "",
+    "shard 2": "parallel.data_parallel=shard",
+    "shard 4": "parallel.data_parallel=shard",
+    "hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2",
+    "tensor 2": "parallel.tensor_parallel=2",
+    "tensor 4": "parallel.tensor_parallel=4",
+    "tensor 2 x data 2": "parallel.tensor_parallel=2",
+    "tensor 2 x shard 2": "parallel.data_parallel=shard parallel.tensor_parallel=2",
+    "tensor 2 x hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.tensor_parallel=2",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training did; the tensors are whole."""
+
+    initial: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the first step."""
+    losses: list[float]
+    norms: list[float]
+    terms: list[dict[str, float]]
+    """Sums of the objective, accuracies too, each a mean."""
+
+
+def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe:
+    """The recipe of a tiny training."""
+    name, *changes = MODELS[model].split()
+    words = [*SIZES.split(), *changes, *OPTIMIZERS[optimizer].split(), *LAYOUTS[layout].split()]
+    return load_recipe(name, [f"--{word}" for word in words]).recipe
+
+
+def laid_out(world: World, parallel: ParallelConfig) -> World:
+    """The same ranks along other axes."""
+    if world.size == 1:
+        return world
+    axes = axes_of(parallel.sizes(world.size), world._everyone, world.device, world._watch)
+    return World(world._everyone, axes, world.device, world._waiting, world._watch)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy of a tensor, put together from all ranks."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+
+
+def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
+    """Train ``recipe`` on ``world``."""
+    gradients = {}
+
+    def executor(state, micro_batches, objective, counts):
+        sums = resident(state, micro_batches, objective, counts)
+        if state.progress.step == 0:
+            own = state.model.own_parameters()
+            gradients.update({name: whole(value.grad) for name, value in own if value.grad is not None})
+        return sums
+
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
+    state, config = build_training(recipe, recipe.training.steps, world)
+    state.model.train()
+    initial = {name: state.model.logical(name, whole(value)) for name, value in state.model.own_parameters()}
+    config = replace(config, executor=executor)
+    loader = Loader(
+        samples.maker,
+        global_batch_size=recipe.training.global_batch_size,
+        micro_batch_size=recipe.training.micro_batch_size,
+        rank=world.data.rank,
+        world_size=world.data.size,
+        start_sample=0,
+        prefetch=0,
+    )
+    results = [train_step(state, next(loader), config) for _ in range(steps)]
+    assert min(result.gradient_norm for result in results) > recipe.optimizer.clip_norm
+    return Trained(
+        initial=initial,
+        gradients=gradients,
+        losses=[result.loss for result in results],
+        norms=[result.gradient_norm for result in results],
+        terms=[result.terms for result in results],
+    )
+
+
+def run_on(folder: Path, layout: str, world: World, steps: int, previous: str | None = None) -> None:
+    """Train ``folder/layout`` on ``folder/corpus`` up to a step, from a copy of the run of another layout."""
+    target = folder / layout
+    if previous is not None and world.is_first:
+        shutil.copytree(folder / previous, target)
+    world.barrier()
+    corpus = f"data.train={folder / 'corpus'} data.validation={folder / 'corpus'} model.vocab_size=300 name=run"
+    often = "evaluation.every_steps=4 tracking.log_every_steps=1 tracking.sample_every_steps=4 checkpoint.every_steps=4"
+    few = f"evaluation.max_windows=9 tracking.sample_tokens=3 checkpoint.keep_last=9 training.steps={steps}"
+    words = [
+        word
+        for word in SIZES.split()
+        if word.split("=")[0] not in ("data.synthetic", "model.vocab_size", "training.steps")
+    ]
+    words += [*OPTIMIZERS["adamw"].split(), *corpus.split(), *often.split(), *few.split(), *LAYOUTS[layout].split()]
+    recipe = load_recipe("gpt2-small", [f"--{word}" for word in [*words, "schedule.name=constant"]]).recipe
+    with open_run(recipe, target, laid_out(world, recipe.parallel)) as run:
+        train_until_done(run)
+
+
+def write_labelled(folder: Path) -> None:
+    """Write what ``run_labelled`` learns from."""
+    write_jsonl(folder / "classes.jsonl", labelled_rows(2))
+    write_squad(folder / "spans.json", QUESTIONS)
+    word_pieces().save(folder / "tokenizer")
+
+
+def run_labelled(folder: Path, head: str, layout: str, world: World) -> None:
+    """Fine-tune four steps: ``folder/<head> <layout>``."""
+    spans = "objective.max_question_tokens=8 objective.document_stride=8 model.max_positions=64 data.sequence_length=32"
+    chosen = {"classification": "classes.jsonl", "span": f"spans.json {spans}"}[head].split()
+    replaced = ("data.synthetic", "model.vocab_size", "training.steps", *[word.split("=")[0] for word in chosen[1:]])
+    words = [word for word in SIZES.split() if not word.startswith(replaced)]
+    words += [f"objective.name={head}", f"data.train={folder / chosen[0]}", f"data.validation={folder / chosen[0]}"]
+    words += [*chosen[1:], f"data.tokenizer={folder / 'tokenizer'}", "training.steps=4", "tracking.log_every_steps=1"]
+    words += [*OPTIMIZERS["lamb"].split(), *LAYOUTS[layout].split()]
+    recipe = load_recipe("bert-tiny", [f"--{word}" for word in words]).recipe
+    with open_run(recipe, folder / f"{head} {layout}", laid_out(world, recipe.parallel)) as run:
+        train_until_done(run)

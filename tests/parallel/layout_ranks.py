@@ -1,0 +1,38 @@
+"""Tiny trainings on several layouts as one rank of ``torchrun``: ``layout_ranks.py FOLDER CASES``, see test_layouts.py.
+
+The first rank writes what it saw of each case to ``FOLDER/<number>.pt`` and the runs to ``FOLDER/<layout>``.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import tiny_layouts
+import torch
+from tiny_layouts import laid_out, recipe_of, run_labelled, run_on
+
+from hornbook.parallel.world import World
+
+
+def main(folder: Path, cases: list[list[str]], layouts: list[str], labelled: list[list[str]]) -> None:
+    """Make the trainings ``cases``, each (model, optimizer, layout), then a run that goes from layout to layout.
+
+    Last come fine-tunings, each (head, layout).
+    """
+    world = World.join(torch.device("cpu"))
+    for number, case in enumerate(cases):
+        recipe = recipe_of(*case)
+        trained = tiny_layouts.train(recipe, laid_out(world, recipe.parallel))
+        if world.is_first:
+            torch.save(asdict(trained), folder / f"{number}.pt")
+    for number, (layout, previous) in enumerate(zip(layouts, [None, *layouts], strict=False)):
+        run_on(folder, layout, world, 4 * (number + 1), previous)
+    for head, layout in labelled:
+        run_labelled(folder, head, layout, world)
+    world.leave()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), *json.loads(sys.argv[2]))

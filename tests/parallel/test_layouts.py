@@ -1,0 +1,122 @@
+"""Every layout of ranks trains as one process does, and takes over the checkpoints of every other."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_layouts
+import torch
+from tiny_encoder_runs import assert_same_rows
+from tiny_layouts import recipe_of, run_labelled, run_on, write_labelled
+from tiny_text import build_tiny
+
+from hornbook import checkpoint
+from hornbook.parallel.world import World
+from hornbook.track.metrics import read
+
+HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
+TWO = {
+    "cases": [
+        ("gpt", "adamw", "data 2"),
+        ("gpt", "adamw", "shard 2"),
+        ("gpt", "lamb", "tensor 2"),
+        ("bert padded", "lamb", "shard 2"),
+        ("bert packed", "adamw", "tensor 2"),
+        ("groupbert", "lamb", "tensor 2"),
+    ],
+    "chain": ["data 2", "tensor 2", "shard 2"],
+    "labelled": [("classification", "tensor 2"), ("span", "shard 2")],
+}
+FOUR = {
+    "cases": [
+        ("gpt", "lamb", "hybrid 2x2"),
+        ("gpt", "adamw", "tensor 2 x data 2"),
+        ("gpt", "adamw", "tensor 4"),
+        ("bert packed", "lamb", "tensor 2 x shard 2"),
+        ("groupbert", "adamw", "tensor 2 x shard 2"),
+        ("bert padded", "adamw", "shard 4"),
+    ],
+    "chain": ["shard 4", "tensor 2 x shard 2", "hybrid 2x2"],
+    "labelled": [("span", "tensor 2 x shard 2"), ("classification", "hybrid 2x2")],
+}
+WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+
+
+@functools.cache
+def alone(model, optimizer):
+    """What one process does."""
+    return tiny_layouts.train(recipe_of(model, optimizer), World())
+
+
+@pytest.fixture(scope="module")
+def ranks(request, tmp_path_factory):
+    """The folder of what so many processes did, and their cases."""
+    plan, folder = {2: TWO, 4: FOUR}[request.param], tmp_path_factory.mktemp("layouts")
+    build_tiny(folder / "corpus")
+    write_labelled(folder)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
+    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps(list(plan.values()))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, plan
+
+
+@WORLDS
+def test_a_layout_begins_and_learns_as_one_process(ranks):
+    """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6."""
+    folder, plan = ranks
+    for number, (model, optimizer, _) in enumerate(plan["cases"]):
+        found, expected = torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer)
+        assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
+        assert found["gradients"].keys() == expected.gradients.keys()
+        norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
+        for name, gradient in expected.gradients.items():
+            assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
+        assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
+        assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
+        assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
+
+
+@WORLDS
+def test_a_run_goes_from_layout_to_layout(ranks, tmp_path):
+    """Its losses, validation and samples are those of one process; one process goes on from its end."""
+    folder, plan = ranks
+    steps = 4 * len(plan["chain"])
+    (tmp_path / "corpus").symlink_to(folder / "corpus")
+    run_on(tmp_path, "one process", World(), steps + 2)
+    run_on(folder, "one process", World(), steps + 2, previous=plan["chain"][-1])
+    expected, found = (read(where / "one process" / "metrics.jsonl") for where in (tmp_path, folder))
+    assert [(row["kind"], row["step"]) for row in found] == [(row["kind"], row["step"]) for row in expected]
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], rel=1e-6)
+    expected, found = (read(where / "one process" / "samples.jsonl") for where in (tmp_path, folder))
+    assert [row["text"] for row in found] == [row["text"] for row in expected]
+
+
+@WORLDS
+def test_heads_of_labeled_data_learn_and_are_validated_as_in_one_process(ranks, tmp_path):
+    folder, plan = ranks
+    write_labelled(tmp_path)
+    for head, layout in plan["labelled"]:
+        run_labelled(tmp_path, head, "one process", World())
+        where = folder / f"{head} {layout}", tmp_path / f"{head} one process"
+        found, expected = (read(path / "metrics.jsonl") for path in where)
+        assert {row["kind"] for row in found} == {"train", "validation"}
+        assert_same_rows(found, expected, 1e-6, but=["seconds", "tokens_per_second"])
+
+
+@WORLDS
+def test_each_rank_writes_what_it_holds(ranks):
+    folder, plan = ranks
+    for number, layout in enumerate(plan["chain"]):
+        path = checkpoint.folder_of(folder / layout / "checkpoints", 4 * (number + 1))
+        assert checkpoint.verify(path) == []
+        num_files = len(list(path.glob("model-*.safetensors")))
+        assert num_files == {"data 2": 1, "hybrid 2x2": 2, "tensor 2": 2, "shard 2": 2}.get(layout, 4)
+        assert not list(path.glob("share-*"))
