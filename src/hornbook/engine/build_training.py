@@ -31,7 +31,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     _refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
-    parallelize(model, world)
+    if world.mesh is not None:
+        parallelize(model, world)
     model.allocate(world.device)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]

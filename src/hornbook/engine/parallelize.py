@@ -33,8 +33,7 @@ def parallelize(model: LanguageModel, world: World) -> None:
     Raises:
         UserError: a weight does not divide into equal parts.
     """
-    if world.mesh is None:
-        return
+    assert world.mesh is not None, "one rank alone cuts nothing"
     if world.tensor.size > 1:
         _split_layers(model, world.mesh["tensor"])
     if world.holders.size > world.tensor.size:

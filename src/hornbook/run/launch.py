@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from hornbook import checkpoint
+import hornbook.checkpoint as checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_training

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from hornbook import checkpoint
+import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, loss_of, means
