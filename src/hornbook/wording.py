@@ -45,6 +45,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
 
 
+def as_text(name: str) -> str:
+    """Return a file's name, or a message with one, as Unicode: a byte that is no UTF-8 becomes an escape."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def one_line(text: str) -> str:
     """``visible``, with line ends and tabs written as escapes too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_sentences import sentence_starts
-from tiny_text import SHARED, TEXTS, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import _lines
@@ -194,14 +194,18 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
         faults=0,
         messages=[],
         skipped={"redirects": 7, "lists": 2},
+        line_ends=2,
+        examples={"too short": [{"source": "a\x1b.txt", "offset": 1200, "text": "one\\ntwo"}]},
         dropped={"too short": 3, "exact duplicates": 0, "overlapping an evaluation set": 2, "near duplicates": 1},
     )
-    assert list(_lines(report, 0.5)) == [
+    assert list(_lines(report, 0.5, "auto")) == [
         "out built in 0.5 s",
         "  train                  1 document               20 tokens         90 B of text",
         "  left out: 1 empty document, 0 unreadable ones",
         "  skipped: 2 lists, 7 redirects",
         "  dropped: 3 too short, 2 overlapping an evaluation set, 1 near duplicate",
+        "    too short: a\\x1b.txt at byte 1,200: one\\ntwo",
+        "  2 line ends with a carriage return became LF; --keep-crlf keeps them",
     ]
 
 
@@ -229,7 +233,8 @@ def test_mistakes_are_one_line_and_exit_2(texts, capsys, words, part):
     assert main(["corpus", "build", "--tokenizer", "tok", "--output", "out", *words]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert part in lines[-1] and lines[-1].startswith("hornbook: error: ")
-    assert lines[:-1] == [line for line in lines if "the same command goes on" in line]
+    notes = ("the same command goes on", "hornbook: dropped: ")
+    assert lines[:-1] == [line for line in lines if any(note in line for note in notes)]
     assert not (texts / "out").exists()
 
 
@@ -284,3 +289,89 @@ def test_mostly_unreadable_is_suspicious(texts, capsys):
     assert build("bad.jsonl", "--on-error", "skip") == 2
     assert "3 of 4 documents did not stay (3 unreadable), more than 50%" in capsys.readouterr().err
     assert build("bad.jsonl", "--on-error", "skip", "--allow", "dropped") == 0
+
+
+def documents_of(folder):
+    store = open_store(folder)
+    return [store.tokenizer().decode(store.document(number)) for number in range(store.num_documents)]
+
+
+def test_line_ends_become_lf_unless_they_are_kept(texts, capsys):
+    (texts / "dos.txt").write_bytes("one cat\r\n\r\ntwo é\r\nmac\rcats\r\n".encode())
+    (texts / "unix.txt").write_bytes("one cat\n\ntwo é\nmac\ncats\n".encode())
+    for name in ("dos", "unix"):
+        assert build(f"{name}.txt", output=name) == 0
+    said = "5 line ends with a carriage return became LF; --keep-crlf keeps them"
+    assert capsys.readouterr().out.count(said) == 1
+    stores = [texts / name / "train" for name in ("dos", "unix")]
+    for file in ("tokens.bin", "tokens.idx", "documents.npy"):
+        assert (stores[0] / file).read_bytes() == (stores[1] / file).read_bytes()
+    assert documents_of(stores[0]) == ["one cat\n\ntwo é\nmac\ncats\n<|endoftext|>"]
+    assert json.loads((texts / "dos" / "build.json").read_text())["read"]["line_ends"] == 5
+    assert build("dos.txt", "--keep-crlf", output="kept") == 0
+    assert "line end" not in capsys.readouterr().out
+    assert documents_of(texts / "kept" / "train") == ["one cat\r\n\r\ntwo é\r\nmac\rcats\r\n<|endoftext|>"]
+    for name, keeps in (("dos", False), ("kept", True)):
+        manifest = json.loads((texts / name / "train" / "manifest.json").read_text())
+        assert manifest["options"]["reading"]["keep_crlf"] is keeps
+
+
+def test_the_tails_of_long_texts_are_the_validation_split(texts, capsys):
+    long = "".join(f"line {number} of the cat\n" for number in range(1000))
+    (texts / "texts" / "long.txt").write_text(long)
+    assert build("texts", "--validation-tail", "0.1", "--sequences", "documents") == 0
+    train, validation = (open_store(texts / "out", split) for split in ("train", "validation"))
+    (tail,) = documents_of(texts / "out" / "validation")
+    (head,) = [text for text in documents_of(texts / "out" / "train") if text.startswith("line 0")]
+    assert head.removesuffix("<|endoftext|>") + tail.removesuffix("<|endoftext|>") == long
+    assert validation.num_bytes == len(tail) - len("<|endoftext|>")
+    plain = sum(len(text.encode()) for text in READ_TEXTS)
+    assert train.num_bytes + validation.num_bytes == plain + len(long)
+    assert main(["corpus", "verify", "out"]) == 0
+    (texts / "out" / "validation").rename(texts / "gone")
+    assert main(["corpus", "verify", "out"]) == 2, "a corpus built with tails misses its validation split"
+    capsys.readouterr()
+    train_tokenizer = ["tokenizer", "train", "texts", "--vocab-size", "300", "--json", "--validation-tail"]
+    assert main([*train_tokenizer, "0.1", "--output", "tok2"]) == 0
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (counts["documents"], counts["held_out"]) == (len(TEXTS) + 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--validation-tail", "0.1", "--validation", "0.1"], "not allowed with argument"),
+        (["--validation-tail", "0.5"], "must be at least 0 and at most 0.25"),
+        (["--validation-tail", "0.1"], "60 documents, and none has 10,000 characters and a line that ends near"),
+    ],
+)
+def test_tails_that_cannot_be(texts, capsys, words, problem):
+    assert build("texts", *words) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+    assert not (texts / "out").exists() and not (texts / ".out.building").exists()
+
+
+def test_three_examples_of_what_each_filter_dropped(texts, capsys):
+    lines = [
+        *(f"\x1b[2J{number}" for number in range(4)),
+        *["a cat of this kind is seen twice " * 9] * 2,
+        "one more cat here",
+    ]
+    (texts / "web.txt").write_text("\n".join(lines))
+    words = ("web.txt", "--from", "lines", "--min-words", "3", "--drop-duplicates", "--json")
+    assert build(*words) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if "dropped: " in line]
+    assert told[0] == "hornbook: dropped: too short: web.txt at byte 0: \\x1b[2J0", "a refused build shows them, too"
+    results = []
+    for threads in (1, 2):
+        assert build(*words, "--allow", "dropped", "--threads", str(threads), output=f"out{threads}") == 0
+        printed = capsys.readouterr()
+        results.append(json.loads(printed.out.splitlines()[-1])["examples"])
+    assert results[0] == results[1]
+    assert results[0]["too short"] == [
+        {"source": "web.txt", "offset": 6 * number, "text": f"\\x1b[2J{number}"} for number in range(3)
+    ]
+    (copy,) = results[0]["exact duplicates"]
+    assert copy["text"] == lines[4][:80]
+    assert f"    exact duplicates: web.txt at byte {copy['offset']:,}: {lines[4][:80]}\n" in printed.err

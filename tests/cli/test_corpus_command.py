@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_text import TEXTS, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.corpus.megatron import IndexedWriter
@@ -82,10 +82,10 @@ def test_every_option_of_build_acts(texts, capsys):
         return [store.tokenizer().decode(store.document(n)) for n in range(store.num_documents)]
 
     end = "<|endoftext|>"
-    assert documents("texts", output="all") == [text + end for text in TEXTS]
-    assert documents("texts", "--suffix", ".txt", output="plain") == [text + end for text in TEXTS[:10]]
-    assert documents("texts", "--exclude", "*.txt", output="rest") == [text + end for text in TEXTS[10:]]
-    assert documents("texts/3.txt", "--end-of-text", "inserted", output="inserted") == [TEXTS[3]]
+    assert documents("texts", output="all") == [text + end for text in READ_TEXTS]
+    assert documents("texts", "--suffix", ".txt", output="plain") == [text + end for text in READ_TEXTS[:10]]
+    assert documents("texts", "--exclude", "*.txt", output="rest") == [text + end for text in READ_TEXTS[10:]]
+    assert documents("texts/3.txt", "--end-of-text", "inserted", output="inserted") == [READ_TEXTS[3]]
     assert len(documents("texts/rest.jsonl", "--format", "text", output="one")) == 1
     (texts / "body.data").write_text('{"body": "a"}\n{"body": "b"}\n{"text": "c"}\n')
     words = ("body.data", "--format", "jsonl", "--field", "body", "--on-error", "skip")

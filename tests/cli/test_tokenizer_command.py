@@ -5,7 +5,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_text import TEXTS, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.corpus.build.token_pipeline import falls_to_validation
@@ -36,7 +36,7 @@ def pipe(place, monkeypatch, capsysbinary):
 def test_train(place, capsys):
     assert main(["tokenizer", "train", "texts", "--vocab-size", "300", "--output", "new/tok", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert Tokenizer.load("new/tok").digest == tiny_tokenizer().digest == result["digest"]
+    assert Tokenizer.load("new/tok").digest == Tokenizer.train(READ_TEXTS, 300).digest == result["digest"]
     assert (result["vocab_size"], result["documents"], result["output"]) == (300, len(TEXTS), "new/tok/tokenizer.json")
     assert main(["tokenizer", "train", "texts", "--vocab-size", "300", "--output", "new/tok"]) == 0
     assert "300 tokens, from 60 documents" in capsys.readouterr().out
@@ -45,14 +45,14 @@ def test_train(place, capsys):
 @pytest.mark.parametrize("words", [("--kind", "roberta"), ("--kind", "wordpiece"), ("--kind", "wordpiece", "--cased")])
 def test_train_other_kinds(place, capsys, words):
     assert main(["tokenizer", "train", "texts", "--vocab-size", "300", *words, "--output", "other", "--json"]) == 0
-    expected = Tokenizer.train(TEXTS, 300, kind=words[1], lowercase="--cased" not in words)
+    expected = Tokenizer.train(READ_TEXTS, 300, kind=words[1], lowercase="--cased" not in words)
     assert json.loads(capsys.readouterr().out)["digest"] == expected.digest == Tokenizer.load("other").digest
 
 
 def test_train_leaves_out_what_a_corpus_holds_out(place, capsys):
     words = ["tokenizer", "train", "texts", "--vocab-size", "300", "--json"]
     assert main([*words, "--validation", "0.5", "--output", "half"]) == 0
-    seen = [text for text in TEXTS if not falls_to_validation(text, 0.5)]
+    seen = [text for text in READ_TEXTS if not falls_to_validation(text, 0.5)]
     assert 0 < len(seen) < len(TEXTS)
     expected = Tokenizer.train(seen, 300)
     result = json.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
-from hornbook.corpus.joined import JoinedStores, join
+from hornbook.corpus.joined import JoinedStores, by_name, join
 from hornbook.corpus.store import open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import DataError, UserError
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
@@ -112,3 +112,12 @@ def test_a_held_out_split_that_has_vanished_is_refused(corpora, tmp_path, part):
         open_held_out([corpora[1], str(corpus)])
     assert one_line(caught.value, str(corpus / "validation"), "was built with a validation split")
     assert open_held_out([str(corpus / "train")]) == []
+
+
+def test_stores_are_named_by_their_corpora(tmp_path):
+    build_tiny(tmp_path / "a" / "wiki")
+    build_tiny(tmp_path / "b" / "books")
+    build_tiny(tmp_path / "b" / "wiki")
+    wiki, books, other = (open_store(tmp_path / name, "validation") for name in ("a/wiki", "b/books", "b/wiki"))
+    assert by_name([wiki, books]) == {"wiki": wiki, "books": books}
+    assert by_name([wiki, other]) == {str(tmp_path / "a" / "wiki"): wiki, str(tmp_path / "b" / "wiki"): other}

@@ -11,6 +11,8 @@ from hornbook.text.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TEXTS = tuple(f"story {number}: " + "the cat sat on the mat, " * (number % 7) + "é😀\r\n" for number in range(60))
+READ_TEXTS = tuple(text.replace("\r\n", "\n") for text in TEXTS)
+"""The same as they are read: CRLF becomes LF."""
 
 
 @cache

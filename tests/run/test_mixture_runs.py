@@ -9,6 +9,8 @@ from tiny_text import one_line
 
 from hornbook.corpus.store import open_store
 from hornbook.errors import StoppedBySignal, UserError
+from hornbook.track import metrics
+from hornbook.track.report import write_report
 
 WEIGHTS = "--data.weights=0.7,0.3"
 
@@ -53,6 +55,25 @@ def test_the_validation_is_on_the_held_out_documents_of_all(tmp_path, corpora):
     ends = [store.num_documents if store.end_of_text == "stored" else 0 for store in held_out]
     tokens = sum(store.num_tokens - end for store, end in zip(held_out, ends, strict=True))
     assert row["tokens"] == tokens and row["bits_per_byte"] > 0
+
+
+def test_each_store_has_its_validation_loss_beside_the_total(tmp_path, corpora, capsys):
+    """It is the loss of a run that is measured on that store alone; training is the same."""
+
+    def last_validation(folder, *overrides, stores=corpora):
+        run_mixture(tmp_path / folder, stores, "--evaluation.every-steps=4", *overrides)
+        return [row for row in metrics_without_time(tmp_path / folder) if row["kind"] == "validation"][-1]
+
+    row = last_validation("all")
+    printed = capsys.readouterr().err
+    for path, name in zip(corpora, ("stored", "inserted"), strict=True):
+        alone = last_validation(name, f"--data.validation={path}")
+        assert row[f"loss/{name}"] == alone["loss"]
+        assert not metrics.store_losses(alone)
+        assert f"{name} {alone['loss']:.4f}" in printed
+    assert row["loss/stored"] != row["loss/inserted"] != row["loss"]
+    report = write_report(tmp_path / "all" / "run").read_text()
+    assert "Validation loss, stored" in report and "Validation loss, inserted" in report
 
 
 def test_a_run_of_one_store_is_the_run_that_it_was(tmp_path, corpora):

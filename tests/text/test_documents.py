@@ -35,10 +35,23 @@ class StandardInput:
         self.buffer = io.BytesIO(data)
 
 
-def test_a_plain_file_is_one_document_taken_as_it_is(tmp_path):
-    text = " Ünï\r\ncode\r\x1c\n\n"
+def test_a_plain_file_is_one_document_taken_as_it_is_but_for_its_line_ends(tmp_path):
+    text = " Ünï\r\ncode\r\x1c\n\r\r\n"
     path = write(tmp_path / "a.txt", text.encode())
-    assert read(path) == [Document(text, path, 0, len(text.encode()))]
+    assert read(path, keep_crlf=True) == [Document(text, path, 0, len(text.encode()))]
+    plain = " Ünï\ncode\n\x1c\n\n\n"
+    assert read(path) == [Document(plain, path, 0, len(plain.encode()))]
+
+
+@pytest.mark.parametrize(("keep_crlf", "texts", "count"), [(False, ["a\nb\n", "c"], 2), (True, ["a\r\nb\r", "c"], 0)])
+def test_line_ends_that_become_lf_are_counted_where_a_document_is_handed_out(tmp_path, keep_crlf, texts, count):
+    path = write(
+        tmp_path / "a.jsonl", jsonl({"text": "a\r\nb\r"}, {"text": "\ud800\r"}, {"text": "c"}).replace(b"\n", b"\r\n")
+    )
+    tally, options = Tally(), ReadOptions(keep_crlf=keep_crlf, on_error="skip")
+    assert [document.text for document in read_documents([path], options, tally)] == texts
+    assert (tally.line_ends, tally.faults) == (count, 1)
+    assert tally.num_bytes == sum(len(text) for text in texts)
 
 
 def test_a_folder_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -196,7 +209,7 @@ def test_any_bytes_give_documents_or_one_line(tmp_path_factory, data, as_lines):
     path = write(tmp_path_factory.getbasetemp() / "any.bin", data)
     options = {"format": "jsonl" if as_lines else "text"}
     try:
-        found = read(path, **options)
+        found = read(path, keep_crlf=True, **options)
     except DataError as error:
         assert one_line(error, path)
     else:
@@ -207,6 +220,6 @@ def test_any_bytes_give_documents_or_one_line(tmp_path_factory, data, as_lines):
 def test_real_files():
     [book] = read(SHARED / "text/books/moby_dick.txt")
     data = (SHARED / "text/books/moby_dick.txt").read_bytes()
-    assert book.text.encode() == data[book.offset :] and "\r\n" in book.text
+    assert book.text.encode() == data[book.offset :].replace(b"\r\n", b"\n") and "\r" not in book.text
     web = read(SHARED / "text/openwebtext-1000.jsonl")
     assert len(web) == 1000 and sum(len(document.text) for document in web) > 4_500_000

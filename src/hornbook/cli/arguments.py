@@ -29,6 +29,9 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+TOKENIZER_HELP = (
+    "tokenizer.json or vocab.txt, a folder with one, a corpus or a run; gpt2; or OWNER/NAME of the Hugging Face hub"
+)
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -123,6 +126,7 @@ natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
 non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
+tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
 positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 

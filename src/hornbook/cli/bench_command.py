@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, add_device_arguments, add_recipe_arguments, positive_integer
 from hornbook.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
     corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL file to build a corpus from")
-    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help="tokenizer.json, or a folder with one")
+    corpus.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
     corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text (default: text)")
     corpus.add_argument(
         "--peer", choices=("datasets",), help="also time this library, alternating, and print the ratio"

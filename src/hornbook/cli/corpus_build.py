@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
+from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.progress import token_progress
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
@@ -44,15 +44,9 @@ _NEEDS: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus build``."""
     add_input_arguments(parser)
-    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="a tokenizer.json, or a folder with one")
+    parser.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the corpus, a new folder")
-    parser.add_argument(
-        "--validation",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="documents to hold out, chosen by a hash of their text, as in 0.02 (default: none)",
-    )
+    add_held_out_arguments(parser, does="hold out")
     parser.add_argument(
         "--sequences",
         choices=("documents", "sentences", "lines"),
@@ -96,6 +90,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     reading = read_options(arguments)
     options = BuildOptions(
         validation=arguments.validation,
+        validation_tail=arguments.validation_tail,
         end_of_text=arguments.end_of_text,
         sequences=arguments.sequences,
         language=arguments.sentence_language or "en",
@@ -115,7 +110,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, note)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
-    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
+    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds, arguments.format))
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 
@@ -218,7 +213,9 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
     )
 
 
-def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
+def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
+    from hornbook.corpus.build.token_pipeline import example_lines
+
     done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
     for name, split in report.splits.items():
@@ -229,3 +226,6 @@ def _lines(report: "BuildReport", seconds: float) -> Iterator[str]:
     for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
         if shown := ", ".join(counted_kind(count, kind) for kind, count in counts if count):
             yield f"  {what}: {shown}"
+    yield from (f"    {line}" for line in example_lines(report.examples, format_name))
+    if report.line_ends:
+        yield f"  {counted(report.line_ends, 'line end')} with a carriage return became LF; --keep-crlf keeps them"

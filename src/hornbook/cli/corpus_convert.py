@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import natural_number, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, natural_number, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.corpus.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
@@ -97,7 +97,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _add_document_arguments(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--tokenizer", metavar="PATH", help="what made the tokens; a store of others' tokens needs it")
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help=f"what made the tokens; a store of others' tokens needs it: {TOKENIZER_HELP}",
+    )
     group.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import fraction, natural_number, positive_fraction, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.corpus.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="a corpus or store that was built with --sequences sentences")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="what to make, which must not be there yet")
     parser.add_argument("--split", metavar="NAME", help="which split of a corpus (default: train)")
-    parser.add_argument("--tokenizer", metavar="PATH", help="what made the tokens, for a store that does not say")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help=f"what made the tokens, for a store that does not say: {TOKENIZER_HELP}"
+    )
     _add_sizes(parser)
     parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")

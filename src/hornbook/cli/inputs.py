@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from hornbook.cli.arguments import fraction, tail_fraction
 from hornbook.errors import UserError
 from hornbook.wording import counted
 
@@ -79,6 +80,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="at a document that cannot be read: stop, or skip and count it (default: stop)",
     )
+    parser.add_argument(
+        "--keep-crlf",
+        action="store_true",
+        help="keep carriage returns in texts (default: CRLF, and CR alone, become LF)",
+    )
     for part, formats in _CLEANING.items():
         parser.add_argument(
             f"--{part}",
@@ -107,7 +113,28 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
         config=arguments.config,
         on_error=arguments.on_error,
         cleaning=CleanOptions(**cleaning),
+        keep_crlf=arguments.keep_crlf,
         processes=getattr(arguments, "threads", None) or usable_cores(),
+    )
+
+
+def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> None:
+    """Declare ``--validation`` and ``--validation-tail``, of which one may be given; ``does`` as in "hold out"."""
+    held_out = parser.add_mutually_exclusive_group()
+    held_out.add_argument(
+        "--validation",
+        type=fraction,
+        default=0.0,
+        metavar="SHARE",
+        help=f"{does} documents, chosen by a hash of their text, as in 0.02 (default: none)",
+    )
+    held_out.add_argument(
+        "--validation-tail",
+        type=tail_fraction,
+        default=0.0,
+        metavar="SHARE",
+        help=f"{does} the end of each text of 10,000 characters or more, cut where a paragraph or line ends, instead "
+        "of whole documents; at most 0.25",
     )
 
 

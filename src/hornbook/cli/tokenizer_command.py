@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from hornbook.cli.arguments import fraction, positive_integer
-from hornbook.cli.inputs import add_input_arguments, note, read_options, report_faults
+from hornbook.cli.arguments import TOKENIZER_HELP, positive_integer
+from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--cased", action="store_true", help="keep case and accents (wordpiece only; the other kinds always do)"
     )
-    train.add_argument(
-        "--validation",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="skip the documents that `corpus build --validation SHARE` holds out (default: 0)",
-    )
+    add_held_out_arguments(train, does="skip what `corpus build` holds out with this option:")
     train.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for tokenizer.json")
     train.set_defaults(handler=train_command)
     encode = commands.add_parser(
@@ -60,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     decode.set_defaults(handler=decode_command)
     for command in (encode, decode):
-        command.add_argument(
-            "--tokenizer", required=True, metavar="PATH", help="tokenizer.json or vocab.txt, or a folder with one"
-        )
+        command.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
@@ -83,6 +75,7 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
         kind=arguments.kind,
         cased=arguments.cased,
         validation=arguments.validation,
+        validation_tail=arguments.validation_tail,
         reading=read_options(arguments),
         on_notice=note,
     )

@@ -56,3 +56,10 @@ class JoinedStores:
 def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
     """One store of several with manifests; a single one as it is, None of none."""
     return JoinedStores(stores) if len(stores) > 1 else next(iter(stores), None)
+
+
+def by_name(stores: Sequence[TokenStore]) -> dict[str, TokenStore]:
+    """Validation stores by the names of their corpora, or by whole paths where two corpora have one name."""
+    corpora = [store.path.parent for store in stores]
+    are_unique = len({corpus.name for corpus in corpora}) == len(set(corpora))
+    return {corpus.name if are_unique else str(corpus): store for corpus, store in zip(corpora, stores, strict=True)}

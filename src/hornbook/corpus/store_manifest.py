@@ -46,7 +46,7 @@ _KINDS: Final[dict[str, type]] = (
     dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
 )
 _NAMES: Final = {int: "a number from 0", str: "a text", dict: "a table", list: "a list"}
-_READ: Final = {"sources", "empty", "faults", "messages", "skipped", "dropped"}
+_READ: Final = {"sources", "empty", "faults", "messages", "skipped", "line_ends", "dropped", "examples"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
 
 
 def splits_of_share(validation: float) -> tuple[str, ...]:
-    """Return the splits that a build with such a share of validation makes."""
+    """Return the splits of a build that holds out such a share of the documents, or of each long one."""
     return ("train", "validation") if validation else ("train",)
 
 
@@ -157,7 +157,9 @@ def recorded_splits(corpus: Path) -> tuple[str, ...]:
     if not (corpus / BUILD).is_file():
         return ()
     options = read_record(corpus)[0].get("options")
-    return splits_of_share(options.get("validation") or 0) if isinstance(options, dict) else ()
+    if not isinstance(options, dict):
+        return ()
+    return splits_of_share(options.get("validation") or options.get("validation_tail") or 0)
 
 
 def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -168,7 +170,7 @@ def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise DataError(f"{path}: expected the record of a build, version 1; {remedy}")
     request, read = record.get("request"), record.get("read")
     if isinstance(read, dict):
-        read = {"dropped": {}} | read  # of a version that knew no filters
+        read = {"dropped": {}, "examples": {}, "line_ends": 0} | read  # not every version wrote them
     if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ or not is_intact(record):
         raise DataError(f"{path}: the record of the build is damaged; {remedy}")
     return request, read

@@ -139,7 +139,7 @@ def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
     options = BuildOptions(
         encoder="auto" if encoder == "auto" else "tokenizers",
         threads=job.threads,
-        reading=ReadOptions(format="jsonl", field=job.field),
+        reading=ReadOptions(format="jsonl", field=job.field, keep_crlf=True),  # as the peer does
     )
     started = time.perf_counter()
     report = build_corpus([job.source], tokenizer, folder / "corpus", options)

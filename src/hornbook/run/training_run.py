@@ -20,15 +20,15 @@ from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, loss_of, means
 from hornbook.errors import DivergedError, StorageError
-from hornbook.evaluate.validation import validate
+from hornbook.evaluate.validation import Validation, validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
-from hornbook.samples.batches import Batch, Loader, Samples
+from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
-from hornbook.track.metrics import MetricsLog
+from hornbook.track.metrics import STORE_LOSS, MetricsLog
 
 MAX_FAILED_SAVES = 3
 _NOTHING_TO_SAVE = 0
@@ -158,30 +158,36 @@ class TrainingRun:
         self._counted_until += time.perf_counter() - before
 
     def validate(self) -> None:
-        """Measure the validation loss after the current step and log it."""
+        """Measure the validation loss after the current step, and that of each store of a mixture, and log them."""
         progress = self.state.progress
         progress.validated_step = progress.step
         if self.samples.held_out is None:
             return
         with self.paused():
-            result = validate(
-                self.state.model,
-                self.samples.held_out,
-                self.step_config.objective,
-                forward=self.step_config.forward,
-                ranks=self.world.data,
-                micro_batch_size=self.recipe.training.micro_batch_size,
-                max_windows=self.recipe.evaluation.max_windows,
-                num_bytes=self.samples.held_out_bytes,
-            )
+            result = self._score(self.samples.held_out, self.samples.held_out_bytes)
+            stores = {
+                f"{STORE_LOSS}{name}": self._score(part).loss for name, part in self.samples.held_out_stores.items()
+            }
         if math.isfinite(result.loss):
             progress.finite_step = progress.step
         self.note_best("validation", result.loss)
-        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms}
+        row = {"kind": "validation", "step": progress.step, **asdict(result), **result.terms, **stores}
         del row["terms"]
         self.console.validation(row)
         if self.metrics is not None:
             self.metrics.append(row)
+
+    def _score(self, held_out: HeldOut, num_bytes: int | None = None) -> Validation:
+        return validate(
+            self.state.model,
+            held_out,
+            self.step_config.objective,
+            forward=self.step_config.forward,
+            ranks=self.world.data,
+            micro_batch_size=self.recipe.training.micro_batch_size,
+            max_windows=self.recipe.evaluation.max_windows,
+            num_bytes=num_bytes,
+        )
 
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
         """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.

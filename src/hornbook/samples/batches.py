@@ -79,6 +79,8 @@ class Samples:
     held_out: HeldOut | None
     held_out_bytes: int | None = None
     """Bytes of its text, where all of its tokens are scored."""
+    held_out_stores: Mapping[str, HeldOut] = field(default_factory=dict)
+    """What is held out of each store of a mixture, by its name; empty unless several have some."""
     shows_padding: bool = False
     noun: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -24,13 +24,15 @@ def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, 
     train = replace(_training(objective, recipe, sources), max_samples=recipe.data.max_samples)
     mean = train.mean_length()
     layout = choose_layout(mean, recipe.sequence_length, on_cpu=on_cpu, asked=recipe.data.layout)
-    held_out = _held_out(objective, recipe, sources)
+    held_out = _held_out(objective, recipe, sources, sources.held_out)
+    parts = {name: _held_out(objective, recipe, sources, [store]) for name, store in sources.held_out_by_name.items()}
     padding = 1 - mean / recipe.sequence_length
     return Samples(
         maker=replace(train, layout=layout),
         num_samples=train.num_items,
         tokens_per_sample=mean,
         held_out=held_out and replace(held_out, layout=layout),
+        held_out_stores={name: replace(part, layout=layout) for name, part in parts.items() if part},
         shows_padding=True,
         noun="sequence",
         facts={"layout": f"{layout}; {mean:.0f} tokens a sequence, padded rows would be {padding:.0%} padding"},
@@ -50,12 +52,12 @@ def _training(objective: MaskingConfig, recipe: Recipe, sources: Sources) -> Enc
     return masked_batches(objective, source, source.special, seed=seed)
 
 
-def _held_out(objective: MaskingConfig, recipe: Recipe, sources: Sources) -> EncoderBatches | None:
+def _held_out(
+    objective: MaskingConfig, recipe: Recipe, sources: Sources, stores: Sequence[TokenStore]
+) -> EncoderBatches | None:
     if sources.held_out_instances:
         return _static(objective, sources.held_out_instances, sources.tokenizer, HELD_OUT_SEED)
-    if not sources.held_out:
-        return None
-    return _stores(objective, recipe, sources.held_out, sources.tokenizer, HELD_OUT_SEED)
+    return _stores(objective, recipe, stores, sources.tokenizer, HELD_OUT_SEED) if stores else None
 
 
 def _static(

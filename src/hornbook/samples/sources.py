@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from hornbook.config import MaskingConfig, Recipe
-from hornbook.corpus.joined import join
+from hornbook.corpus.joined import by_name, join
 from hornbook.corpus.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
 from hornbook.samples.mixture import Mixture, joint_fingerprint
@@ -27,10 +27,15 @@ class Sources:
     tokenizer: Tokenizer | None
     num_validation_bytes: int | None
     held_out: tuple[TokenStore, ...] = ()
-    """What ``validation`` joins."""
+    """What ``validation`` joins, in the order of the corpora."""
     instances: StaticInstances | None = None
     """What an encoder is trained on in place of stores."""
     held_out_instances: StaticInstances | None = None
+
+    @property
+    def held_out_by_name(self) -> dict[str, TokenStore]:
+        """The stores that ``validation`` joins, by name; none where it is a single one."""
+        return by_name(self.held_out) if len(self.held_out) > 1 else {}
 
     @property
     def fingerprints(self) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
 from hornbook.samples.mixture import Mixture
 from hornbook.samples.sources import Sources, open_windows
-from hornbook.samples.windows import EvaluationWindows
+from hornbook.samples.windows import EvaluationWindows, TokenSource
 
 
 def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
@@ -43,16 +43,18 @@ def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
     if isinstance(windows, Mixture):
         shares = [*zip(windows.shares, recipe.data.train, strict=False)]
-    held_out = None
-    if sources.validation is not None:
-        scored = EvaluationWindows(sources.validation, recipe.sequence_length, score_end_of_text=False)
-        held_out = HeldOutWindows(scored, document_mask=mask)
+
+    def scored(source: TokenSource) -> HeldOutWindows:
+        held_out = EvaluationWindows(source, recipe.sequence_length, score_end_of_text=False)
+        return HeldOutWindows(held_out, document_mask=mask)
+
     return Samples(
         maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
         num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
-        held_out=held_out,
+        held_out=None if sources.validation is None else scored(sources.validation),
         held_out_bytes=sources.num_validation_bytes,
+        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
         facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
     )
 

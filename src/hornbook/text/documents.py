@@ -8,9 +8,10 @@
 Inputs become a list of sources, each file once. Folders are searched recursively, in the order of names; hidden files
 and folders are skipped, links are followed.
 
-The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8, taken as it is; only a
-byte-order mark at the very beginning goes. A document that cannot be read is an error, or is counted and skipped, as
-the user says. Memory holds one document at a time, or some megabytes of rows.
+The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8. A byte-order mark at the
+very beginning goes, and CRLF becomes LF, as does CR alone, unless ``keep_crlf`` is set; the rest is taken as it is. A
+document that cannot be read is an error, or is counted and skipped, as the user says. Memory holds one document at a
+time, or some megabytes of rows.
 """
 
 import glob
@@ -49,6 +50,7 @@ from hornbook.text.reading import (
     has_suffix,
     is_excluded,
     open_stream,
+    with_plain_line_ends,
 )
 from hornbook.wording import counted
 
@@ -225,6 +227,9 @@ def read_sources(
                 tally.add_skipped(outcome)
                 continue
             count += 1
+            num_line_ends = 0
+            if isinstance(outcome, Document) and not options.keep_crlf:
+                outcome, num_line_ends = with_plain_line_ends(outcome)
             if isinstance(outcome, Document) and (fault := find_fault(outcome.text)):
                 unit = offset_unit(name, options.format)
                 outcome = DataError(f"{_shown(name)}, the document at {unit} {outcome.offset}: {fault}")
@@ -235,6 +240,7 @@ def read_sources(
             elif outcome.text:
                 tally.documents += 1
                 tally.num_bytes += outcome.num_bytes
+                tally.line_ends += num_line_ends
                 tally.position = Position(number, count)
                 yield outcome
             else:

@@ -13,11 +13,12 @@ Only error names that all releases share are used, whichever HTTP library they w
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import as_storage_error
@@ -72,6 +73,47 @@ def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
     """Where the client's cache keeps what it has of a repository; there is no such folder before anything came."""
     kinds = {"data set": "datasets", "model": "models"}
     return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
+
+
+def model_of(source: str | Path) -> str:
+    """Return the name of a model, ``owner/name``, without ``hf://``. Raises UserError if it is malformed."""
+    name = SCHEME.sub("", str(source), count=1)
+    if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
+        raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
+    return name
+
+
+def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None, what: str, is_meant: bool) -> Path:
+    """Return the folder of the cache with those files of a model that match patterns, fetched if need be.
+
+    Args:
+        name: ``owner/name``.
+        patterns: of files.
+        revision: branch, tag or commit; the main branch if None.
+        what: the user looks for, as in ``"tokenizer"``, for errors.
+        is_meant: whether the user has said that it is a model of the hub; otherwise it may be a mistyped path.
+
+    Raises:
+        UserError: there is no such model or revision, the extra is not installed, or the cache does not have it and
+            HF_HUB_OFFLINE is set; the hub is out of reach, and neither ``is_meant`` nor the cache says that a model is
+            meant.
+        HornbookError: the hub failed half-way, or is out of reach; trying again may help.
+        StorageError: the disk of the cache is full or failing.
+    """
+    where = f"{name} (revision {revision})" if revision else name
+    near = "" if is_meant else did_you_mean_path(Path(name))
+    lead = f"no {what} at {where}{near}; "
+    client = import_client(lead)
+    try:
+        with hub_errors(lead, "model", name):
+            return Path(client.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except OutOfReachError as error:
+        if is_meant or cache_folder(client, "model", name).exists():
+            raise
+        raise UserError(
+            f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}){near}; check the path, "
+            "or try again"
+        ) from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ that a reader raises ends its source. A line that is too long becomes one withou
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path, PurePath
@@ -95,6 +95,7 @@ class ReadOptions:
         max_document_bytes: of a document of plain text or of a row.
         max_line_bytes: of a line.
         cleaning: what to keep of an article; of WikiExtractor's, only the title can be dropped.
+        keep_crlf: keep carriage returns; otherwise a CRLF, or a CR alone, in a text becomes LF.
         processes: to read with, where that helps; the documents and their order do not depend on it.
     """
 
@@ -108,6 +109,7 @@ class ReadOptions:
     max_document_bytes: int = 128 << 20
     max_line_bytes: int = 64 << 20
     cleaning: CleanOptions = CleanOptions()
+    keep_crlf: bool = False
     processes: int = 1
 
 
@@ -176,6 +178,7 @@ class Tally:
         faulty: numbers of the sources with such documents.
         skipped: what is no document, counted by kind, as in ``{"redirects": 100}``.
         totals: among how many, where that is known, by kind.
+        line_ends: CRLFs and CRs that became LF in the documents handed out.
         position: after the document that was handed out last.
     """
 
@@ -187,6 +190,7 @@ class Tally:
     faulty: set[int] = field(default_factory=set)
     skipped: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
+    line_ends: int = 0
     position: Position = Position()
 
     def add_skipped(self, skipped: Skipped) -> None:
@@ -201,6 +205,15 @@ class Tally:
         self.faulty.add(source)
         if len(self.messages) < _MESSAGES_KEPT:
             self.messages.append(str(error))
+
+
+def with_plain_line_ends(document: Document) -> tuple[Document, int]:
+    """Return a document in which CRLF, and CR alone, became LF, and how many did."""
+    if not (num_returns := document.text.count("\r")):
+        return document, 0
+    text = document.text.replace("\r\n", "\n")
+    num_bytes = document.num_bytes - (len(document.text) - len(text))
+    return replace(document, text=text.replace("\r", "\n"), num_bytes=num_bytes), num_returns
 
 
 def after(outcomes: Iterator[T], start: int) -> Iterator[T]:

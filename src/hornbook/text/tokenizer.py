@@ -78,10 +78,14 @@ class Tokenizer:
         """Read a tokenizer of hornbook, OpenAI's GPT-2, Google's BERT, fairseq's RoBERTa, Megatron or Hugging Face.
 
         Args:
-            path: a ``tokenizer.json`` or ``vocab.txt``, or a folder with one (a token store, say), or with the files
-                of `hornbook.text.tokenizer_json`. Raises DataError if there is none that runs.
+            path: a ``tokenizer.json`` or ``vocab.txt``; a folder with one (a token store, say), or with the files of
+                `hornbook.text.tokenizer_json`; a corpus or a run; or a name of `hornbook.text.tokenizer_names`.
+
+        Raises:
+            DataError: there is none that runs.
+            HornbookError: what is called by a name is not at hand, see `hornbook.text.tokenizer_names.find`.
         """
-        return cls(read_settings(Path(path)), str(path))
+        return cls(read_settings(path), str(path))
 
     @classmethod
     def from_json(cls, text: str) -> Self:

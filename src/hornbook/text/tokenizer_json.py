@@ -6,6 +6,7 @@
         encoder.json, vocab.bpe               byte-level BPE (OpenAI)
         vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
         vocab.txt                             WordPiece (Google's BERT): a token a line, the id is the line's number
+    read_settings(Path("gpt2"))           by name, see `hornbook.text.tokenizer_names`, where there is no such path
     byte_bpe(vocab, merges, special)      byte-level BPE with GPT-2's pattern, as GPT-2 and RoBERTa use it
     word_piece(vocab, special)            WordPiece with BERT's normalizer and pre-tokenizer
     parse(data, "tokenizer.json")         a file's JSON: in one of these forms if it gives the same ids, else as it is
@@ -24,6 +25,7 @@ from typing import Any, Final, Literal
 
 from hornbook.errors import DataError
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
+from hornbook.text import tokenizer_names
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
 
 Settings = dict[str, Any]
@@ -55,8 +57,18 @@ _BERT_NAMES: Final = {
 }
 
 
-def read_settings(path: Path) -> Settings:
-    """Return the JSON of the tokenizer in a file or folder. Raises DataError if there is none, or it is malformed."""
+def read_settings(source: str | Path) -> Settings:
+    """Return the JSON of the tokenizer in a file or folder, or of what `hornbook.text.tokenizer_names` finds.
+
+    Raises:
+        DataError: there is none, or it is malformed.
+        HornbookError: as `hornbook.text.tokenizer_names.find`.
+    """
+    path = Path(source)
+    if not path.exists():
+        path, *merges = tokenizer_names.find(source)
+        if merges:
+            return _read_byte_pairs(path, merges[0], None)
     if not path.is_dir():
         return _read_vocab_txt(path) if path.suffix == ".txt" else parse(read_bytes(path, "the tokenizer"), str(path))
     if (path / "tokenizer.json").exists():
@@ -67,9 +79,11 @@ def read_settings(path: Path) -> Settings:
             return _read_byte_pairs(found[0], found[1], path / "dict.txt" if names == _PAIRS[0] else None)
     if (path / "vocab.txt").exists():
         return _read_vocab_txt(path / "vocab.txt")
+    if inner := tokenizer_names.find_inside(path):
+        return read_settings(inner)
     raise DataError(
         f"{path} holds no tokenizer: expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
-        "or vocab.txt"
+        "or vocab.txt; or a run or a corpus"
     )
 
 

@@ -29,7 +29,7 @@ from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from hornbook.track import units
+from hornbook.track import metrics, units
 from hornbook.wording import one_line, visible
 
 
@@ -74,11 +74,12 @@ class Console:
     def validation(self, row: Mapping[str, Any]) -> None:
         """A validation loss."""
         parts = [_step(row), f"validation loss {units.loss(units.number(row, 'loss'))}"]
+        parts += [f"{name} {units.loss(units.number(row, key))}" for name, key in metrics.store_losses(row).items()]
         bits = units.number(row, "bits_per_byte")
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
         parts += _accuracies(row)
-        self._line(Text("  ".join(parts), style="green"))
+        self._line(Text(one_line("  ".join(parts)), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
         """The first number of an evaluation task."""

@@ -2,7 +2,7 @@
 
     {"kind": "train", "step": 10, "loss": 7.1, "learning_rate": 0.001, ...}
     {"kind": "train", "step": 20, "loss": null, "non_finite": {"loss": "nan"}, ...}
-    {"kind": "validation", "step": 20, "loss": 6.9, ...}
+    {"kind": "validation", "step": 20, "loss": 6.9, "loss/wiki": 6.7, "loss/books": 7.2, ...}   of a mixture
     {"kind": "train", "step": 30, "lo        <- the process was killed here: a torn last line is no error
 
 ``step`` counts finished steps. ``samples.jsonl`` is kept by the same functions. A line reaches the operating system at
@@ -30,6 +30,13 @@ from hornbook.wording import counted
 _logger = logging.getLogger("hornbook.track")
 
 Row = dict[str, Any]
+STORE_LOSS = "loss/"
+"""What a column begins with that holds the validation loss of one store; the rest is the store's name."""
+
+
+def store_losses(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a validation row that hold the loss of one store, by the store's name."""
+    return {key.removeprefix(STORE_LOSS): key for key in row if key.startswith(STORE_LOSS)}
 
 
 class MetricsLog:

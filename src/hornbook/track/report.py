@@ -181,6 +181,10 @@ def _curves(run: RunFiles) -> Html:
         _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
         _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
         *(_term(term, train, validation, marks) for term in _terms([*train, *validation])),
+        *(
+            _small(f"Validation loss, {name}", validation, key, "nats", marks)
+            for name, key in metrics.store_losses(validation[-1] if validation else {}).items()
+        ),
         *(_small(name, rows, "value", metric, marks) for name, metric, rows in _courses(run)),
     ]
     return section("Curves", tag("div", main, class_="main") if main else "", _grid(smaller))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from crashes import crashes_in_child
-from tiny_text import TEXTS, build_tiny, one_line, write_texts
+from tiny_text import READ_TEXTS, TEXTS, build_tiny, one_line, write_texts
 
 from hornbook.corpus.build import parts
 from hornbook.corpus.build import token_pipeline as pipeline
@@ -75,7 +75,7 @@ def test_a_crash_at_every_operation_and_another_start(tmp_path, tokenized, monke
     operations = operations_of_a_build(tmp_path)
     good, target = contents(tmp_path / "good"), tmp_path / "corpus"
     texts = list(tokenized)
-    assert sorted(texts) == sorted(TEXTS)
+    assert sorted(texts) == sorted(READ_TEXTS)
     states = set()
     writes = [n for n, operation in enumerate(operations, 1) if operation.name == "write"]
     faults = [("any", n, "crash-before") for n in range(1, len(operations) + 1)]
@@ -129,6 +129,18 @@ def test_an_interrupt_keeps_finished_parts_and_says_so(tmp_path):
     assert one_line(Exception(notices[1]), "going on behind 2 finished parts", "documents")
     assert 0 < progress[0].documents < progress[-1].documents == len(TEXTS)
     assert 0 < progress[0].read <= progress[-1].read == progress[-1].total
+    assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
+
+
+def test_examples_of_dropped_documents_are_those_of_a_build_that_was_never_stopped(tmp_path):
+    quality, allowed = QualityOptions(min_words=14), Tolerance(max_dropped=1.0, allow=("unused-file",))
+    build_tiny(tmp_path / "good", quality=quality, tolerance=allowed)
+    with pytest.raises(KeyboardInterrupt):
+        build_tiny(tmp_path / "corpus", on_progress=stop_after(3), quality=quality, tolerance=allowed)
+    (first, *_) = records(tmp_path / "corpus")
+    assert len(first["reading"]["examples"]["too short"]) == 3
+    report = build_tiny(tmp_path / "corpus", quality=quality, tolerance=allowed)
+    assert report.dropped["too short"] > 3 and len(report.examples["too short"]) == 3
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
 
 

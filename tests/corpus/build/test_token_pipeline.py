@@ -13,7 +13,9 @@ from hornbook.corpus.build.token_pipeline import (
     Reading,
     TokenPlan,
     ahead,
+    divide_tail,
     falls_to_validation,
+    hold_out,
     read_batches,
     tokenize_batches,
 )
@@ -161,3 +163,50 @@ def test_ahead_stopped_half_way_closes_what_makes_the_items():
     assert next(items) == 1
     items.close()
     assert closed == [True] and threading.active_count() == before
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(["word ", "é", "\n", "\n\n", "\r\n", "\r\n \r\n", " \n"]), min_size=1, max_size=30),
+    st.integers(1, 1500),
+    st.floats(0.001, 0.25),
+)
+def test_head_and_tail_are_the_text(pieces, copies, share):
+    text = "".join(pieces) * copies
+    (document,) = documents([text])
+    parts = divide_tail(document, share)
+    assert "".join(part.text for part in parts) == text
+    assert [part.num_bytes for part in parts] == [len(part.text.encode()) for part in parts]
+    assert all((part.source, part.offset) == (document.source, document.offset) for part in parts)
+    if len(parts) == 2:
+        assert len(text) >= 10_000 and all(part.text.strip() for part in parts)
+        assert int(share * len(text)) <= len(parts[1].text) <= int(2 * share * len(text))
+        assert parts[0].text.endswith("\n")
+
+
+def test_a_tail_begins_with_a_paragraph_or_else_with_a_line():
+    lines = [f"line {number:06d}\n" for number in range(1000)]
+    text = "".join(lines)
+    (document,) = documents([text])
+    assert divide_tail(document, 0.05)[1].text == "".join(lines[950:])
+    lines[920] = "\n"
+    (document,) = documents(["".join(lines)])
+    assert divide_tail(document, 0.05)[1].text == "".join(lines[921:]), "at most twice the share"
+    assert divide_tail(document, 0.02)[1].text == "".join(lines[980:]), "the paragraph ends too early"
+    for whole in (text[:9_999], text.replace("\n", " "), "x" * 9_990 + "\n" * 500):
+        (document,) = documents([whole])
+        assert divide_tail(document, 0.05) == [document]
+
+
+def test_tails_are_held_out_in_place_of_documents():
+    long = "".join(f"line {number}\n" for number in range(2000))
+    some = documents(["short", long, *TEXTS])
+    parts, held_out = hold_out(some, validation_tail=0.1)
+    assert held_out.tolist() == [False, False, True] + [False] * len(TEXTS)
+    assert parts[1].text + parts[2].text == long
+    (batch,) = tokenize_batches(batches_of(some), plan(validation_tail=0.1))
+    sizes = {split: tokens.rows["num_bytes"].tolist() for split, tokens in batch.splits.items()}
+    assert sizes["validation"] == [len(parts[2].text)]
+    assert sum(sizes["train"]) + sum(sizes["validation"]) == sum(each.num_bytes for each in some)
+    assert tiny_tokenizer().decode(batch.splits["validation"].tokens) == parts[2].text
+    assert hold_out(some) == (some, pytest.approx(np.zeros(len(some)))), "nothing is held out by default"

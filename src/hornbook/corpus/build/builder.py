@@ -31,9 +31,11 @@ from hornbook.corpus.build.token_pipeline import (
     BATCH_BYTES,
     BATCH_BYTES_READ,
     BATCH_DOCUMENTS,
+    LONG_TEXT,
     Reading,
     TokenPlan,
     ahead,
+    example_lines,
     read_batches,
     tokenize_batches,
 )
@@ -103,7 +105,10 @@ class BuildReport:
         faults: documents left out because they could not be read.
         messages: what was wrong with the first ten of them.
         skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
+        line_ends: CRLFs and CRs that became LF.
         dropped: documents that a filter dropped, by its name.
+        examples: up to three documents that each filter dropped, the first ones, by its name; with ``source``,
+            ``offset`` and the beginning of the ``text``.
     """
 
     output: Path
@@ -114,7 +119,9 @@ class BuildReport:
     faults: int
     messages: list[str]
     skipped: dict[str, int]
+    line_ends: int
     dropped: dict[str, int]
+    examples: dict[str, list[dict[str, Any]]]
 
 
 def build_corpus(
@@ -168,9 +175,9 @@ class _Build:
             parts = self._parts = self._resume_parts()
             reading = parts.end or self._write_parts(parts)
             self._check_outcome(parts, reading)
-            tally = reading.to_json()["tally"]
-            read = {name: tally[name] for name in ("empty", "faults", "messages", "skipped")}
-            read |= {"sources": len(job.sources), "dropped": dict(reading.dropped)}
+            values = reading.to_json()
+            read = {name: values["tally"][name] for name in ("empty", "faults", "messages", "skipped", "line_ends")}
+            read |= {"sources": len(job.sources), "dropped": dict(reading.dropped), "examples": values["examples"]}
             corpus = self._write_corpus(parts, read)
             if not job.has_streams and describe_sources(job.sources) != job.request["inputs"]:
                 raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
@@ -219,6 +226,7 @@ class _Build:
             dtype=self._dtype,
             source_numbers=numbers,
             validation=options.validation,
+            validation_tail=options.validation_tail,
             end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
             split_text=split_text,
         )
@@ -278,6 +286,9 @@ class _Build:
             empty_list_items=reading.tally.skipped["empty list items"],
             max_dropped=tolerance.max_dropped,
         )
+        if "dropped" in found.keys() - set(tolerance.allow):
+            for line in example_lines(reading.to_json()["examples"], self._job.options.reading.format):
+                self._on_notice(f"dropped: {line}")
         if refused := [message for kind, message in found.items() if kind not in tolerance.allow]:
             raise DataError(f"the corpus looks wrong: {'; '.join(refused)}")
         self._is_suspicious = False
@@ -289,17 +300,7 @@ class _Build:
         for split, counts in parts.counts().items():
             folder = corpus / split
             if not counts.documents:
-                total = counted(sum(counts.documents for counts in parts.counts().values()), "document")
-                remedy = "give more documents, or another share"
-                if all(format_of(source, job.options.reading) == "text" for source in job.sources):
-                    remedy = (
-                        "a text file is one document: read it by paragraphs with --from blank-lines, by lines with "
-                        "--from lines, or give more files"
-                    )
-                raise DataError(
-                    f"the {split} split would be empty: {total}, and none fell to it with "
-                    f"--validation {job.options.validation:g}; {remedy}"
-                )
+                raise DataError(self._describe_empty(split, sum(each.documents for each in parts.counts().values())))
             make_directory(folder)
             files = parts.join(split, folder)
             files["tokenizer.json"] = write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
@@ -321,6 +322,23 @@ class _Build:
             write_file(folder / MANIFEST, manifest.to_bytes())
         write_file(corpus / BUILD, dump_sealed(RECORD_FORMAT | {"read": read, "request": job.request}))
         return corpus
+
+    def _describe_empty(self, split: str, num_documents: int) -> str:
+        """Say why a split of a corpus with so many documents has none, and how to mend it."""
+        options, total = self._job.options, counted(num_documents, "document")
+        empty = f"the {split} split would be empty: {total}, and"
+        if options.validation_tail:
+            return (
+                f"{empty} none has {LONG_TEXT:,} characters and a line that ends near the last "
+                f"{options.validation_tail:.0%} of them; hold out whole documents with --validation"
+            )
+        remedy = "give more documents, or another share"
+        if all(format_of(source, options.reading) == "text" for source in self._job.sources):
+            remedy = (
+                "a text file is one document: hold out the ends of long texts with --validation-tail, read it by "
+                "paragraphs with --from blank-lines, by lines with --from lines, or give more files"
+            )
+        return f"{empty} none fell to it with --validation {options.validation:g}; {remedy}"
 
     def _clean_up(self, error: BaseException) -> None:
         """Keep finished parts if the same command can go on from them, and remove all else."""

@@ -21,6 +21,7 @@ from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, ReadOptions
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import as_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class BuildOptions:
 
     Attributes:
         validation: share of the documents, by a hash of their text, that goes to a validation split; 0 for none.
+        validation_tail: share of each long text, at its end, that goes to a validation split in place of whole
+            documents, see `hornbook.corpus.build.token_pipeline.divide_tail`; at most 0.25, and 0 for none.
         end_of_text: ``"stored"``: each document ends with the end-of-text token in the store, as Megatron's
             ``--append-eod`` does; ``"inserted"``: readers put it in; None: stored, or inserted where sequences are
             parts of documents; absent where there is no such token.
@@ -44,6 +47,7 @@ class BuildOptions:
     """
 
     validation: float = 0.0
+    validation_tail: float = 0.0
     end_of_text: Literal["stored", "inserted"] | None = None
     sequences: Literal["documents", "sentences", "lines"] = "documents"
     language: str = "en"
@@ -84,6 +88,10 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
     """Describe the build. Raises UserError if options, tokenizer and output do not fit, or an input cannot be read."""
     if not 0 <= options.validation < 1:
         raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
+    if not 0 <= options.validation_tail <= 0.25:
+        raise UserError(f"validation tail {options.validation_tail:g} is no share of a text; expected 0 to 0.25")
+    if options.validation and options.validation_tail:
+        raise UserError("--validation holds out documents and --validation-tail ends of documents; choose one of them")
     if not output.name:
         raise UserError(f"the output {output} is no name for a new folder; choose another --output")
     if STANDARD_INPUT in options.quality.decontaminate:
@@ -107,7 +115,7 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
         output=output,
         options=options,
         work=output.with_name(f".{output.name}.building"),
-        splits=splits_of_share(options.validation),
+        splits=splits_of_share(options.validation or options.validation_tail),
         end_of_text=shaping["end_of_text"],
         sizes=[path.stat().st_size for path in local] if all(are_files) and len(local) == len(sources) else None,
         has_streams=not all(are_files),
@@ -138,7 +146,7 @@ def describe_sources(sources: Sequence[str]) -> str:
 def printable(source: str) -> str:
     """Return a source's absolute path, or its name on the hub; bytes that are no UTF-8 are written with a backslash."""
     has_path = source != STANDARD_INPUT and not _is_on_hub(source)
-    return (str(Path(source).absolute()) if has_path else source).encode(errors="backslashreplace").decode()
+    return as_text(str(Path(source).absolute()) if has_path else source)
 
 
 def _is_on_hub(source: str) -> bool:

@@ -8,6 +8,7 @@
 loop, and memory holds two batches a stage.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Bools, Hashes, Int64s, Integers
 from hornbook.corpus.store_manifest import DOCUMENT_ROW, splits_of_share
+from hornbook.text.documents import offset_unit
 from hornbook.text.quality.filters import Filter
 from hornbook.text.reading import Document, Position, Tally
+from hornbook.wording import as_text, one_line
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_DOCUMENTS: Final = 1 << 15
@@ -33,7 +36,28 @@ BATCH_BYTES_READ: Final = 16 << 20
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
 """Texts to the ids of each, as `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
 
+LONG_TEXT: Final = 10_000
+"""Characters of a text from which on its tail can be held out."""
+
 T = TypeVar("T")
+_EXAMPLES_PER_FILTER: Final = 3
+_EXAMPLE_CHARACTERS: Final = 80
+_PARAGRAPH_END: Final = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
+_LINE_END: Final = re.compile(r"\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A document that a filter dropped.
+
+    Attributes:
+        source, offset: where it is from, as `hornbook.text.reading.Document` has it.
+        text: its first 80 characters on one line, control characters as escapes.
+    """
+
+    source: str
+    offset: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +67,13 @@ class Reading:
     Attributes:
         tally: what was read.
         dropped: documents that a filter dropped, by its name.
+        examples: the first three documents that each filter dropped, by its name.
         lost: documents that filters dropped since the last batch, by number of source.
     """
 
     tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Example]] = field(default_factory=dict)
     lost: Counter[int] = field(default_factory=Counter)
 
     def copy(self) -> Self:
@@ -60,12 +86,22 @@ class Reading:
             totals=Counter(self.tally.totals),
         )
         counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost")}
-        return replace(self, tally=tally, **counters)
+        examples = {name: list(found) for name, found in self.examples.items()}
+        return replace(self, tally=tally, examples=examples, **counters)
+
+    def add_dropped(self, document: Document, source: int, name: str) -> None:
+        """Count a document of a source that the filter of this name dropped, and keep it if it is an early one."""
+        self.dropped[name] += 1
+        self.lost[source] += 1
+        examples = self.examples.setdefault(name, [])
+        if len(examples) < _EXAMPLES_PER_FILTER:
+            begin = document.text[:_EXAMPLE_CHARACTERS]
+            examples.append(Example(source=as_text(document.source), offset=document.offset, text=one_line(begin)))
 
     def to_json(self) -> dict[str, Any]:
         """Return values for JSON; bytes of a file's name that are no UTF-8 are written with a backslash."""
         tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
-        messages = [message.encode(errors="backslashreplace").decode() for message in self.tally.messages]
+        messages = list(map(as_text, self.tally.messages))
         special = {
             "messages": messages,
             "faulty": sorted(self.tally.faulty),
@@ -74,7 +110,8 @@ class Reading:
             "position": asdict(self.tally.position),
         }
         counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost")}
-        return {"tally": tally | special} | counters
+        examples = {name: [asdict(example) for example in found] for name, found in self.examples.items()}
+        return {"tally": tally | special, "examples": examples} | counters
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
@@ -87,7 +124,8 @@ class Reading:
             "position": Position(**tally["position"]),
         }
         counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost")}
-        return cls(tally=Tally(**tally), **counters)
+        examples = {name: [Example(**each) for each in found] for name, found in values["examples"].items()}
+        return cls(tally=Tally(**tally), examples=examples, **counters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +189,7 @@ class TokenPlan:
         encode: makes the tokens.
         dtype: of a token in the store; all ids of the vocabulary fit.
         source_numbers: the number that stands for a document's source in ``documents.npy``.
-        validation: share of the documents that the validation split gets.
+        validation, validation_tail: share of the documents, or of each long one, that the validation split gets.
         end_of_text_id: what each document ends with in the store; None for nothing.
         split_text: cuts a text into the sequences of its document; None for one sequence a document.
     """
@@ -160,6 +198,7 @@ class TokenPlan:
     dtype: np.dtype[Any]
     source_numbers: dict[str, int]
     validation: float = 0.0
+    validation_tail: float = 0.0
     end_of_text_id: int | None = None
     split_text: Callable[[str], list[str]] | None = None
 
@@ -193,8 +232,7 @@ def read_batches(
             num_bytes_read += document.num_bytes
             dropper = next((each for each in filters if not each.keeps(document)), None)
             if dropper is not None:
-                reading.dropped[dropper.name] += 1
-                reading.lost[source_numbers[document.source]] += 1
+                reading.add_dropped(document, source_numbers[document.source], dropper.name)
                 continue
             batch.append(document)
             num_bytes += document.num_bytes
@@ -207,11 +245,22 @@ def read_batches(
         yield done
 
 
+def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_name: str) -> list[str]:
+    """Return a line for each example of `Reading.to_json`: the filter, the source, the offset and the text."""
+    return [
+        f"{name}: {one_line(each['source'])} at {offset_unit(each['source'], format_name)} {each['offset']:,}: "
+        f"{each['text']}"
+        for name, found in examples.items()
+        for each in found
+    ]
+
+
 def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
     """Tokenize batches, and cut each into its splits."""
     with closing(batches):
         for batch in batches:
-            texts = [document.text for document in batch.documents]
+            documents, held_out = hold_out(batch.documents, plan.validation, plan.validation_tail)
+            texts = [document.text for document in documents]
             pieces = list(map(plan.split_text, texts)) if plan.split_text else [[text] for text in texts]
             ids = plan.encode(list(chain.from_iterable(pieces)))
             sizes = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -220,17 +269,57 @@ def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> 
             if plan.end_of_text_id is not None:
                 tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
                 sizes += 1
-            rows = [(plan.source_numbers[each.source], each.offset, each.num_bytes) for each in batch.documents]
+            rows = [(plan.source_numbers[each.source], each.offset, each.num_bytes) for each in documents]
             whole = Tokens(
                 tokens=tokens,
                 sizes=sizes,
                 sequences=np.fromiter(map(len, pieces), np.int64, len(pieces)),
                 rows=np.array(rows, dtype=DOCUMENT_ROW),
             )
-            held_out = np.fromiter((falls_to_validation(text, plan.validation) for text in texts), bool, len(texts))
             chosen = {"train": ~held_out, "validation": held_out}
-            splits = {split: whole.only(chosen[split]) for split in splits_of_share(plan.validation)}
+            share = plan.validation or plan.validation_tail
+            splits = {split: whole.only(chosen[split]) for split in splits_of_share(share)}
             yield TokenBatch(splits=splits, reading=batch.reading, memory=batch.memory)
+
+
+def hold_out(
+    documents: Sequence[Document], validation: float = 0.0, validation_tail: float = 0.0
+) -> tuple[Sequence[Document], Bools]:
+    """Choose what of some documents is held out, by the share of whole documents or the share of each long text.
+
+    Returns:
+        The documents, where long ones may have become two, the head and the tail; and bool[number of these], which of
+        them are for validation.
+    """
+    if validation_tail:
+        parts = [divide_tail(document, validation_tail) for document in documents]
+        held_out = [number > 0 for divided in parts for number in range(len(divided))]
+        return list(chain.from_iterable(parts)), np.array(held_out, dtype=bool)
+    chosen = (falls_to_validation(document.text, validation) for document in documents)
+    return documents, np.fromiter(chosen, bool, len(documents))
+
+
+def divide_tail(document: Document, share: float) -> list[Document]:
+    """Divide a long document into head and tail, which together are its text; any other stays whole.
+
+    The tail begins behind the last paragraph end, or else line end, in the part of the text that leaves the tail one to
+    two times ``share`` of the characters. Without any there, or with less than `LONG_TEXT` characters, the document
+    stays whole; it also does if head or tail would be blank. Both have the source and the offset of the document.
+    """
+    text = document.text
+    if len(text) < LONG_TEXT:
+        return [document]
+    first, last = len(text) - int(2 * share * len(text)), len(text) - int(share * len(text))
+    for end in (_PARAGRAPH_END, _LINE_END):
+        cut = max((match.end() for match in end.finditer(text, first, last)), default=0)
+        head, tail = text[:cut], text[cut:]
+        if cut and head.strip() and tail.strip():
+            num_bytes = len(head.encode())
+            return [
+                replace(document, text=head, num_bytes=num_bytes),
+                replace(document, text=tail, num_bytes=document.num_bytes - num_bytes),
+            ]
+    return [document]
 
 
 def falls_to_validation(text: str, fraction: float) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hornbook.corpus.build.token_pipeline import falls_to_validation
+from hornbook.corpus.build.token_pipeline import hold_out
 from hornbook.errors import UserError
 from hornbook.text.documents import read_documents
 from hornbook.text.reading import ReadOptions, Tally
@@ -19,7 +19,7 @@ class TokenizerReport:
     Attributes:
         tokenizer: the tokenizer.
         documents: number of documents that it was trained on.
-        held_out: number of documents that were left out for validation.
+        held_out: number of documents, or of tails of documents, that were left out for validation.
         tally: what was read, faults included.
     """
 
@@ -37,6 +37,7 @@ def train_tokenizer(
     kind: Kind,
     cased: bool,
     validation: float,
+    validation_tail: float = 0.0,
     reading: ReadOptions,
     on_notice: Callable[[str], None],
 ) -> TokenizerReport:
@@ -49,6 +50,7 @@ def train_tokenizer(
         kind: the tokenizer's algorithm.
         cased: keep case and accents; WordPiece alone has a choice.
         validation: share of the documents to leave out, the same ones that a corpus build holds out with this share.
+        validation_tail: share of each long document to leave out at its end, as a corpus build does, in place of that.
         reading: how to read the inputs.
         on_notice: called with each notice about the inputs.
 
@@ -58,16 +60,16 @@ def train_tokenizer(
     """
     if cased and kind != "wordpiece":
         raise UserError(f"--cased applies only to --kind wordpiece; {kind} always keeps case; remove it")
-    tally, held_out = Tally(), 0
+    tally, num_documents, held_out = Tally(), 0, 0
     documents = read_documents(inputs, reading, tally, on_notice)
 
     def texts() -> Iterator[str]:
-        nonlocal held_out
+        nonlocal num_documents, held_out
         for document in documents:
-            if falls_to_validation(document.text, validation):
-                held_out += 1
-            else:
-                yield document.text
+            parts, chosen = hold_out([document], validation, validation_tail)
+            held_out += int(chosen.sum())
+            num_documents += int((~chosen).sum())
+            yield from (part.text for part, is_held_out in zip(parts, chosen, strict=True) if not is_held_out)
 
     tokenizer = Tokenizer.train(texts(), vocab_size, kind=kind, lowercase=not cased)
     if output is not None:
@@ -75,4 +77,4 @@ def train_tokenizer(
         if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
             raise UserError(f"{path} already contains another tokenizer; choose another --output or delete it")
         tokenizer.save(output)
-    return TokenizerReport(tokenizer, tally.documents - held_out, held_out, tally)
+    return TokenizerReport(tokenizer, num_documents, held_out, tally)

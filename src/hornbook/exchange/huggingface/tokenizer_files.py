@@ -20,8 +20,8 @@ from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.special_tokens import ROLE_NAMES
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import read_bert_config
+from hornbook.text.tokenizer_names import FILES
 
-FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 """A vocabulary and its merges, as transformers and as OpenAI call them."""
 

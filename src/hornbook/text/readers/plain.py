@@ -4,7 +4,7 @@ r"""Plain text in its usual shapes: a file, a line, or what stands between blank
     lines         "one\ntwo\n\nthree\n"   ->   "one", "two", "three"
     blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's: a sentence a line, documents apart
 
-Text is taken as it is; lines lose the line end behind them (``\n`` or ``\r\n``), and so do documents between blank
+Lines lose the line end behind them (``\n`` or ``\r\n``), and so do documents between blank
 lines. A line with nothing but white space is blank.
 """
 

@@ -1,0 +1,95 @@
+"""Tokenizers by name, and those of runs and corpora.
+
+    gpt2                      vocab.bpe and encoder.json, or what transformers reads: the first of
+                                  ./tokenizers/gpt2/
+                                  the cache of the Hugging Face hub, models--openai-community--gpt2 or models--gpt2
+                                  the cache of tiktoken, which has OpenAI's two files
+    Qwen/Qwen2.5-0.5B         the tokenizer's files of a model of the hub, fetched if need be; hf://owner/name, too
+    corpora/mine              corpora/mine/train/tokenizer.json
+    runs/mine                 runs/mine/checkpoints/step-00000400/tokenizer.json, the newest
+
+A path that exists is never taken for a name. ``gpt2`` itself is not fetched, so that it needs no network and no extra.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hornbook.errors import UserError
+from hornbook.text.hub_client import is_model_name, model_of, snapshot
+
+FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+"""The files of a tokenizer by which transformers calls them."""
+_LEGACY_FILES: Final = ("encoder.json", "vocab.bpe", "dict.txt")
+_OPENAI: Final = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+_OPENAI_FILES: Final = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+"""The SHA-256 of OpenAI's files, as tiktoken has them in its code."""
+
+
+def find(source: str | Path) -> list[Path]:
+    """Return the file or folder of a tokenizer that is called by a name, or its vocabulary and its merges.
+
+    Args:
+        source: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as a path.
+
+    Raises:
+        UserError: ``gpt2`` is not at hand; or as `hornbook.text.hub_client.snapshot`.
+        HornbookError, StorageError: as `hornbook.text.hub_client.snapshot`.
+    """
+    name = str(source)
+    if name == "gpt2":
+        return _find_gpt2()
+    if is_model_name(name) and not name.endswith((".json", ".txt")):
+        model = model_of(name)
+        return [snapshot(model, (*FILES, *_LEGACY_FILES), what="tokenizer", is_meant=model != name)]
+    return [Path(name)]
+
+
+def find_inside(folder: Path) -> Path | None:
+    """Return the ``tokenizer.json`` of a corpus or a run, of this one's newest checkpoint; None if there is none."""
+    steps = sorted(folder.glob("checkpoints/step-*/tokenizer.json"), reverse=True)
+    saved = [file for file in steps if file.parent.name.removeprefix("step-").isdigit()]
+    return next((file for file in (folder / "train" / "tokenizer.json", *saved) if file.is_file()), None)
+
+
+def _find_gpt2() -> list[Path]:
+    for folder in (Path("tokenizers/gpt2"), *_cached_gpt2s()):
+        pairs = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+        if (folder / "tokenizer.json").exists() or any(
+            all((folder / name).exists() for name in pair) for pair in pairs
+        ):
+            return [folder]
+    if files := _tiktokens_gpt2():
+        return files
+    raise UserError(
+        "the tokenizer gpt2 is not at hand: neither ./tokenizers/gpt2 nor the cache of the Hugging Face hub or of "
+        "tiktoken has it; --tokenizer openai-community/gpt2 fetches it (pip install 'hornbook[hub]'), or name a folder "
+        "with its vocab.json and merges.txt"
+    )
+
+
+def _cached_gpt2s() -> Iterator[Path]:
+    """Yield the folders in the hub's cache that may have GPT-2's tokenizer; the client itself is not needed."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    for name in ("models--openai-community--gpt2", "models--gpt2"):
+        yield from sorted(cache.glob(f"{name}/snapshots/*"))
+
+
+def _tiktokens_gpt2() -> list[Path]:
+    """Return OpenAI's vocabulary and merges in tiktoken's cache; none if one is missing there, or damaged."""
+    named = (os.environ[name] for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR") if name in os.environ)
+    cache = Path(next(named, Path(tempfile.gettempdir()) / "data-gym-cache"))
+    files = []
+    for name, sha256 in _OPENAI_FILES.items():
+        file = cache / hashlib.sha1(f"{_OPENAI}{name}".encode(), usedforsecurity=False).hexdigest()
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+            return []
+        files.append(file)
+    return files
