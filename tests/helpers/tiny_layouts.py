@@ -12,11 +12,11 @@ from pathlib import Path
 from tiny_labelled import QUESTIONS, labelled_rows, word_pieces, write_jsonl, write_squad
 from torch import Tensor
 
-from hornbook.config import ParallelConfig, Recipe, load_recipe
+from hornbook.config import Recipe, load_recipe
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
-from hornbook.parallel.world import World, axes_of
+from hornbook.parallel.world import World
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
 from hornbook.samples.batches import Loader
@@ -31,6 +31,7 @@ precision.compute=fp32 optimizer.clip_norm=0.5 schedule.warmup_steps=2 data.synt
 """
 MODELS = {
     "gpt": "gpt2-small",
+    "gpt in rounds": "gpt2-small training.micro_batch_size=1 training.global_batch_size=40 optimizer.clip_norm=0.1",
     "deep gpt": "gpt2-small model.num_layers=6",
     "deep bert padded": "bert-tiny data.layout=padded model.num_layers=6",
     "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",
@@ -97,14 +98,6 @@ def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe
     return load_recipe(name, [f"--{word}" for word in words]).recipe
 
 
-def laid_out(world: World, parallel: ParallelConfig) -> World:
-    """The same ranks along other axes."""
-    if world.size == 1:
-        return world
-    axes = axes_of(parallel.sizes(world.size), world._everyone, world.device, world._watch)
-    return World(world._everyone, axes, world.device, world._waiting, world._watch)
-
-
 def whole(tensor: Tensor) -> Tensor:
     """A copy of a tensor, put together from all ranks."""
     tensor = tensor.detach()
@@ -141,8 +134,8 @@ def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     """Train ``recipe`` on ``world``."""
     gradients = {}
 
-    def executor(state, micro_batches, *arguments):
-        sums = config.executor(state, micro_batches, *arguments)
+    def executor(state, *given):
+        sums = config.executor(state, *given)
         if state.progress.step == 0:
             own = state.model.own_parameters()
             own_gradients = {name: whole(value.grad) for name, value in own if value.grad is not None}
@@ -167,7 +160,7 @@ def live_wires(world: World, num_micro_batches: int) -> int:
     """How many tensors of the shape of what stages send to each other are alive after two steps."""
     recipe = recipe_of("gpt", "adamw", "1f1b 2")
     sizes = replace(recipe.training, micro_batch_size=3, global_batch_size=3 * num_micro_batches)
-    state, config, loader = begin(replace(recipe, training=sizes), laid_out(world, recipe.parallel))
+    state, config, loader = begin(replace(recipe, training=sizes), world.laid_out(recipe.parallel))
     for _ in range(2):
         train_step(state, next(loader), config)
     gc.collect()
@@ -193,7 +186,7 @@ def run_on(
     words += [*OPTIMIZERS["adamw"].split(), *corpus.split(), *often.split(), *few.split(), *LAYOUTS[layout].split()]
     words += ["schedule.name=constant", *more]
     recipe = load_recipe("gpt2-small", [f"--{word}" for word in words]).recipe
-    with open_run(recipe, target, laid_out(world, recipe.parallel)) as run:
+    with open_run(recipe, target, world.laid_out(recipe.parallel)) as run:
         train_until_done(run)
 
 
@@ -214,5 +207,5 @@ def run_labelled(folder: Path, head: str, layout: str, world: World) -> None:
     words += [*chosen[1:], f"data.tokenizer={folder / 'tokenizer'}", "training.steps=4", "tracking.log_every_steps=1"]
     words += [*OPTIMIZERS["lamb"].split(), *LAYOUTS[layout].split()]
     recipe = load_recipe("bert-tiny", [f"--{word}" for word in words]).recipe
-    with open_run(recipe, folder / f"{head} {layout}", laid_out(world, recipe.parallel)) as run:
+    with open_run(recipe, folder / f"{head} {layout}", world.laid_out(recipe.parallel)) as run:
         train_until_done(run)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tiny_layouts
 import torch
-from tiny_layouts import laid_out, recipe_of, run_labelled, run_on
+from tiny_layouts import recipe_of, run_labelled, run_on
 
 from hornbook.parallel.world import World
 
@@ -31,7 +31,7 @@ def main(
     world = World.join(torch.device("cpu"))
     for number, case in enumerate(cases):
         recipe = recipe_of(*case)
-        trained = tiny_layouts.train(recipe, laid_out(world, recipe.parallel))
+        trained = tiny_layouts.train(recipe, world.laid_out(recipe.parallel))
         if world.is_first:
             torch.save(asdict(trained), folder / f"{number}.pt")
     for number, (layout, previous) in enumerate(zip(layouts, [None, *layouts], strict=False)):

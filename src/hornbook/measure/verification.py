@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
+from hornbook.config.pipeline import PipelineSchedule
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
@@ -138,6 +139,7 @@ def layouts_of(recipe: Recipe, num_ranks: int) -> dict[str, ParallelConfig]:
             for kind in ("replicate", "shard")
         ),
         ParallelConfig(data_parallel="hybrid", shard_size=2),
+        *(ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule) for schedule in get_args(PipelineSchedule)),
     ]
     return {_name(parallel, num_ranks): parallel for parallel in candidates if _fits(recipe, parallel, num_ranks)}
 
@@ -152,7 +154,8 @@ def _fits(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> bool:
 
 def _name(parallel: ParallelConfig, num_ranks: int) -> str:
     sizes = parallel.sizes(num_ranks)._asdict()
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one rank"
+    layout = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one rank"
+    return f"{layout}, {parallel.pipeline_schedule}" if sizes["pipeline"] > 1 else layout
 
 
 def verify_topology(recipe: Recipe, world: World, *, num_steps: int) -> list[Difference]:
@@ -200,9 +203,13 @@ def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tens
     ) -> dict[str, Tensor]:
         sums = config.executor(state, micro_batches, objective, counts, begin)
         if state.progress.step == 0:
-            for name, parameter in state.model.own_parameters():
-                if parameter.grad is not None:
-                    gradients[name] = state.model.logical(name, _whole(parameter.grad)).cpu().clone()
+            own = {
+                name: state.model.logical(name, _whole(parameter.grad)).cpu().clone()
+                for name, parameter in state.model.own_parameters()
+                if parameter.grad is not None
+            }
+            for stage in range(world.pipeline.size):
+                gradients.update(world.pipeline.share(own, stage))
         return sums
 
     with Loader(

@@ -16,6 +16,7 @@ gradient comes back once a step. The head's copy belongs to no optimizer and no 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -57,7 +58,7 @@ class Pipeline:
         self._step = _Step()
         self._num_stages = len(stages)
         own = range(world.pipeline.rank, len(stages), world.pipeline.size)
-        self._stages = {number: Stage(model, number, stages, self._step) for number in own}
+        self._stages = {number: Stage(model, number, stages, self._step, is_first=number == own[0]) for number in own}
         self._table = _TiedTable(model, world.pipeline)
         self._schedules: dict[int, Any] = {}
 
@@ -85,18 +86,16 @@ class Pipeline:
                 total += sums[name].detach()
             return weighted_loss(sums, counts, objective.weights)
 
-        step = self._step
+        step, first = self._step, 0
         step.use = loss
         self._widen(max(batch["tokens"].numel() for batch in micro_batches))
-        num_begun = 0
         for size in rounds:
-            begin(num_begun)
-            num_begun += size
-            step.batches, micro_batches = micro_batches[:size], micro_batches[size:]
+            step.batches, step.begin = micro_batches[first : first + size], partial(_begin, begin, first)
+            first += size
             numbers = torch.arange(size)
-            first = (numbers,) if 0 in self._stages else ()
-            last = {"target": numbers} if self._num_stages - 1 in self._stages else {}
-            self._schedule(size).step(*first, number=numbers, return_outputs=False, **last)
+            given = (numbers,) if 0 in self._stages else ()
+            target = {"target": numbers} if self._num_stages - 1 in self._stages else {}
+            self._schedule(size).step(*given, number=numbers, return_outputs=False, **target)
         self._table.return_gradient()
         for part in state.home.parts():
             state.home.keep_gradients(part)
@@ -112,7 +111,7 @@ class Pipeline:
         self._table.copy()
         step, ranks, width = self._step, self._ranks, batch["tokens"].numel()
         result: Any = None
-        step.batches, step.use = [batch], use
+        step.batches, step.use, step.begin = [batch], use, None
         for number, stage in self._stages.items():
             wire = self._wire(max(width, step.capacity))
             if number:
@@ -174,6 +173,8 @@ class _Step:
     """Of the round."""
     use: Callable[[Any, Tensor, Batch], Any] | None = None
     """What the last stage makes of the head, the hidden states and the batch."""
+    begin: Callable[[int], None] | None = None
+    """Called with the number of each micro-batch of a training step before this rank computes it."""
     capacity: int = 0
     """Tokens of a wire."""
 
@@ -186,14 +187,17 @@ class Stage(nn.Module):
         number: of this stage.
         stages: the layers of each stage.
         step: tells the micro-batches, and what the last stage computes.
+        is_first: whether a rank's other stages, if any, come after this one.
     """
 
-    def __init__(self, model: LanguageModel, number: int, stages: Sequence[Sequence[int]], step: _Step) -> None:
+    def __init__(
+        self, model: LanguageModel, number: int, stages: Sequence[Sequence[int]], step: _Step, *, is_first: bool
+    ) -> None:
         super().__init__()
         self.embedding = None if number else model.embedding
         self.blocks = nn.ModuleList(model.blocks[layer] for layer in stages[number])
         self.head = model.head if number == len(stages) - 1 else None
-        self._make_context, self._step = model.make_context, step
+        self._make_context, self._step, self._is_first = model.make_context, step, is_first
 
     @property
     def parts(self) -> list[nn.Module]:
@@ -203,6 +207,8 @@ class Stage(nn.Module):
     def forward(self, wire: Tensor, number: Tensor) -> Any:
         """Return the next wire ``[capacity, D]`` of the micro-batch ``number``; the last stage returns its result."""
         step, device = self._step, next(self.parameters()).device
+        if self._is_first and step.begin is not None:
+            step.begin(int(number))
         batch = to_device(step.batches[int(number)], device)
         tokens_BT = batch["tokens"]
         if self.embedding is None:
@@ -252,6 +258,10 @@ class _TiedTable:
         ranks.move(local(table if table.grad is None else table.grad), ranks.size - 1, 0)
         if ranks.rank:
             table.grad = None
+
+
+def _begin(begin: Callable[[int], None], first: int, number: int) -> None:
+    begin(first + number)
 
 
 def _copied(result: Any, device: torch.device) -> Any:
