@@ -1,5 +1,6 @@
 """Models in Python: the same numbers as the tasks of `hornbook evaluate`, as the model itself and as transformers."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from tiny_encoder_runs import encoder_contents, encoder_tokenizer
 from tiny_huggingface import tiny_contents, tiny_folder
+from tiny_labelled import CONTEXT, QUESTIONS, word_pieces, write_jsonl, write_squad
 from tiny_text import build_tiny, one_line, tiny_tokenizer
 
 import hornbook
+from hornbook.__main__ import main
 from hornbook.checkpoint import Contents, save
+from hornbook.config import ClassificationConfig, SpanConfig
 from hornbook.errors import CheckpointError, UserError
 from hornbook.evaluate import TaskInput
 from hornbook.evaluate.tasks import run_task
@@ -209,7 +213,7 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
         ([[]], "a sequence of ids is empty"),
         ([1, 300], "id 300, but the model's vocabulary is 0 to 299"),
         ([[1], [-1]], "sequence 2 has id -1"),
-        (list(range(65)), "65 tokens, but the model has 64 positions"),
+        (list(range(65)), "65 tokens; expected 1 to 64, the model's positions"),
         ([TEXT, [1]], None),
         (torch.tensor([0.5]), "float32 in 1 dimensions"),
         (torch.zeros(1, 1, 1, dtype=torch.int64), "int64 in 3 dimensions"),
@@ -253,3 +257,50 @@ def test_dropout_is_off_and_the_mode_is_left_alone(tmp_path: Path) -> None:
 
 def test_public_tokenizer() -> None:
     assert hornbook.Tokenizer is Tokenizer
+
+
+def fine_tuned(folder: Path, objective: object, **changes: object) -> hornbook.Model:
+    contents = encoder_contents("bert", word_pieces(), objective, **changes)
+    return hornbook.load(saved(folder, contents), device="cpu", compute="fp32")
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    capsys.readouterr()
+    assert main(["predict", *words, "--threads", "1"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_predicted_classes_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objective = ClassificationConfig(labels=("emma", "moby", "pride"))
+    model = fine_tuned(tmp_path, objective, head="classification", num_labels=3)
+    texts = ["the whale", "a ship and its captain hunt the whale " * 20, "a ball"]
+    file = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    found = model.predict(texts, batch_size=2)
+    assert [each.as_json() for each in found] == lines_of(capsys, str(model.path), file)
+    alone = model.predict(texts[0], top_k=1)
+    assert alone.probabilities == pytest.approx({found[0].label: found[0].probability})
+    assert refuses(UserError, "1 texts came with 1 second texts", call=lambda: model.predict("a", "b"))
+    assert refuses(UserError, "is blank", call=lambda: model.predict([" "]))
+
+
+def test_predicted_pairs_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objective = ClassificationConfig(labels=("no", "yes"), second_text="b")
+    model = fine_tuned(tmp_path, objective, head="classification", num_labels=2)
+    file = write_jsonl(tmp_path / "pairs.jsonl", [{"text": "the whale", "b": "a ship"}])
+    assert model.predict("the whale", "a ship").as_json() == lines_of(capsys, str(model.path), file)[0]
+    assert refuses(UserError, "expected one for each text", call=lambda: model.predict(["a", "b"], ["c"]))
+
+
+def test_predicted_answers_are_those_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpt: hornbook.Model, bert: hornbook.Model
+) -> None:
+    rules = SpanConfig(max_question_tokens=8, document_stride=8)
+    model = fine_tuned(tmp_path / "spans", rules, head="span", max_positions=24)
+    asked = [one["question"] for one in QUESTIONS]
+    expected = lines_of(capsys, str(model.path), write_squad(tmp_path / "squad.json", QUESTIONS))
+    found = model.predict(asked, [CONTEXT] * 3)
+    assert [{"id": f"q{number}", **each.as_json()} for number, each in enumerate(found)] == expected
+    assert model.predict(asked[0], CONTEXT).text == found[0].text and model.predict([]) == []
+    assert refuses(UserError, "top_k does not apply", call=lambda: model.predict(asked[0], CONTEXT, top_k=1))
+    assert refuses(UserError, "is a GPT, which has no classes", call=lambda: gpt.predict("a"))
+    assert refuses(UserError, "and no labels: fine-tune it", call=lambda: bert.predict("a"))

@@ -90,7 +90,7 @@ def test_ids_are_continued_by_ids(gpt: hornbook.Model) -> None:
         ([1, 2], {"stop": ["a"]}, "stop applies only to prompts of text"),
         ([1, 2], {"input_length": 0}, "input_length is 0"),
         ([1, 999], {}, "id 999"),
-        (list(range(65)), {}, "64 positions"),
+        (list(range(65)), {}, "expected 1 to 64"),
         ([PROMPT, [1, 2]], {}, "texts and ids"),
     ],
 )

@@ -67,8 +67,11 @@ def test_a_text_is_truncated_to_the_window(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt", "texts.txt", "--pooling", "cls"], "a decoder has no [CLS]"),
-        (["bert", "texts.txt", "--pooling", "last"], "the last token of an encoder is [SEP]"),
+        (["gpt", "texts.txt", "--pooling", "cls"], "pooling is 'cls'; expected one of mean, max, last for a decoder"),
+        (
+            ["bert", "texts.txt", "--pooling", "last"],
+            "pooling is 'last'; expected one of mean, cls, max for an encoder",
+        ),
         (["bert", "empty.txt"], "empty.txt: there are no examples in it"),
         (["bert", "texts.jsonl", "--text", "txt"], "'txt' is missing (there: 'text', 'label')"),
         (["bert", "texts.txt", "--window", "2"], "2 tokens have no room for [CLS], a text and [SEP]"),

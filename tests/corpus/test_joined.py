@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
-from hornbook.corpus.joined import JoinedStores, by_name, join, open_held_out, refuse_other_tokenizers
-from hornbook.corpus.store import open_store
+from hornbook.corpus.joined import JoinedStores, by_name, join
+from hornbook.corpus.store import open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import DataError, UserError
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 from hornbook.text.tokenizer import Tokenizer

@@ -60,12 +60,12 @@ def test_no_sequences_have_no_vectors():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (decoder, {"pooling": "cls"}, "a decoder has no .CLS."),
-        (tiny_encoder, {"pooling": "last"}, "the last token of an encoder is .SEP."),
+        (decoder, {"pooling": "cls"}, "pooling is 'cls'; expected one of mean, max, last for a decoder"),
+        (tiny_encoder, {"pooling": "last"}, "pooling is 'last'; expected one of mean, cls, max for an encoder"),
         (tiny_encoder, {"sequences": [[4], []]}, "sequence 2 has 0 tokens; expected 1 to 24"),
         (tiny_encoder, {"sequences": [range(25)]}, "sequence 1 has 25 tokens"),
-        (tiny_encoder, {"sequences": [[70]]}, "an id outside the model's vocabulary, 0 to 69"),
-        (tiny_encoder, {"sequences": [[-1]]}, "an id outside"),
+        (tiny_encoder, {"sequences": [[70]]}, "sequence 1 has id 70, but the model's vocabulary is 0 to 69"),
+        (tiny_encoder, {"sequences": [[-1]]}, "sequence 1 has id -1"),
     ],
 )
 def test_what_a_model_cannot_read_is_refused(make, options, message):

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import InMemoryTokens, numbered
+from tiny_runs import tiny_recipe
 
 from hornbook.errors import UserError
 from hornbook.samples.batches import Loader, WindowBatches, token_keys
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Blend, Mixture, joint_fingerprint, whole_shares
+from hornbook.samples.sources import Sources, open_mixture, open_windows
 from hornbook.samples.windows import Windows
 
 SHARES = st.lists(st.integers(1, 40) | st.integers(1, 10**12), min_size=1, max_size=7)
@@ -107,10 +109,8 @@ def test_one_source_has_the_samples_that_it_has_alone(weights):
     assert np.array_equal(ours.tokens, alone.tokens) and np.array_equal(ours.documents, alone.documents)
     assert ours.tokens.dtype == ours.documents.dtype == np.int64
     assert mixture.num_items == windows.num_items
-    assert isinstance(mixture.unmixed(), Windows)
     for sample in (0, 7, 299):
         assert mixture.provenance(sample) == (0, sample // windows.num_items, windows.provenance(sample))
-    assert joint_fingerprint([FIRST], weights) == FIRST.fingerprint
 
 
 @settings(max_examples=25, deadline=None)
@@ -138,7 +138,6 @@ def test_a_part_is_what_a_run_over_all_begins_with(weights):
     sources = [FIRST, SECOND, THIRD]
     whole = Mixture(sources, 5, SEED, weights)
     part, smaller = (Mixture(sources, 5, SEED, weights, max_samples=size) for size in (9, 4))
-    assert part.unmixed() is part
     assert (part.num_items, smaller.num_items) == (9, 4)
     first = sorted(map(tuple, whole.batch(np.arange(9)).tokens.tolist()))
     for epoch in range(3):
@@ -232,3 +231,13 @@ def test_the_same_samples_on_any_number_of_ranks_from_any_step_on(world_size, mi
     tokens = Mixture([FIRST, SECOND, THIRD], 5, SEED, (0.5, 0.3, 0.2)).batch(samples).tokens
     columns = tokens[:, :-1].tolist(), tokens[:, 1:].tolist(), token_keys(SEED, samples, 5).tolist()
     assert read_by(world_size, start_sample, 3, micro_batch_size) == list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize(("most", "kind"), [("none", Windows), ("1000000", Windows), ("2", Mixture)])
+def test_a_single_store_is_blended_only_for_a_part_of_it(most, kind, tmp_path):
+    recipe = tiny_recipe(tmp_path, f"--data.max-samples={most}").recipe
+    sources = Sources(train=(FIRST,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    windows = open_windows(recipe, sources)
+    assert type(windows) is kind
+    assert windows.num_items == (2 if kind is Mixture else Windows(FIRST, recipe.sequence_length, SEED).num_items)
+    assert open_mixture(recipe, sources).num_items == windows.num_items

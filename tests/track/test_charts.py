@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hornbook.track import charts
 from hornbook.track.charts import MAX_POINTS, Axis, Series, XAxis, decimate, line_chart, smooth
-from hornbook.track.style import STYLE
+from hornbook.track.page import STYLE_SHEET
 
 
 def series(*values: float | None, style="train", label="loss") -> Series:
@@ -154,7 +154,7 @@ def test_a_point_that_is_all_there_is_has_a_marker() -> None:
     one = Series(label="validation", style="validation", points=[(3, 2.5)])
     drawn = dict(paths(line_chart("Loss", [series(3.0, 2.9, 2.8), one], unit="nats")))
     assert set(drawn) == {"train", "validation dot lone"}
-    rules = [STYLE.index(f".plot path.{name} {{") for name in ("validation", "dot", "dot.lone")]
+    rules = [STYLE_SHEET.read_text().index(f".plot path.{name} {{") for name in ("validation", "dot", "dot.lone")]
     assert rules == sorted(rules)
 
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.track.page import Html, card, document, escape, facts, section, table, tag
-from hornbook.track.style import STYLE
+from hornbook.track.page import STYLE_SHEET, Html, card, document, escape, facts, section, table, tag
 
 ROLES = ("ink", "soft", "train", "validation", "good")
 
@@ -18,7 +17,7 @@ def luminance(color: str) -> float:
 
 
 def palettes() -> list[dict[str, str]]:
-    blocks = re.findall(r":root \{(.*?)\}", STYLE, re.S)
+    blocks = re.findall(r":root \{(.*?)\}", STYLE_SHEET.read_text(), re.S)
     return [dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block)) for block in blocks[:2]]
 
 

@@ -30,15 +30,18 @@ from hornbook.exchange.huggingface import UNTRAINED, write_folder
 from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.extras import require
 from hornbook.generate import Sampling, TextOptions, find_stop_id
+from hornbook.generate.answers import FoundAnswer
+from hornbook.generate.classes import Classified
+from hornbook.generate.embeddings import Pooling as Vector
+from hornbook.generate.embeddings import embed_ids, hidden_states
 from hornbook.generate.fill_mask import Filled, GapFiller
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM
-from hornbook.run.device import choose_device, prepare
+from hornbook.parallel.device import choose_device, prepare
 from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
 Compute: TypeAlias = Literal["auto", "fp32", "bf16"]
-Vector: TypeAlias = Literal["mean", "cls", "max", "last"]
 Pooling: TypeAlias = Vector | Literal["none"]
 
 
@@ -109,11 +112,10 @@ class Model:
         Raises:
             UserError: the input is empty, too long for the model, or has an unknown id.
         """
+        refuse_below_one(batch_size=batch_size)
         given = read_inputs(inputs)
-        return cast(
-            "Tensor | list[Tensor]",
-            given.shaped(passes.apply(self._loaded, given, passes.logits, batch_size=batch_size)),
-        )
+        rows = passes.apply(self.module, passes.ids_of(self._loaded, given), passes.logits, batch_size=batch_size)
+        return cast("Tensor | list[Tensor]", given.shaped(rows))
 
     def loss(self, inputs: One | Several, *, labels: object = None, batch_size: int = 8) -> float:
         """Return the mean loss in nats a scored token, over all sequences together.
@@ -173,14 +175,16 @@ class Model:
         Raises:
             UserError: as for `logits`, or the model has no such pooling.
         """
-        given, pool = read_inputs(inputs), passes.pooling_of(self._loaded, pooling)
-        states = passes.apply(self._loaded, given, passes.hidden_states, batch_size=batch_size, has_start=False)
-        vectors = [pool(states_TD) for states_TD in states]
-        if normalize:
-            vectors = [functional.normalize(vector, dim=-1) for vector in vectors]
-        if given.form == "list" and pooling != "none":
-            return torch.stack(vectors)
-        return cast("Tensor | list[Tensor]", given.shaped(vectors))
+        refuse_below_one(batch_size=batch_size)
+        given = read_inputs(inputs)
+        ids = passes.ids_of(self._loaded, given, has_start=False)
+        if pooling == "none":
+            rows = passes.apply(self.module, ids, hidden_states, batch_size=batch_size)
+            states = [functional.normalize(row_TD, dim=1) for row_TD in rows] if normalize else rows
+            return cast("Tensor | list[Tensor]", given.shaped(states))
+        vectors_ND = embed_ids(self.module, ids, pooling=pooling, normalize=normalize, batch_size=batch_size)
+        vectors = torch.from_numpy(vectors_ND).to(self.device)
+        return vectors[0] if given.form == "one" else vectors
 
     @overload
     def generate(self, prompt: str = ..., *, num_samples: None = None, **options: Unpack[GenerateOptions]) -> str: ...
@@ -291,6 +295,51 @@ class Model:
         starts = range(0, len(requests), batch_size)
         filled = [one for start in starts for one in filler.fill(requests[start : start + batch_size])]
         return filled[0] if given.form == "one" else filled
+
+    @overload
+    def predict(
+        self, texts: str, second_texts: str | None = None, *, top_k: int | None = None, batch_size: int = 32
+    ) -> Classified | FoundAnswer: ...
+    @overload
+    def predict(
+        self,
+        texts: list[str],
+        second_texts: list[str] | None = None,
+        *,
+        top_k: int | None = None,
+        batch_size: int = 32,
+    ) -> list[Classified] | list[FoundAnswer]: ...
+    def predict(
+        self,
+        texts: str | list[str],
+        second_texts: str | list[str] | None = None,
+        *,
+        top_k: int | None = None,
+        batch_size: int = 32,
+    ) -> Any:
+        """Classify texts, or answer questions about texts, as ``hornbook predict`` does.
+
+        Args:
+            texts: a text, or a list of them; for a model that answers questions, the questions. A text longer than in
+                training is truncated.
+            second_texts: the second text of each pair, or the text that each question is about.
+            top_k: name the most likely classes only; None: all.
+            batch_size: sequences at a time.
+
+        Returns:
+            Of a classifier ``Classified``: ``label``, ``probability``, and ``probabilities`` by class, best first. Of
+            a model that answers questions ``FoundAnswer``: ``text``, ``start``, ``end`` and ``score``. A list of these
+            for a list.
+
+        Raises:
+            UserError: the model was fine-tuned on neither, a text is blank, or second texts are missing or not wanted.
+            CheckpointError: the model has no tokenizer or no names of its classes.
+        """
+        refuse_below_one(top_k=top_k, batch_size=batch_size)
+        firsts = [texts] if isinstance(texts, str) else list(texts)
+        seconds = [second_texts] if isinstance(second_texts, str) else list(second_texts or [])
+        found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size)
+        return found[0] if isinstance(texts, str) else found
 
     def to_transformers(self) -> Any:
         """Return the model as one of transformers, with the same logits, in fp32 and on the same device.

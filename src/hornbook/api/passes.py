@@ -7,26 +7,33 @@ held_out_of(loaded, ids, labels)            ->  what `hornbook.evaluate.validati
 """
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from torch import Tensor
 
 from hornbook.api.inputs import Given, read_inputs
 from hornbook.arrays import Int64s
+from hornbook.config import ClassificationConfig, SpanConfig
 from hornbook.errors import UserError
+from hornbook.evaluate import TaskInput
 from hornbook.exchange.restore import LoadedModel
+from hornbook.generate.answers import FoundAnswer, by_question, find_answers
+from hornbook.generate.classes import Classified, class_logits, class_names, most_likely, refuse_without_labels
+from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
+from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
-from hornbook.model.forward import evaluation_mode, forward_resident
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.samples.batches import Batch, HeldOut
-from hornbook.samples.given import GivenMasked, GivenTokens, decoder_batch, encoder_batch
+from hornbook.samples.given import GivenMasked, GivenTokens
+from hornbook.samples.labelled_texts import Example, encode_examples
 from hornbook.samples.masked_copies import MaskedCopies
 from hornbook.samples.sequences import TokenSequence, framed
+from hornbook.samples.squad import Question, make_windows
 from hornbook.samples.windows import NOT_SCORED
 
 Use: TypeAlias = Callable[[Any, Tensor, Batch], Tensor]
-"""What is made of the head, the hidden states ``[B, T, D]`` and the batch: a row for each sequence."""
+"""Called with the head, the hidden states ``[B, T, D]`` and the batch; returns a row for each of its S sequences."""
 
 
 def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[int]:
@@ -50,84 +57,74 @@ def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[in
 
 
 def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_start: bool = True) -> list[Int64s]:
-    """Return the ids of what was given, encoded where it is text.
+    """Return the ids of the input, encoded where it is text.
 
     Args:
         loaded: the model.
         given: texts or ids.
-        most: only so many of a sequence count, the last ones; None: all of them.
+        most: keep so many ids of a sequence, the last ones; None: a longer one than the model's positions is an error.
         has_start: as for `encode`.
 
     Raises:
         UserError: a sequence is longer than the model's positions, or has an id that is not in the vocabulary.
         CheckpointError: the model has no tokenizer, and there is text.
     """
-    positions, vocab_size = loaded.model.max_positions, loaded.model.vocab_size
     found = []
     for number, item in enumerate(given.items, 1):
-        name = f"sequence {number}" if len(given.items) > 1 else "the sequence"
         ids = item if not isinstance(item, str) else np.array(encode(loaded, item, has_start=has_start), dtype=np.int64)
-        if not len(ids):
-            raise UserError(f"{name} has no tokens; expected one or more")
-        if most is None and len(ids) > positions:
-            raise UserError(f"{name} has {len(ids)} tokens, but the model has {positions} positions; shorten it")
-        if unknown := ids[(ids < 0) | (ids >= vocab_size)].tolist():
-            raise UserError(f"{name} has id {unknown[0]}, but the model's vocabulary is 0 to {vocab_size - 1}")
+        ids = ids[-(most or 0) :]
+        refuse_ids(loaded.model, ids, f"sequence {number}" if len(given.items) > 1 else "the sequence")
         found.append(ids)
     return found
 
 
-def apply(loaded: LoadedModel, given: Given, use: Use, *, batch_size: int, has_start: bool = True) -> list[Tensor]:
-    """Return what ``use`` makes of each sequence, in evaluation mode and without padding.
-
-    Raises:
-        UserError, CheckpointError: as `ids_of`, or the batch size is out of range.
-    """
-    refuse_below_one(batch_size=batch_size)
-    ids, model, results = ids_of(loaded, given, has_start=has_start), loaded.model, list[Tensor]()
-    for start in range(0, len(ids), batch_size):
-        part = ids[start : start + batch_size]
-        batch = decoder_batch(part) if model.is_causal else encoder_batch([_one_segment(one) for one in part])
-        with evaluation_mode(model):
-            rows = forward_resident(model, batch, use)
-        results += [row[: len(one)] if row.dim() > 1 else row for row, one in zip(rows, part, strict=True)]
-    return results
+def apply(model: LanguageModel, ids: list[Int64s], use: Use, *, batch_size: int) -> list[Tensor]:
+    """Return what ``use`` makes of each sequence, without padding, on the model's device; see ``outputs_of``."""
+    sequences = [_one_segment(one).unscored() for one in ids]
+    rows = outputs_of(model, sequences, use, batch_size=batch_size)
+    return [(row[: len(one)] if row.dim() > 1 else row).to(model.device) for row, one in zip(rows, ids, strict=True)]
 
 
 def logits(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
-    """Return fp32 ``[B, T, V]``; of fine-tuned heads ``[B, C]`` or ``[B, T, 2]``."""
+    """Return fp32 ``[S, T, V]``; of fine-tuned heads ``[S, C]`` or ``[S, T, 2]``."""
     if isinstance(head, ClassificationHead):
         return head.label_logits(x_BTD, batch)
     if isinstance(head, SpanHead):
         return head.span_logits(x_BTD, batch)
-    return cast(Tensor, head.logits(x_BTD))
+    return cast(Tensor, head.logits(by_sequence(x_BTD, batch)[0]))
 
 
-def hidden_states(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
-    """Return the hidden states behind the final norm, fp32 ``[B, T, D]``."""
-    return cast(Tensor, head.norm(x_BTD).float())
-
-
-def pooling_of(loaded: LoadedModel, name: str) -> Callable[[Tensor], Tensor]:
-    """Return what makes a vector ``[D]`` of a sequence's hidden states ``[T, D]``; see `hornbook.Model.embed`.
-
-    Raises:
-        UserError: there is no such pooling for this kind of model.
-    """
-    known = [other for other in _POOLINGS if other != ("cls" if loaded.model.is_causal else "last")]
-    if name not in known:
-        kind = "a decoder" if loaded.model.is_causal else "an encoder"
-        raise UserError(f"pooling is {name!r}; expected one of {', '.join(known)} for {kind}")
-    return _POOLINGS[name]
-
-
-_POOLINGS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "mean": lambda states_TD: states_TD.mean(0),
-    "cls": lambda states_TD: states_TD[0],
-    "max": lambda states_TD: states_TD.amax(0),
-    "last": lambda states_TD: states_TD[-1],
-    "none": lambda states_TD: states_TD,
-}
+def predict(
+    loaded: LoadedModel, texts: list[str], second_texts: list[str], *, top_k: int | None, batch_size: int
+) -> list[Classified] | list[FoundAnswer]:
+    """Return the classes of texts or pairs, or the answers to questions; see `hornbook.Model.predict`."""
+    given, objective = TaskInput(loaded=loaded), loaded.recipe.objective
+    if not isinstance(objective, ClassificationConfig | SpanConfig):
+        refuse_without_labels(loaded)
+    needs_pairs = isinstance(objective, SpanConfig) or objective.second_text is not None
+    if len(second_texts) != (len(texts) if needs_pairs else 0):
+        expected = "one for each text" if needs_pairs else "none: the model reads single texts"
+        raise UserError(f"{len(texts)} texts came with {len(second_texts)} second texts; expected {expected}")
+    for text in (*texts, *second_texts):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"the input {text!r:.40} is no text or is blank; expected texts")
+    if not texts:
+        return []
+    tokenizer, length = given.require_tokenizer(), given.window_length
+    seconds: list[str] | list[None] = second_texts or [None] * len(texts)
+    if isinstance(objective, ClassificationConfig):
+        names = class_names(loaded, objective)
+        examples = [Example(text=a, second_text=b, label="", place="") for a, b in zip(texts, seconds, strict=True)]
+        sequences = encode_examples(examples, tokenizer, length)
+        return most_likely(class_logits(loaded.model, sequences, batch_size=batch_size), names, top_k)
+    if top_k is not None:
+        raise UserError(f"top_k does not apply: {loaded.path} answers questions; remove it")
+    questions = [
+        Question(id=str(number), question=asked, context=context, answers=(), place=f"question {number}")
+        for number, (asked, context) in enumerate(zip(texts, second_texts, strict=True), 1)
+    ]
+    windows = by_question(make_windows(questions, tokenizer, objective, length))
+    return [best for best, *_ in find_answers(loaded.model, questions, windows, objective, batch_size=batch_size)]
 
 
 def held_out_of(loaded: LoadedModel, ids: list[Int64s], labels: object) -> HeldOut:

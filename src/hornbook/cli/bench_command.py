@@ -97,8 +97,8 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     from hornbook.measure.peers import transformers_step
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
+    from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.device import choose_device, prepare
     from hornbook.run.utilization import flops_per_token
 
     recipe = _recipe(arguments)
@@ -139,7 +139,7 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
     from hornbook.measure.peers import transformers_generate
-    from hornbook.run.device import choose_device, prepare
+    from hornbook.parallel.device import choose_device, prepare
 
     recipe = _recipe(arguments)
     device = choose_device(arguments.device)

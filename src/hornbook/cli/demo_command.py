@@ -112,8 +112,8 @@ def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict
     """Time a few steps of the recipe on this machine, say what to expect, and plan as many as ``seconds`` hold."""
     from hornbook.config import load_recipe
     from hornbook.measure.throughput import hornbook_step, measure_steps
+    from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.device import choose_device, prepare
 
     recipe = load_recipe("demo", ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
     device = choose_device(arguments.device)

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.errors import UserError
     from hornbook.measure.machine import machine_facts
     from hornbook.measure.machine_findings import machine_findings
-    from hornbook.run.device import default_threads, prepare
+    from hornbook.parallel.device import default_threads, prepare
     from hornbook.run.examine import Findings, choose_devices, examine
     from hornbook.run.launch import not_yet_loaded
 

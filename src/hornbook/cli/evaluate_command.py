@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
-    from hornbook.run.device import choose_device, prepare
+    from hornbook.parallel.device import choose_device, prepare
     from hornbook.track.evaluations import text_of
     from hornbook.track.runs import run_of
 

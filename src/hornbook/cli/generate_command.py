@@ -220,7 +220,7 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":
     from hornbook.exchange.restore import load_model
-    from hornbook.run.device import choose_device, prepare
+    from hornbook.parallel.device import choose_device, prepare
 
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)

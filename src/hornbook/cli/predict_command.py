@@ -8,7 +8,7 @@ echo "Call me Ishmael." | hornbook predict runs/classify -
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import positive_integer
 from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, write_records
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hornbook.cli.texts import Record
     from hornbook.config import ClassificationConfig, SpanConfig
     from hornbook.evaluate import TaskInput
-    from hornbook.exchange.restore import LoadedModel
     from hornbook.generate.answers import FoundAnswer
 
 _OF_CLASSES, _OF_SPANS = ("text", "second_text", "top_k"), ("num_best", "unanswerable")
@@ -49,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Predict, write a line of JSON for each text or question, and return how many there were."""
     from hornbook.config import ClassificationConfig, SpanConfig
+    from hornbook.generate.classes import refuse_without_labels
 
     given = load(arguments)
     objective = given.loaded.recipe.objective
@@ -60,16 +60,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         _refuse_options(arguments, _OF_CLASSES, "csv tsv text", given.loaded.path, "answers questions")
         records = _answer(arguments, given, objective)
     else:
-        _refuse_model(given.loaded)
+        refuse_without_labels(given.loaded)
     return {"checkpoint": given.loaded.path, **write_records(records, arguments)}
 
 
 def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> "Iterator[Record]":
-    """Read and encode the texts, so that what is wrong is told first; return an iterator over their classes."""
-    from hornbook.generate.classes import class_logits, most_likely
+    """Read and encode the texts, so that mistakes show before any result; return an iterator over their classes."""
+    from hornbook.generate.classes import class_logits, class_names, most_likely
     from hornbook.samples.labelled_texts import encode_examples, read_examples
 
-    labels = _class_names(given.loaded, columns)
+    labels = class_names(given.loaded, columns)
     columns = replace(
         columns,
         text=arguments.text or columns.text,
@@ -83,26 +83,6 @@ def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "Class
         for group in in_groups(sequences, size)
         for record in most_likely(class_logits(model, group, batch_size=size), labels, arguments.top_k)
     )
-
-
-def _class_names(loaded: "LoadedModel", objective: "ClassificationConfig") -> tuple[str, ...]:
-    """Return the names of the classes, by number.
-
-    Raises:
-        CheckpointError: there are not as many, each once, as the model has classes.
-    """
-    from hornbook.config import EncoderConfig
-    from hornbook.errors import CheckpointError
-    from hornbook.samples.labelled_texts import listed
-
-    config = loaded.recipe.model
-    count = config.num_labels if isinstance(config, EncoderConfig) else None
-    if count != len(set(objective.labels)) or count != len(objective.labels):
-        raise CheckpointError(
-            f"{loaded.path} has {count} classes and the names {listed(objective.labels) or 'of none'}; expected a name "
-            "for each, no two alike: correct objective.labels of its recipe (id2label of a config.json)"
-        )
-    return objective.labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +99,7 @@ class _Answered:
 
 
 def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfig") -> "Iterator[Record]":
-    """Read and encode the questions, so that what is wrong is told first; return an iterator over their answers."""
+    """Read and encode the questions, so that mistakes show before any result; return an iterator over their answers."""
     from hornbook.generate.answers import by_question, find_answers
     from hornbook.samples.squad import make_windows, read_unanswered
     from hornbook.text.reading import STANDARD_INPUT
@@ -153,17 +133,3 @@ def _refuse_options(
             raise UserError(f"--{name.replace('_', '-')} does not apply: {path} {what}; remove it")
     if arguments.format in formats.split():
         raise UserError(f"--format {arguments.format} does not apply: {path} {what}; see docs/fine-tuning.md")
-
-
-def _refuse_model(loaded: "LoadedModel") -> NoReturn:
-    from hornbook.errors import UserError
-
-    if loaded.model.is_causal:
-        raise UserError(
-            f"{loaded.path} is a GPT, which has no classes and finds no answers: use `hornbook generate` to continue "
-            "texts, or `hornbook embed` for their vectors"
-        )
-    raise UserError(
-        f"{loaded.path} learned {loaded.recipe.objective.name!r} and no labels: fine-tune it (docs/fine-tuning.md), or "
-        "use `hornbook generate` to fill masks, `hornbook embed` for vectors of texts"
-    )

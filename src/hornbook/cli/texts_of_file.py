@@ -63,7 +63,7 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
     require_source(arguments.checkpoint)
     from hornbook.evaluate import TaskInput
     from hornbook.exchange.restore import load_model
-    from hornbook.run.device import choose_device, prepare
+    from hornbook.parallel.device import choose_device, prepare
 
     output = arguments.output
     if output is not None and output.is_file() and Path(arguments.file).is_file() and output.samefile(arguments.file):

@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if not recipe.data.train:
         recipe = replace(recipe, data=replace(recipe.data, synthetic=True))
     start_processes(arguments, recipe)
+    from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.device import choose_device, prepare
     from hornbook.samples.batches import refuse_misfit
 
     with told_once():

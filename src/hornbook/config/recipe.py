@@ -121,6 +121,11 @@ class PrecisionConfig:
         (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
     )
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether any step's loss has a factor other than 1."""
+        return self.loss_scale != 1.0 or bool(self.loss_scale_by_step)
+
     def problems(self) -> list[Problem]:
         """List the first mistake in the table."""
         return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step) if self.loss_scale_by_step else []

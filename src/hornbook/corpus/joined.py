@@ -11,13 +11,11 @@ whatever weights the training gives them.
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.corpus.store import TokenStore, open_store, splits_of
-from hornbook.errors import UserError
+from hornbook.corpus.store import TokenStore
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -55,17 +53,6 @@ class JoinedStores:
         return tokens
 
 
-def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
-    """Open the validation splits of the corpora that have one. Raises as ``open_store`` and the function below."""
-    stores = []
-    for path in corpora:
-        splits = splits_of(path)
-        if "validation" in splits or (splits and (Path(path) / "validation").is_dir()):
-            stores.append(open_store(path, split="validation"))
-    refuse_other_tokenizers(stores)
-    return stores
-
-
 def join(stores: Sequence[TokenStore]) -> TokenStore | JoinedStores | None:
     """One store of several with manifests; a single one as it is, None of none."""
     return JoinedStores(stores) if len(stores) > 1 else next(iter(stores), None)
@@ -76,14 +63,3 @@ def by_name(stores: Sequence[TokenStore]) -> dict[str, TokenStore]:
     corpora = [store.path.parent for store in stores]
     are_unique = len({corpus.name for corpus in corpora}) == len(set(corpora))
     return {corpus.name if are_unique else str(corpus): store for corpus, store in zip(corpora, stores, strict=True)}
-
-
-def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
-    """Raise UserError if two stores are known to be made with different tokenizers."""
-    known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
-    for path, digest in known[1:]:
-        if digest != known[0][1]:
-            raise UserError(
-                f"{known[0][0]} and {path} were made with different tokenizers "
-                f"({known[0][1][:12]} and {digest[:12]}): build all stores of a run with one tokenizer"
-            )

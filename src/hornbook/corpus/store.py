@@ -13,7 +13,7 @@ Opening reads the index and the sizes of the files; only ``hornbook corpus verif
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from hornbook.arrays import Int64s, Integers
 from hornbook.corpus.convert.token_streams import how_to_convert
 from hornbook.corpus.megatron import IndexedFile, index_paths
 from hornbook.corpus.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
-from hornbook.errors import DataError
+from hornbook.errors import DataError, UserError
 from hornbook.storage.system import storage_errors
 from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
@@ -186,6 +186,28 @@ def splits_of(path: str | Path) -> tuple[str, ...]:
         return ()
     there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
     return recorded_splits(Path(path)) or there
+
+
+def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
+    """Open the validation splits of corpora that have one; errors as `open_store` and `refuse_other_tokenizers`."""
+    stores = []
+    for path in corpora:
+        splits = splits_of(path)
+        if "validation" in splits or (splits and (Path(path) / "validation").is_dir()):
+            stores.append(open_store(path, split="validation"))
+    refuse_other_tokenizers(stores)
+    return stores
+
+
+def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
+    """Raise UserError if two stores are known to be made with different tokenizers."""
+    known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
+    for path, digest in known[1:]:
+        if digest != known[0][1]:
+            raise UserError(
+                f"{known[0][0]} and {path} were made with different tokenizers "
+                f"({known[0][1][:12]} and {digest[:12]}): build all stores of a run with one tokenizer"
+            )
 
 
 def locate_store(path: Path, split: str) -> Path:

@@ -15,9 +15,9 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel, build_model, initialize
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
-from hornbook.optim.precision import compute_dtype
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
+from hornbook.parallel.device import compute_dtype
 from hornbook.parallel.world import World
 
 _ZERO_BUBBLE_SINCE = (2, 13)
@@ -51,7 +51,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision),
+        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
         world=world,
         executor=pipeline or resident,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,

@@ -35,11 +35,6 @@ class Scaled:
         return self._objective.sums(head, x_BTD, batch)
 
 
-def no_scale(step: int) -> float:
-    """The scale of a run without one."""
-    return 1.0
-
-
 def build_loss_scale(config: PrecisionConfig) -> Callable[[int], float]:
     """Return the function from the number of an update, from 0, to the scale of its loss."""
     if config.loss_scale_by_step:

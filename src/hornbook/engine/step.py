@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
-from hornbook.engine.loss_scale import Scaled, no_scale
+from hornbook.engine.loss_scale import Scaled
 from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
@@ -61,7 +61,7 @@ class StepConfig:
     forward: Forward = forward_resident
     """What validation, tasks and samples look at the model through; it goes with the executor."""
     clip_scope: ClipScope = "global"
-    loss_scale: Callable[[int], float] = no_scale
+    loss_scale: Callable[[int], float] = lambda update: 1.0
     """From the number of the update, from 0, to the factor of its loss."""
 
 

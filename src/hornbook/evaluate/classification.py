@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from hornbook.arrays import Int64s
 from hornbook.config import ClassificationConfig
-from hornbook.evaluate.labelled_scores import data_of, objective_of
 from hornbook.evaluate.tasks import Row, Table, TaskInput
 from hornbook.generate.classes import class_logits
 from hornbook.samples.batches import spread_evenly
@@ -39,8 +38,8 @@ def read(given: TaskInput) -> Answered:
     Raises:
         UserError, DataError: the model is no classifier, no file is named or known, or it is malformed.
     """
-    objective = objective_of(given, ClassificationConfig, "tells no classes")
-    path = data_of(given)
+    objective = given.require_objective(ClassificationConfig, "tells no classes")
+    path = given.labelled_data()
     everything = read_examples(path, objective)
     examples = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
     labels = label_numbers(examples, objective.labels)

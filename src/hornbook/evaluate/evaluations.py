@@ -13,7 +13,7 @@ from hornbook.corpus.joined import join
 from hornbook.errors import UserError
 from hornbook.evaluate.held_out import open_scored
 from hornbook.evaluate.tasks import TaskInput, check_tasks, find_task, run_task
-from hornbook.optim.precision import dtype_name
+from hornbook.parallel.device import dtype_name
 from hornbook.samples.encoder_sources import HELD_OUT_SEED
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.storage.files import sha256_file

@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from hornbook.config import SpanConfig
-from hornbook.evaluate.labelled_scores import data_of, objective_of
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.generate.answers import by_question, find_answers
 from hornbook.samples.batches import spread_evenly
@@ -55,8 +54,8 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
     Raises:
         UserError, DataError: the model finds no spans, no file is named or known, or it is malformed.
     """
-    objective = objective_of(given, SpanConfig, "finds no answers")
-    everything = read_questions(data_of(given), unanswerable=True)
+    objective = given.require_objective(SpanConfig, "finds no answers")
+    everything = read_questions(given.labelled_data(), unanswerable=True)
     may_refuse = objective.unanswerable or not all(question.answers for question in everything)
     questions = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
     windows = make_windows(questions, given.require_tokenizer(), objective, given.window_length)

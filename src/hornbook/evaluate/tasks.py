@@ -12,7 +12,7 @@ task alike and get the same rows; one that knows nothing of ranks computes every
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -22,9 +22,11 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
-from hornbook.optim.precision import dtype_name
+from hornbook.parallel.device import dtype_name
 from hornbook.parallel.world import Ranks
 from hornbook.text.tokenizer import Tokenizer
+
+Learned = TypeVar("Learned", bound=LabelledConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,33 @@ class TaskInput:
                 "put the tokenizer there that the model was trained with"
             )
         return tokenizer
+
+    def labelled_data(self) -> str:
+        """Return the path of the file that was given, or else of the run's validation file.
+
+        Raises:
+            UserError: neither is known.
+        """
+        if path := self.data or self.loaded.recipe.data.validation:
+            return path
+        raise UserError(
+            f"{self.loaded.path} has no validation file to score (data.validation): name a labelled file by "
+            "`--data FILE` (in a recipe by evaluation.task_data)"
+        )
+
+    def require_objective(self, kind: type[Learned], lacks: str) -> Learned:
+        """Return the objective that the model learned.
+
+        Raises:
+            UserError: it is of another kind; ``lacks`` says what the model cannot do.
+        """
+        objective = self.loaded.recipe.objective
+        if not isinstance(objective, kind):
+            raise UserError(
+                f"{self.loaded.path} learned {objective.name!r} and {lacks}: fine-tune it with "
+                f"--objective.name {kind.name}, see docs/fine-tuning.md"
+            )
+        return objective
 
     def require_data(self, what: str) -> str:
         """Return the path of the task's data; ``what`` says in the error what they are.

@@ -27,7 +27,7 @@ from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unkno
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.initialize import fill_unsaved_buffers
-from hornbook.optim.precision import compute_dtype
+from hornbook.parallel.device import compute_dtype
 from hornbook.text.hub_client import is_model_name
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few

@@ -5,16 +5,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from hornbook.errors import HornbookError
+from hornbook.config import ClassificationConfig, EncoderConfig
+from hornbook.errors import CheckpointError, HornbookError, UserError
+from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.sequence_outputs import outputs_of
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.samples.labelled_texts import listed
 from hornbook.samples.sequences import TokenSequence
 
 
@@ -28,11 +31,20 @@ class Classified:
 
     probabilities: dict[str, float]
 
+    @property
+    def label(self) -> str:
+        """The most likely class."""
+        return next(iter(self.probabilities))
+
+    @property
+    def probability(self) -> float:
+        """The probability of the most likely class."""
+        return self.probabilities[self.label]
+
     def as_json(self) -> dict[str, Any]:
         """Return the most likely class, its probability, and those of all, rounded to six places."""
         rounded = {label: round(probability, 6) for label, probability in self.probabilities.items()}
-        label, probability = next(iter(rounded.items()))
-        return {"label": label, "probability": probability, "probabilities": rounded}
+        return {"label": self.label, "probability": rounded[self.label], "probabilities": rounded}
 
 
 def class_logits(
@@ -61,3 +73,32 @@ def most_likely(logits_NC: Tensor, labels: Sequence[str], top_k: int | None = No
         Classified(probabilities={labels[number]: value for number, value in zip(numbers, values, strict=True)})
         for values, numbers in rows
     ]
+
+
+def class_names(loaded: LoadedModel, objective: ClassificationConfig) -> tuple[str, ...]:
+    """Return the names of the classes, by number.
+
+    Raises:
+        CheckpointError: there is not one name, each different, for each class of the model.
+    """
+    config, labels = loaded.recipe.model, objective.labels
+    count = config.num_labels if isinstance(config, EncoderConfig) else None
+    if count != len(set(labels)) or count != len(labels):
+        raise CheckpointError(
+            f"{loaded.path} has {count} classes and the names {listed(labels) or 'of none'}; expected a name "
+            "for each, no two alike: correct objective.labels of its recipe (id2label of a config.json)"
+        )
+    return labels
+
+
+def refuse_without_labels(loaded: LoadedModel) -> NoReturn:
+    """Raise UserError for a model that was fine-tuned neither on classes nor on spans."""
+    if loaded.model.is_causal:
+        raise UserError(
+            f"{loaded.path} is a GPT, which has no classes and finds no answers: use `hornbook generate` to continue "
+            "texts, or `hornbook embed` for their vectors"
+        )
+    raise UserError(
+        f"{loaded.path} learned {loaded.recipe.objective.name!r} and no labels: fine-tune it (docs/fine-tuning.md), or "
+        "use `hornbook generate` to fill masks, `hornbook embed` for vectors of texts"
+    )

@@ -7,7 +7,7 @@ special tokens around a text count in ``mean`` and ``max``, as in sentence-trans
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from hornbook.arrays import Int64s, Integers
 from hornbook.errors import HornbookError, UserError
-from hornbook.generate.sequence_outputs import outputs_of
+from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
-from hornbook.model.head import OutputHead, at_places, sequence_places
+from hornbook.model.head import OutputHead, at_places
 from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import num_special
 from hornbook.samples.sequences import TokenSequence, framed
@@ -50,14 +50,13 @@ def embed_ids(
         forward: takes a batch through the model.
 
     Raises:
-        UserError: the model has no such token, or a sequence is empty, too long, or has an id that the model does not
-            know.
+        UserError: there is no such pooling for the model, or a sequence is empty, too long or has an unknown id.
         HornbookError: a hidden state is not finite.
     """
     refuse_pooling(model, pooling)
     arrays = [np.asarray(ids, dtype=np.int64) for ids in sequences]
     for number, ids in enumerate(arrays, 1):
-        _refuse_sequence(model, ids, f"sequence {number}")
+        refuse_ids(model, ids, f"sequence {number}")
     if not arrays:
         return np.zeros((0, model.embedding.tokens.shape[1]), dtype=np.float32)
     whole = [TokenSequence(ids, np.zeros_like(ids)).unscored() for ids in arrays]
@@ -93,28 +92,27 @@ def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str
 
 
 def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:
-    """Raise UserError for a token that a model of this kind does not have."""
-    if pooling == "cls" and model.is_causal:
-        raise UserError("a decoder has no [CLS], whose place sees all tokens; pool by last, mean or max")
-    if pooling == "last" and not model.is_causal:
-        raise UserError("the last token of an encoder is [SEP]; pool by cls, mean or max")
+    """Raise UserError for a pooling that this kind of model does not have."""
+    kind, absent = ("a decoder", "cls") if model.is_causal else ("an encoder", "last")
+    known = [name for name in get_args(Pooling) if name != absent]
+    if pooling not in known:
+        raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(known)} for {kind}")
 
 
-def _refuse_sequence(model: LanguageModel, ids: Int64s, name: str) -> None:
-    if not 1 <= len(ids) <= model.max_positions:
-        raise UserError(f"{name} has {len(ids)} tokens; expected 1 to {model.max_positions}, the model's positions")
-    if ids.min() < 0 or ids.max() >= model.vocab_size:
-        raise UserError(f"{name} has an id outside the model's vocabulary, 0 to {model.vocab_size - 1}")
+def hidden_states(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
+    """Return the normed hidden states of each sequence, fp32 ``[S, T, D]``; those beyond its end mean nothing."""
+    states_STD: Tensor = by_sequence(head.norm(x_BTD), batch)[0].float()
+    return states_STD
 
 
 def _mean(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    x_STD, outside_ST = _by_sequence(head, x_BTD, batch)
+    x_STD, outside_ST = by_sequence(head.norm(x_BTD).float(), batch)
     sums_SD = x_STD.masked_fill(outside_ST[..., None], 0.0).sum(1)
     return sums_SD / (~outside_ST).sum(1, keepdim=True)
 
 
 def _max(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    x_STD, outside_ST = _by_sequence(head, x_BTD, batch)
+    x_STD, outside_ST = by_sequence(head.norm(x_BTD).float(), batch)
     return x_STD.masked_fill(outside_ST[..., None], -torch.inf).amax(1)
 
 
@@ -125,12 +123,6 @@ def _first(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
 def _last(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
     last_SD: Tensor = head.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1)).float()
     return last_SD
-
-
-def _by_sequence(head: OutputHead, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the hidden states of each sequence, fp32 ``[S, T, D]``, and which of them are beyond its end."""
-    flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
-    return head.norm(x_BTD).flatten(0, 1)[flat_ST].float(), outside_ST
 
 
 _POOLED: dict[Pooling, Callable[[OutputHead, Tensor, Batch], Tensor]] = {

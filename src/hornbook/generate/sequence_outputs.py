@@ -13,8 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from hornbook.arrays import Int64s
+from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
+from hornbook.model.head import sequence_places
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence
@@ -55,3 +58,23 @@ def outputs_of(
             )
             rows += forward(model, batch, use).cpu()
     return [row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])]
+
+
+def refuse_ids(model: LanguageModel, ids: Int64s, name: str) -> None:
+    """Raise UserError for a sequence that the model cannot read.
+
+    Args:
+        model: what is to read it.
+        ids: int64[T].
+        name: of the sequence, for the message.
+    """
+    if not 1 <= len(ids) <= model.max_positions:
+        raise UserError(f"{name} has {len(ids)} tokens; expected 1 to {model.max_positions}, the model's positions")
+    if unknown := ids[(ids < 0) | (ids >= model.vocab_size)].tolist():
+        raise UserError(f"{name} has id {unknown[0]}, but the model's vocabulary is 0 to {model.vocab_size - 1}")
+
+
+def by_sequence(x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the states of each sequence, ``[S, T, D]``, and which of them are beyond its end, bool ``[S, T]``."""
+    flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
+    return x_BTD.flatten(0, 1)[flat_ST], outside_ST

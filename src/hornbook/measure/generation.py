@@ -19,8 +19,7 @@ from hornbook.errors import UserError
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
 from hornbook.model import build_model, initialize
 from hornbook.model.initialize import generator
-from hornbook.optim.precision import compute_dtype
-from hornbook.run.device import synchronize
+from hornbook.parallel.device import compute_dtype, synchronize
 
 Generate = Callable[[int], object]
 """Called with a number of tokens, continues the same prompts by so many."""

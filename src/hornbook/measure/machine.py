@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from hornbook.errors import StorageError
-from hornbook.optim.precision import compute_dtype, dtype_name
-from hornbook.run.device import physical_cores
+from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.product_rate import product_rates
 from hornbook.storage.disk import disk_speed, file_system
 from hornbook.storage.system import existing_parent, free_bytes, usable_cores

@@ -34,8 +34,9 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     if precision == "bf16":
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    padded = replace(recipe, data=replace(recipe.data, layout="padded")) if _is_encoder(recipe) else recipe
-    loader = synthetic_loader(padded, world.device)
+    if isinstance(recipe.model, EncoderConfig):
+        recipe = replace(recipe, data=replace(recipe.data, layout="padded"))
+    loader = synthetic_loader(recipe, world.device)
 
     def step() -> int:
         micro_batches = next(loader)
@@ -93,10 +94,6 @@ def transformers_generate(
         return model.generate(ids_BT, max_new_tokens=num_tokens, **options)
 
     return write
-
-
-def _is_encoder(recipe: Recipe) -> bool:
-    return isinstance(recipe.model, EncoderConfig)
 
 
 def _build(recipe: Recipe) -> Any:

@@ -20,9 +20,8 @@ from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
-from hornbook.optim.precision import compute_dtype
+from hornbook.parallel.device import compute_dtype, synchronize
 from hornbook.parallel.world import World
-from hornbook.run.device import synchronize
 from hornbook.run.utilization import Product, flops_per_token
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources

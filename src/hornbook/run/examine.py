@@ -27,8 +27,8 @@ from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
 from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import Axes, Ranks, World
-from hornbook.run.device import choose_device
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
 from hornbook.run.preflight import (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from hornbook import checkpoint
+import hornbook.checkpoint as checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_training
@@ -17,10 +17,10 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.device import choose_device, prepare, synchronize
 from hornbook.parallel.launched import num_ranks
 from hornbook.parallel.one_voice import told_once
 from hornbook.parallel.world import World
-from hornbook.run.device import choose_device, prepare, synchronize
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
-from hornbook.run.device import memory_in_use
+from hornbook.parallel.device import memory_in_use
 from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun

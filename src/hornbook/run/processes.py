@@ -25,9 +25,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from hornbook.errors import HornbookError, StoppedBySignal, UserError
+from hornbook.parallel.device import default_threads
 from hornbook.parallel.meeting import LAUNCHER, start_of, tell
 from hornbook.parallel.watch import REMEDY
-from hornbook.run.device import default_threads
 from hornbook.run.signals import handle_all
 
 _POLL_SECONDS = 0.05

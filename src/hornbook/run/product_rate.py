@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from hornbook.run.device import synchronize
+from hornbook.parallel.device import synchronize
 
 _FEWEST, _SECONDS = 5, 0.5
 

@@ -28,7 +28,7 @@ from hornbook.samples.batches import WindowBatches
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.mixture import Provenance
 from hornbook.samples.sequences import NO_PAIR, StoredSequences, TokenSequence
-from hornbook.samples.sources import Sources, open_sources, open_windows
+from hornbook.samples.sources import Sources, open_mixture, open_sources
 from hornbook.samples.static_instances import StaticInstances
 from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.samples.windows import Piece
@@ -137,9 +137,9 @@ def _trace(maker: object, samples: Iterable[int], recipe: Recipe, sources: Sourc
 def _trace_windows(
     maker: WindowBatches, samples: Iterable[int], recipe: Recipe, sources: Sources
 ) -> Iterator[TracedSample]:
-    windows = open_windows(recipe, sources)
+    mixture = open_mixture(recipe, sources)
     for sample in samples:
-        yield TracedSample(sample=sample, **_places(windows.provenance(sample), recipe, sources))
+        yield TracedSample(sample=sample, **_places(mixture.provenance(sample), recipe, sources))
 
 
 @_trace.register

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from hornbook import checkpoint
+import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, loss_of, means
@@ -71,9 +71,9 @@ class TrainingRun:
     """Of the last step of this process."""
 
     def __post_init__(self) -> None:
-        """Derive what follows from the rest."""
         self._saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
-        self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
+        if self.state.progress.stale_measurements:  # a resumed run may have ended early already
+            self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
     def is_finished(self) -> bool:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.config import Recipe
-from hornbook.optim.precision import dtype_name
+from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
-from hornbook.run.device import synchronize
 from hornbook.samples.batches import Samples
 
 _TERA = 1e12

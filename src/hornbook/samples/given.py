@@ -37,12 +37,6 @@ def decoder_batch(sequences: Sequence[Sequence[int] | Int64s]) -> Batch:
     }
 
 
-def encoder_batch(sequences: Sequence[TokenSequence]) -> Batch:
-    """Lay sequences out for an encoder, one a row; see `hornbook.samples.layout`."""
-    scored = [sequence if sequence.labels is not None else sequence.unscored() for sequence in sequences]
-    return lay_out(scored, width=max(len(sequence.tokens) for sequence in scored), layout="padded", pad_id=0)
-
-
 class GivenTokens:
     """Sequences for a decoder, each token but the first scored: a `hornbook.samples.batches.HeldOut`."""
 
@@ -74,4 +68,5 @@ class GivenMasked:
     def batch(self, numbers: Int64s, /) -> Batch:
         """See ``HeldOut``."""
         nothing = self._sequences[0].unscored()
-        return encoder_batch([self._sequences[n] if n < self.num_items else nothing for n in numbers.tolist()])
+        chosen = [self._sequences[n] if n < self.num_items else nothing for n in numbers.tolist()]
+        return lay_out(chosen, width=max(len(one.tokens) for one in chosen), layout="padded", pad_id=0)

@@ -135,10 +135,6 @@ class Mixture:
         self.num_items = min(self._num_all, max_samples or self._num_all)
         self.shares = [share / sum(shares) for share in shares]
 
-    def unmixed(self) -> "Windows | Mixture":
-        """Return the windows of the source if all samples are those of a single one, or else the mixture."""
-        return self if len(self._windows) > 1 or self.num_items < self._num_all else self._windows[0]
-
     def batch(self, samples: Int64s) -> Window:
         """The windows of the samples B, stacked: int64[B, T+1]."""
         sources, numbers = self._blend.locate(self._among_all(samples))
@@ -163,9 +159,7 @@ class Mixture:
 
 
 def joint_fingerprint(sources: Sequence[TokenSource], weights: Sequence[float]) -> str:
-    """A hash of the sources in their order and of their weights; a single source's own."""
-    if len(sources) == 1:
-        return sources[0].fingerprint
+    """Return a hash of the sources in their order and of their weights."""
     parts = [source.fingerprint for source in sources] + [repr(float(weight)) for weight in weights]
     return hashlib.sha256(":".join(parts).encode()).hexdigest()
 

@@ -4,13 +4,13 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from hornbook.config import MaskingConfig, Recipe
-from hornbook.corpus.joined import by_name, join, open_held_out, refuse_other_tokenizers
-from hornbook.corpus.store import TokenStore, open_store
+from hornbook.corpus.joined import by_name, join
+from hornbook.corpus.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
-from hornbook.samples.windows import TokenSource
+from hornbook.samples.windows import TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
@@ -41,7 +41,10 @@ class Sources:
     def fingerprints(self) -> dict[str, str | None]:
         """Hashes of the contents, by which a resumed run knows its data."""
         validation = self.validation or self.held_out_instances
-        train = self.instances.fingerprint if self.instances else joint_fingerprint(self.train, self.weights)
+        if self.instances:
+            train = self.instances.fingerprint
+        else:
+            train = joint_fingerprint(self.train, self.weights) if len(self.train) > 1 else self.train[0].fingerprint
         if self.instances and self.tokenizer:
             train = hashlib.sha256(f"{train}:{self.tokenizer.digest}".encode()).hexdigest()
         return {"train": train, "validation": validation.fingerprint if validation else None}
@@ -75,7 +78,7 @@ def open_sources(recipe: Recipe) -> Sources:
     own = recipe.data.validation
     held_out = open_held_out(recipe.data.train) if own is None else [open_store(own, split="validation")]
     refuse_other_tokenizers([*stores, *held_out])
-    validation = join(held_out)
+    validation = join(held_out) if len(held_out) > 1 else next(iter(held_out), None)
     return Sources(
         train=stores,
         weights=recipe.data.weights,
@@ -121,11 +124,19 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
 
 
-def open_windows(recipe: Recipe, sources: Sources) -> Mixture:
-    """Return the windows of the training stores."""
-    data = recipe.data
+def open_windows(recipe: Recipe, sources: Sources) -> Windows | Mixture:
+    """Return the windows of the training stores; those of a single one are not blended."""
+    if len(sources.train) == 1:
+        windows = Windows(sources.train[0], recipe.sequence_length, recipe.training.seed)
+        if (recipe.data.max_samples or windows.num_items) >= windows.num_items:
+            return windows
+    return open_mixture(recipe, sources)
+
+
+def open_mixture(recipe: Recipe, sources: Sources) -> Mixture:
+    """Return the mixture of the training stores, even of a single one."""
     length, seed = recipe.sequence_length, recipe.training.seed
-    return Mixture(sources.train, length, seed, sources.weights, max_samples=data.max_samples)
+    return Mixture(sources.train, length, seed, sources.weights, max_samples=recipe.data.max_samples)
 
 
 def _open_instances(recipe: Recipe) -> Sources:

@@ -15,6 +15,7 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
+from hornbook.samples.mixture import Mixture
 from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows, TokenSource
 
@@ -39,14 +40,16 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
 
 def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     windows = open_windows(recipe, sources)
-    mask, shares = recipe.data.document_mask, [*zip(windows.shares, recipe.data.train, strict=False)]
+    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    if isinstance(windows, Mixture):
+        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
 
     def scored(source: TokenSource) -> HeldOutWindows:
         held_out = EvaluationWindows(source, recipe.sequence_length, score_end_of_text=False)
         return HeldOutWindows(held_out, document_mask=mask)
 
     return Samples(
-        maker=WindowBatches(windows.unmixed(), seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
         num_samples=windows.num_items,
         tokens_per_sample=recipe.sequence_length,
         held_out=None if sources.validation is None else scored(sources.validation),

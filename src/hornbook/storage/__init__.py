@@ -3,6 +3,8 @@
 Nothing else in hornbook writes what a run, a corpus or a checkpoint keeps. No torch, no numpy.
 """
 
+import os
+
 from hornbook.storage.decompress import Limits, open_text_source
 from hornbook.storage.files import (
     Appender,
@@ -22,6 +24,9 @@ from hornbook.storage.files import (
     temporary_beside,
     write_file,
 )
+
+if os.environ.get("HORNBOOK_FAULT"):
+    from hornbook.storage import faults as faults
 
 __all__ = [
     "Appender",

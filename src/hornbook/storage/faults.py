@@ -10,12 +10,14 @@
     with inject("any", 7, "crash-before"):
         save(folder, contents)
 
-Every durable operation of hornbook goes through ``perform`` or ``write``, so a test that counts the operations of an
+Every durable operation of hornbook goes through `hornbook.storage.system.perform` or ``write_all``, which call this
+module once it is imported. So a test that counts the operations of an
 action and then runs it with a fault at 1, 2, 3, ... has tried every crash point of it (SQLite's method).
 """
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 from hornbook.errors import UserError
+from hornbook.storage import system
 
 OperationName = Literal["open", "write", "fsync", "rename", "unlink"]
 """``open`` stands for making a folder, too, and ``unlink`` for removing one."""
@@ -157,3 +160,6 @@ def _meet(name: OperationName, path: str | os.PathLike[str]) -> str | None:
 def _die_if(due: bool) -> None:
     if due:
         os._exit(CRASH_STATUS)
+
+
+system.fault_points = sys.modules[__name__]

@@ -32,8 +32,7 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError, UserError
-from hornbook.storage import faults
-from hornbook.storage.system import flush_to_disk, lock_file, open_own, process_is_alive, storage_errors
+from hornbook.storage.system import lock_file, open_own, perform, process_is_alive, storage_errors, sync, write_all
 from hornbook.storage.traces import Traces
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -70,7 +69,7 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._size = 0
         with storage_errors("create", path):
-            self._descriptor = faults.perform("open", path, lambda: _create(path))
+            self._descriptor = perform("open", path, lambda: _create(path))
 
     @property
     def written(self) -> Written:
@@ -90,7 +89,7 @@ class FileWriter:
     def finish(self) -> Written:
         """Wait until the content is on the disk, close, and return size and hash."""
         with storage_errors("write", self.path):
-            _sync(self.path, self._descriptor)
+            sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
         return self.written
@@ -130,9 +129,9 @@ class Appender:
         self.path = path
         with storage_errors("open", path):
             if anew:
-                self._descriptor = faults.perform("open", path, lambda: os.open(path, _ANY, 0o666))
+                self._descriptor = perform("open", path, lambda: os.open(path, _ANY, 0o666))
             else:
-                self._descriptor = faults.perform("open", path, lambda: open_own(path, os.O_APPEND))
+                self._descriptor = perform("open", path, lambda: open_own(path, os.O_APPEND))
                 os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
@@ -152,7 +151,7 @@ class Appender:
         """Wait until all lines are on the disk; a device or a pipe has none."""
         with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                _sync(self.path, self._descriptor)
+                sync(self.path, self._descriptor)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -205,7 +204,7 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
         missing = [parent for parent in path.parents if not parent.is_dir()]
     for folder in (*reversed(missing), path):
         with storage_errors("create the folder", folder):
-            faults.perform("open", folder, partial(folder.mkdir, exist_ok=exist_ok or folder != path))
+            perform("open", folder, partial(folder.mkdir, exist_ok=exist_ok or folder != path))
         fsync_directory(folder.parent)
 
 
@@ -214,7 +213,7 @@ def fsync_directory(path: Path) -> None:
     with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _sync(path, descriptor)
+            sync(path, descriptor)
         finally:
             os.close(descriptor)
 
@@ -222,7 +221,7 @@ def fsync_directory(path: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Rename, atomically, and wait until that is on the disk; replaces a file at ``target``, never a filled folder."""
     with storage_errors(f"rename {source.name} to", target):
-        faults.perform("rename", target, lambda: source.rename(target))
+        perform("rename", target, lambda: source.rename(target))
     fsync_directory(target.parent)
     if source.parent != target.parent:
         fsync_directory(source.parent)
@@ -242,7 +241,7 @@ def commit_directory(temporary: Path, final: Path) -> None:
 def remove_file(path: Path) -> None:
     """Remove a file or a link; none there is fine."""
     with storage_errors("remove", path), suppress(FileNotFoundError):
-        faults.perform("unlink", path, path.unlink)
+        perform("unlink", path, path.unlink)
 
 
 def remove_tree(path: Path) -> None:
@@ -255,7 +254,7 @@ def remove_tree(path: Path) -> None:
     for entry in entries:
         remove_tree(entry)
     with storage_errors("remove the folder", path):
-        faults.perform("unlink", path, path.rmdir)
+        perform("unlink", path, path.rmdir)
 
 
 def sha256_file(path: Path) -> str:
@@ -304,7 +303,7 @@ def remove_locked_folder(folder: Path) -> None:
     remove_file(folder / _LOCK)
     with storage_errors("remove the folder", folder):
         try:
-            faults.perform("unlink", folder, folder.rmdir)
+            perform("unlink", folder, folder.rmdir)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise
@@ -319,16 +318,6 @@ def _create(path: Path) -> int:
             raise
     path.unlink()
     return os.open(path, _NEW, 0o666)
-
-
-def write_all(path: Path, descriptor: int, view: memoryview) -> None:
-    """Write all bytes to an open file; raises OSError."""
-    while view:
-        view = view[faults.write(path, descriptor, view) :]
-
-
-def _sync(path: Path, descriptor: int) -> None:
-    faults.perform("fsync", path, lambda: flush_to_disk(descriptor))
 
 
 def _end_of_last_line(descriptor: int) -> int:

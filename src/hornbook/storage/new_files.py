@@ -20,15 +20,13 @@ from pathlib import Path
 from hornbook.errors import StorageError, UserError
 from hornbook.storage import (
     commit_directory,
-    faults,
     lock_folder,
     make_directory,
     remove_locked_folder,
     remove_tree,
     rename,
 )
-from hornbook.storage.files import write_all
-from hornbook.storage.system import flush_to_disk, open_own, storage_errors
+from hornbook.storage.system import open_own, perform, storage_errors, sync, write_all
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -82,7 +80,7 @@ class PartialFile:
     def __init__(self, final: Path, folder: Path) -> None:
         self.final, self.path, self._folder = final, folder / "content", folder
         with storage_errors("open", self.path):
-            self._descriptor = faults.perform("open", self.path, lambda: open_own(self.path, os.O_APPEND))
+            self._descriptor = perform("open", self.path, lambda: open_own(self.path, os.O_APPEND))
 
     @property
     def size(self) -> int:
@@ -102,7 +100,7 @@ class PartialFile:
     def commit(self) -> None:
         """Give the content its final name, durably; a file that is there is replaced."""
         with storage_errors("write", self.path):
-            faults.perform("fsync", self.path, lambda: flush_to_disk(self._descriptor))
+            sync(self.path, self._descriptor)
         rename(self.path, self.final)
         remove_locked_folder(self._folder)
 

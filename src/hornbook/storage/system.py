@@ -5,10 +5,11 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Final, TypeVar
 
 from hornbook.errors import PathError, StorageError
 
@@ -22,6 +23,11 @@ _MISTAKEN: Final = (
 A disk that is read-only (EROFS) is not among them: after an I/O error Linux makes it so.
 """
 _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+T = TypeVar("T")
+fault_points: ModuleType | None = None
+"""`hornbook.storage.faults` once it is imported, by a test or for the variable ``HORNBOOK_FAULT``."""
 
 
 @contextmanager
@@ -91,6 +97,24 @@ def format_bytes(size: int) -> str:
             return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def perform(name: str, path: Path, action: Callable[[], T]) -> T:
+    """Run ``action``, the one durable system call that ``name`` stands for, at its fault point. Raises OSError."""
+    return action() if fault_points is None else fault_points.perform(name, path, action)
+
+
+def write_all(path: Path, descriptor: int, view: memoryview) -> None:
+    """Write all bytes to an open file, each system call at its fault point. Raises OSError."""
+    while view:
+        view = view[
+            os.write(descriptor, view) if fault_points is None else fault_points.write(path, descriptor, view) :
+        ]
+
+
+def sync(path: Path, descriptor: int) -> None:
+    """Wait, at a fault point, until what was written to an open file or folder is on the disk. Raises OSError."""
+    perform("fsync", path, lambda: flush_to_disk(descriptor))
 
 
 def flush_to_disk(descriptor: int) -> None:

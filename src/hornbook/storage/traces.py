@@ -8,8 +8,7 @@ traces.remove()                               runs/new/lock, runs/new and runs a
 from contextlib import suppress
 from pathlib import Path
 
-from hornbook.storage import faults
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import perform, storage_errors
 
 
 class Traces:
@@ -30,9 +29,9 @@ class Traces:
         if self._lock in self._before or self._entries() != self._before | {self._lock}:
             return
         with suppress(OSError):  # what cannot be removed stays; the error of the work counts
-            faults.perform("unlink", self._folder / self._lock, (self._folder / self._lock).unlink)
+            perform("unlink", self._folder / self._lock, (self._folder / self._lock).unlink)
             for folder in self._missing:
-                faults.perform("unlink", folder, folder.rmdir)
+                perform("unlink", folder, folder.rmdir)
 
     def _entries(self) -> set[str]:
         with storage_errors("read the folder", self._folder):

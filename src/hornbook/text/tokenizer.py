@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
-from hornbook.text.cuts import CUT_CHARACTERS, find_endless, stretches_for, utf8_bound
+from hornbook.text.cuts import CUT_CHARACTERS, Stretches, find_endless, stretches_for, utf8_bound
 from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
 from hornbook.text.tokenizer_json import (
     BYTE_TOKEN,
@@ -72,7 +72,6 @@ class Tokenizer:
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
         self._begin, self._end = _frame(settings.get("post_processor"), self.special)
         self.end_of_text = self._find_end_of_text(name)
-        self._stretches = stretches_for(settings)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -99,6 +98,10 @@ class Tokenizer:
     ) -> Self:
         """Learn a tokenizer from texts, the same one from the same texts. Raises UserError; see ``train_settings``."""
         return cls(train_settings(documents, vocab_size, kind=kind, lowercase=lowercase))
+
+    @cached_property
+    def _stretches(self) -> Stretches | None:
+        return stretches_for(self.settings)
 
     @cached_property
     def is_byte_level(self) -> bool:

@@ -11,8 +11,9 @@ The price is a page without a script: what follows the mouse is done by CSS.
 import html
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from hornbook.track.style import STYLE
+STYLE_SHEET = Path(__file__).parent / "report.css"
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _VOID = {"meta", "path", "line", "circle", "rect", "input"}
@@ -91,6 +92,6 @@ def document(title: str, *body: object) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Html(STYLE)),
+        tag("style", Html(STYLE_SHEET.read_text(encoding="utf-8"))),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
