@@ -181,7 +181,7 @@ def test_a_command_line_run_is_resumed_evaluated_and_generates(tmp_path, monkeyp
         for name in ("run", "alone")
     )
     assert found == expected
-    assert main(["generate", "run", "--output-length", "3"]) == 0
+    assert main(["generate", "run", "--prompt", "the cat", "--output-length", "3"]) == 0
 
 
 @pytest.mark.parametrize(
