@@ -33,7 +33,7 @@ from hornbook.samples.batches import Batch, Loader, refuse_misfit
 from hornbook.samples.training_samples import build_samples
 from hornbook.track.metrics import read
 
-_CLOCKS = ("seconds", "tokens_per_second")
+_CLOCKS = ("seconds", "tokens_per_second", "tflops", "mfu")
 
 
 @dataclass(frozen=True, kw_only=True)
