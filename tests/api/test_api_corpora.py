@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_runs import tiny_recipe
-from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
 from torch.utils.data import DataLoader
 
 import hornbook
@@ -79,7 +79,7 @@ def test_items_are_documents(folder: Path) -> None:
     assert torch.equal(corpus[np.int64(2)]["tokens"], corpus[2]["tokens"])
     held_out = hornbook.corpus(folder, split="validation")
     texts = [data.text(index) for data in (corpus, held_out) for index in range(len(data))]
-    assert sorted(texts) == sorted(TEXTS)
+    assert sorted(texts) == sorted(READ_TEXTS)
     assert corpus.tokenizer is not None and corpus.tokenizer.digest == tiny_tokenizer().digest
     for index in (len(corpus), -len(corpus) - 1):
         with pytest.raises(IndexError):
