@@ -31,6 +31,8 @@ def values_of(spec):
         values = st.floats(low, high, allow_infinity=False, allow_nan=False, **exclude)
     elif spec.type is bool:
         values = st.booleans()
+    elif spec.scalar is int and spec.type is tuple:
+        values = st.lists(st.integers(1, 1000)).map(tuple)
     elif spec.scalar is float and spec.type is tuple:
         values = st.lists(st.floats(1e-6, 1e6)).map(tuple)
     elif spec.type is tuple:
@@ -87,6 +89,9 @@ def mended(recipe, draw):
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
     nested["parallel"]["tensor_parallel"] = 1
+    plain = {"pipeline_parallel": 1, "layers_per_stage": (), "pipeline_schedule": "1f1b"}
+    stages = {"pipeline_parallel": 2, "layers_per_stage": (0, nested["model"]["num_layers"])}
+    nested["parallel"] |= draw(st.sampled_from([plain, plain | stages]))
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
     length = draw(st.sampled_from([{"steps": 3}, {"tokens": 5}, {"epochs": 0.5}]))
     if "epochs" in length:

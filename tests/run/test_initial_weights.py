@@ -239,6 +239,9 @@ def test_ranks_start_alike(trained: Path, tmp_path: Path) -> None:
         def from_first(self, value: int) -> int:
             return 0
 
+        def refuse_difference(self, what: str, own: str) -> None:
+            """The data are the same."""
+
     recipe = tiny_recipe(tmp_path, "--training.seed=5").recipe
     with open_run(recipe, tmp_path / "run", World(), InitFrom(source=str(trained))):
         pass

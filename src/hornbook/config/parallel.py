@@ -138,8 +138,12 @@ class ParallelConfig:
 
     def conflicts(self, model: TransformerConfig) -> Iterator[Problem]:
         """Yield what of ``model`` does not divide into the stages of a pipeline or the parts of tensor parallelism."""
-        num_layers = model.num_layers
-        if self.layers_per_stage and sum(self.layers_per_stage) != num_layers:
+        num_layers = getattr(model, "num_layers", None)
+        if num_layers is None:  # a model of one's own may count otherwise
+            if self.pipeline_parallel > 1 or self.layers_per_stage:
+                message = "a pipeline needs a model with num_layers; set pipeline_parallel to 1"
+                yield Problem(("parallel.pipeline_parallel", "model.family"), message)
+        elif self.layers_per_stage and sum(self.layers_per_stage) != num_layers:
             message = f"layers_per_stage adds up to {sum(self.layers_per_stage)}, and the model has {num_layers} layers"
             yield Problem(("parallel.layers_per_stage", "model.num_layers"), f"{message}; change one of them")
         elif self.pipeline_parallel > 1 and num_layers < self.num_stages - 2:
