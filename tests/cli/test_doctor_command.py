@@ -121,7 +121,7 @@ def test_a_terminal_of_80_columns_gets_a_table_that_fits(folder: Path) -> None:
     os.close(leader)
     lines = shown.decode().splitlines()
     assert process.returncode == 2
-    assert max(map(len, lines)) <= 80
+    assert all(len(line) <= 80 for line in lines if str(folder) not in line), "a path is never broken"
     start = next(number for number, line in enumerate(lines) if line.startswith("error "))
     assert lines[start + 1].startswith(" " * lines[start].index("global_batch_size")), "wrapped below its text"
 

@@ -185,7 +185,7 @@ def test_the_shipped_run_of_system_b_is_what_its_table_says() -> None:
 
 
 def test_options_that_make_no_recipe_would_be_found() -> None:
-    assert not makes_recipe("bert-tiny", ["--training.global-batch-size", "12"])
+    assert not makes_recipe("bert-tiny", ["--training.micro-batch-size", "12"])
     assert not makes_recipe("bert-tiny", ["--schedule.name", "linear", "--schedule.decay-steps", "9"])
 
 

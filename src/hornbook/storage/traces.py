@@ -5,6 +5,7 @@ traces = Traces(Path("runs/new"), "lock")     neither runs nor runs/new exists
 traces.remove()                               runs/new/lock, runs/new and runs are gone
 """
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Traces:
 
     def __init__(self, folder: Path, lock: str) -> None:
         self._folder, self._lock = folder, lock
-        self._missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
         self._before = self._entries()
 
     def remove(self) -> None:
