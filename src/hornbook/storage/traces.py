@@ -5,7 +5,6 @@ traces = Traces(Path("runs/new"), "lock")     neither runs nor runs/new exists
 traces.remove()                               runs/new/lock, runs/new and runs are gone
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +21,8 @@ class Traces:
 
     def __init__(self, folder: Path, lock: str) -> None:
         self._folder, self._lock = folder, lock
-        self._missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+        with storage_errors("create the folder", folder):  # its name may be too long
+            self._missing = [path for path in (folder, *folder.parents) if not path.exists()]
         self._before = self._entries()
 
     def remove(self) -> None:
