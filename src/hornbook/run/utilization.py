@@ -9,7 +9,6 @@ measured once at the start: the product of the feed-forward's shape, in the dtyp
 Nothing here is saved in a checkpoint or draws random numbers.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,7 +159,10 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
 
 
 def measure_rate(product: Product, device: torch.device) -> float:
-    """Return the FLOP/s of ``product`` on ``device``: the median of a few timings after one that warms up."""
+    """Return the FLOP/s of ``product`` on ``device``: the fastest of a few timings after one that warms up.
+
+    Other processes only slow it down, and a peak that is too low would give an MFU above 100 %.
+    """
     seconds = []
     for _ in range(1 + _TIMINGS):
         synchronize(device)
@@ -168,4 +170,4 @@ def measure_rate(product: Product, device: torch.device) -> float:
         product()
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return product.flops / statistics.median(seconds[1:])
+    return product.flops / min(seconds[1:])

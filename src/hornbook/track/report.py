@@ -109,6 +109,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
     best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
+    mfu = "" if summary.mfu is None else f"; MFU {summary.mfu:.1%}"
     shown = [
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
         ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
@@ -117,8 +118,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
         _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
-        ("Speed", units.short(summary.tokens_per_second), "tokens per second, median"),
-        ("MFU", units.MISSING if summary.mfu is None else f"{summary.mfu:.1%}", "of the peak rate, median"),
+        ("Speed", units.short(summary.tokens_per_second), f"tokens per second, median{mfu}"),
     ]
     cards = [card(*item) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
