@@ -71,6 +71,10 @@ def meet(store: Store, recipe: Mapping[str, object]) -> None:
     problems = [str(store.get(f"compared {number}"), "utf-8") for number in range(size)]
     different = next((number for number, problem in enumerate(problems) if problem), None)
     if different is not None:
+        if rank == 0:  # the store may end with this rank
+            store.wait([f"compared all {number}" for number in range(1, size)], ARRIVAL)
+        else:
+            store.set(f"compared all {rank}", "")
         line = (
             f"rank {different} of {size} has another recipe than rank 0: {problems[different]}; start all ranks with "
             "the same command and the same files"
