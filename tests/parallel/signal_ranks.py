@@ -8,7 +8,7 @@ from pathlib import Path
 import tiny_runs
 
 from hornbook.engine import step as engine_step
-from hornbook.errors import StoppedBySignal
+from hornbook.errors import RankError, StoppedBySignal
 
 
 def main(folder: Path) -> None:
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
             device="cpu",
             threads=1,
         )
-    except StoppedBySignal as stop:
+    except (StoppedBySignal, RankError) as stop:  # rank 0 tells for all
         (folder / f"{rank}.txt").write_text(f"{len(begun)} {stop}")
 
 
