@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_text import READ_TEXTS as TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
+from tiny_text import READ_TEXTS as TEXTS
+from tiny_text import build_tiny, one_line, tiny_tokenizer, write_texts
 
 from hornbook.corpus.build.builder import BuildOptions, build_corpus
 from hornbook.corpus.build.token_pipeline import falls_to_validation
