@@ -9,7 +9,7 @@ import torch
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
-from hornbook.run.utilization import Product, Utilization, measure_rate, peak_of
+from hornbook.run.utilization import Product, Utilization, measure_rates, peak_of
 from hornbook.track.metrics import read
 
 CPU = torch.device("cpu")
@@ -57,7 +57,8 @@ def test_the_product_has_the_feed_forwards_shape_and_large_ones_lose_rows() -> N
 def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
     recipe = load_recipe("demo", ["--model.hidden-size=64"], require_data=False).recipe
     before = torch.get_rng_state()
-    assert 1e8 < measure_rate(Product.of(recipe, 256, torch.float32, CPU), CPU) < 1e14
+    (rate,) = measure_rates([Product.of(recipe, 256, torch.float32, CPU)], CPU)
+    assert 1e8 < rate < 1e14
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -94,3 +95,17 @@ def test_bench_step_sets_the_step_beside_a_plain_product(recipe: str, capsys: py
     flops = model.model.flops_per_token(length, scored=model.objective.scored_share)
     assert result["tflops"] == pytest.approx(flops * speed / 1e12, rel=0.01)
     assert "of a plain product of the feed-forward's shape" in captured.err
+
+
+def test_each_dtype_has_a_rate_and_no_random_number_is_drawn():
+    before = torch.get_rng_state()
+    products = [Product.of_shape(16, 64, 32, dtype, CPU) for dtype in (torch.float32, torch.bfloat16)]
+    rates = measure_rates(products, CPU)
+    assert len(rates) == 2 and all(1e5 < rate < 1e15 for rate in rates)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_larger_products_take_longer():
+    products = [Product.of_shape(size, size, size, torch.float32, CPU) for size in (16, 512)]
+    small, large = (product.flops / rate for product, rate in zip(products, measure_rates(products, CPU), strict=True))
+    assert large > small

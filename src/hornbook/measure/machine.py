@@ -19,7 +19,7 @@ import torch
 
 from hornbook.errors import StorageError
 from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
-from hornbook.run.product_rate import product_rates
+from hornbook.run.utilization import Product, measure_rates
 from hornbook.storage.disk import disk_speed, file_system
 from hornbook.storage.system import existing_parent, free_bytes, usable_cores
 from hornbook.track.environment import (
@@ -55,6 +55,7 @@ _VARIABLES = (
 )  # fmt: skip
 """The variables that change how a training runs, or where it finds things; none of them holds a secret."""
 
+_SECONDS = 0.5  # short products find moments in which busy cores are free
 _SHAPE_ON_CPU, _SHAPE_ON_GPU = (256, 768, 768), (4096, 4096, 4096)
 
 
@@ -147,12 +148,13 @@ def _operators() -> dict[str, Any]:
 def _products(device: torch.device) -> dict[str, Any]:
     """The rate of a product in fp32 and bf16, and the dtype that ``precision.compute = "auto"`` chooses."""
     shape = _SHAPE_ON_CPU if device.type == "cpu" else _SHAPE_ON_GPU
-    rates = product_rates(*shape, (torch.float32, torch.bfloat16), device)
+    dtypes = torch.float32, torch.bfloat16
+    rates = measure_rates([Product.of_shape(*shape, dtype, device) for dtype in dtypes], device, _SECONDS)
     return {
         "device": str(device),
         "threads": torch.get_num_threads(),
         "shape": list(shape),
-        "flops_per_second": {dtype_name(dtype): rate for dtype, rate in rates.items()},
+        "flops_per_second": {dtype_name(dtype): rate for dtype, rate in zip(dtypes, rates, strict=True)},
         "auto": dtype_name(compute_dtype("auto", device)),
     }
 

@@ -9,8 +9,9 @@ measured once at the start: the product of the feed-forward's shape, in the dtyp
 Nothing here is saved in a checkpoint or draws random numbers.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,7 @@ _FLOPS_OF_A_TIMING = 4e8
 _MOST_FLOPS = 2e9
 """Of a product on a CPU; longer ones lose rows, which changes their rate little."""
 _FEWEST_ROWS = 64
-_TIMINGS = 5
+_FEWEST_ROUNDS = 6  # the first one warms up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,16 @@ class Product:
         if device.type == "cpu":
             rows = min(rows, max(_FEWEST_ROWS, int(_MOST_FLOPS / (2 * hidden * inner))))
             repeats = max(1, round(_FLOPS_OF_A_TIMING / (2 * rows * hidden * inner)))
+        return cls.of_shape(rows, hidden, inner, dtype, device, repeats)
+
+    @classmethod
+    def of_shape(
+        cls, rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device, repeats: int = 1
+    ) -> "Product":
+        """Return the product ``[rows, inner] · [inner, columns]``; no random number is drawn."""
         left, right = (
             torch.arange(shape[0] * shape[1], dtype=torch.float32, device=device).sin().view(shape).to(dtype)
-            for shape in ((rows, hidden), (hidden, inner))
+            for shape in ((rows, inner), (inner, columns))
         )
         return cls(left=left, right=right, repeats=repeats)
 
@@ -131,7 +139,7 @@ def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: t
     peak, source = peak_of(name, dtype), f"dense {dtype_name(dtype)} of {name}, by its data sheet"
     if peak is None:
         product = Product.of(recipe, tokens, dtype, world.device)
-        peak = measure_rate(product, world.device)
+        (peak,) = measure_rates([product], world.device)
         (rows, hidden), inner = product.left.shape, product.right.shape[1]
         source = f"measured: a {rows:,} × {hidden:,} × {inner:,} product in {dtype_name(dtype)}"
     return Utilization(flops_per_token=flops_of(samples.tokens_per_sample), peak=peak * world.size, source=source)
@@ -158,16 +166,20 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
     return None if peak is None else peak * _TERA
 
 
-def measure_rate(product: Product, device: torch.device) -> float:
-    """Return the FLOP/s of ``product`` on ``device``: the fastest of a few timings after one that warms up.
+def measure_rates(products: Sequence[Product], device: torch.device, seconds: float = 0.0) -> list[float]:
+    """Return the FLOP/s of each product on ``device``, with the threads of the process.
 
+    The products take turns at least six times, and until ``seconds`` have passed; the fastest timing of each counts.
     Other processes only slow it down, and a peak that is too low would give an MFU above 100 %.
     """
-    seconds = []
-    for _ in range(1 + _TIMINGS):
-        synchronize(device)
-        start = time.perf_counter()
-        product()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return product.flops / min(seconds[1:])
+    fastest = [math.inf] * len(products)
+    begin, rounds = time.perf_counter(), 0
+    while rounds < _FEWEST_ROUNDS or time.perf_counter() - begin < seconds:
+        rounds += 1
+        for number, product in enumerate(products):
+            synchronize(device)
+            start = time.perf_counter()
+            product()
+            synchronize(device)
+            fastest[number] = min(fastest[number], time.perf_counter() - start)
+    return [product.flops / taken for product, taken in zip(products, fastest, strict=True)]
