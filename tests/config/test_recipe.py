@@ -55,6 +55,21 @@ from hornbook.errors import RecipeError
             "remove it or set bias_correction = true",
         ),
         (
+            ["--memory.recompute-layers=1"],
+            "memory.recompute_layers = [1] (command line), memory.recompute = none (default): recompute_layers has no "
+            'effect without recompute; set recompute = "all" or "attention", or remove it',
+        ),
+        (
+            ["--memory.recompute=all", "--memory.recompute-layers=1", "--memory.recompute-budget=2"],
+            "memory.recompute_layers = [1] (command line), memory.recompute_budget = 2.0 (command line): "
+            "recompute_layers and recompute_budget both choose the layers; keep one",
+        ),
+        (
+            ["--memory.recompute=all", "--memory.recompute-layers=3,12"],
+            "memory.recompute_layers = [3, 12] (command line), model.num_layers = 12 (default): "
+            "layer 12 does not exist; the layers are 0 to 11",
+        ),
+        (
             ["--evaluation.early-stopping-min-delta=0.1"],
             "evaluation.early_stopping_min_delta = 0.1 (command line), evaluation.early_stopping_patience = none "
             "(default): early_stopping_min_delta applies only with early_stopping_patience; "

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from hornbook.config import AdamWConfig, CausalLMConfig, ParallelConfig, Recipe
+from hornbook.config import AdamWConfig, CausalLMConfig, MemoryConfig, ParallelConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
 from hornbook.parallel.world import Axes, Ranks, World
@@ -45,3 +45,9 @@ def of_two(*, tensor: int = 1) -> World:
 def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message):
     with pytest.raises(UserError, match=message):
         build_training(replace(Recipe(), **changes), 1, world)
+
+
+def test_an_offload_to_where_the_tensors_are_is_refused():
+    recipe = replace(Recipe(), memory=MemoryConfig(offload_activations=True))
+    with pytest.raises(UserError, match="this run computes on cpu: remove it"):
+        build_training(recipe, 1, World())

@@ -28,6 +28,8 @@ TWO = {
         ("bert padded", "lamb", "shard 2"),
         ("bert packed", "adamw", "tensor 2"),
         ("groupbert", "lamb", "tensor 2"),
+        ("gpt", "adamw", "shard 2, recomputed"),
+        ("groupbert", "lamb", "tensor 2, recomputed"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2"],
     "labelled": [("classification", "tensor 2"), ("span", "shard 2")],

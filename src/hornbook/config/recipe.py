@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     CausalLMConfig,
     ClassificationConfig,
@@ -35,10 +36,10 @@ from hornbook.config.optimizers import (
     CosineConfig,
     OptimizerConfig,
     ScheduleConfig,
-    problems_of_steps,
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
+from hornbook.config.precision import PrecisionConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -107,28 +108,6 @@ class TrainingConfig:
             message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionConfig:
-    """Precision of the forward and backward passes; master weights are always fp32."""
-
-    compute: Literal["auto", "fp32", "bf16"] = option(
-        "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively"
-    )
-    loss_scale: float = option(1.0, help="factor on the loss in the backward pass; fp32 and bf16 need none", above=0)
-    loss_scale_by_step: tuple[str, ...] = option(
-        (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
-    )
-
-    @property
-    def scales_loss(self) -> bool:
-        """Whether any step's loss has a factor other than 1."""
-        return self.loss_scale != 1.0 or bool(self.loss_scale_by_step)
-
-    def problems(self) -> list[Problem]:
-        """List the first mistake in the table."""
-        return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step) if self.loss_scale_by_step else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +185,7 @@ class Recipe:
     schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -218,7 +198,8 @@ class Recipe:
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
         parallel = self.parallel.conflicts(self.model)
-        return [*self._exclusive(), *self._conflicts(), *parallel, *self._inapplicable()]
+        memory = self.memory.conflicts(self.model)
+        return [*self._exclusive(), *self._conflicts(), *parallel, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:

@@ -36,10 +36,12 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
     refuse_layout(recipe, world)
+    refuse_offload(recipe, world.device)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     is_pipelined = world.pipeline.size > 1
-    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+    pipeline = parallelize(model, world, recipe.memory, make_pipeline)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -82,6 +84,15 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
         raise UserError(
             f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
+        )
+
+
+def refuse_offload(recipe: Recipe, device: torch.device) -> None:
+    """Raise UserError if something is to lie in the host's memory that is there anyway."""
+    if recipe.memory.offload_activations and device.type != "cuda":
+        raise UserError(
+            f"memory.offload_activations moves activations from a GPU to the host's memory, and this run computes on "
+            f"{device.type}: remove it, or choose --device cuda"
         )
 
 

@@ -4,8 +4,9 @@
 
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
-      2. pipeline             layers become stages; those of other ranks stay on the meta device
-      3. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
+      2. recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
+      3. pipeline             layers become stages; those of other ranks stay on the meta device
+      4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
 
 Operators tell a cut weight by its type (`hornbook.ops.tensor_parallel`), so a forward pass, an objective and a task run
@@ -18,7 +19,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hornbook.config import MemoryConfig
 from hornbook.config.parallel import cut_dimension
+from hornbook.engine.activations import offload_layers, recompute_layers
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
@@ -30,24 +33,32 @@ from hornbook.samples.batches import Batch
 
 
 def parallelize(
-    model: LanguageModel, world: World, make_pipeline: Callable[[], Pipeline] | None = None
+    model: LanguageModel,
+    world: World,
+    memory: MemoryConfig,
+    make_pipeline: Callable[[], Pipeline] | None = None,
 ) -> Pipeline | None:
     """Cut ``model``, which is on the meta device, over the ranks of ``world``, in place.
 
     Args:
         model: all of it.
         world: gives the axes.
+        memory: which layers recompute, and where they keep their activations.
         make_pipeline: spreads the layers over stages; None where there is one.
 
     Returns:
         What ``make_pipeline`` made.
 
     Raises:
-        UserError: a weight does not divide into equal parts.
+        UserError: a weight does not divide into equal parts, or a layer cannot recompute what it is to.
     """
     if world.tensor.size > 1:
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
+    if memory.recompute is not None:
+        recompute_layers(model, memory)
+    if memory.offload_activations:
+        offload_layers(model)
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None

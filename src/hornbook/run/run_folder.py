@@ -35,6 +35,7 @@ _MAY_CHANGE = (
     "training.tokens",
     "training.micro_batch_size",
     "parallel.",
+    "memory.",
     "checkpoint.",
     "evaluation.",
     "tracking.",
