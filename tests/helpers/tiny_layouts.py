@@ -37,6 +37,8 @@ MODELS = {
     "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",
     "deep bert unpadded": "bert-tiny data.layout=unpadded model.num_layers=6",
     "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=6",
+    "gpt of 300 tokens": "gpt2-small model.vocab_size=300",
+    "bert of 300 tokens": "bert-tiny data.layout=padded model.vocab_size=300",
     "roberta": "roberta-base-wikitext2 data.layout=unpadded",
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
@@ -53,6 +55,7 @@ LAYOUTS = {
     "shard 2": "parallel.data_parallel=shard",
     "shard 2, recomputed": "parallel.data_parallel=shard memory.recompute=all",
     "tensor 2, recomputed": "parallel.tensor_parallel=2 memory.recompute=attention",
+    "tensor 2, chunked": "parallel.tensor_parallel=2 memory.vocabulary_chunks=3 model.vocab_size=300",
     "zero-bubble 2, recomputed": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble "
     "memory.recompute=all memory.recompute_budget=0.1",
     "1f1b 2 x shard 2, recomputed": "parallel.pipeline_parallel=2 parallel.data_parallel=shard memory.recompute=all",

@@ -30,6 +30,7 @@ TWO = {
         ("groupbert", "lamb", "tensor 2"),
         ("gpt", "adamw", "shard 2, recomputed"),
         ("groupbert", "lamb", "tensor 2, recomputed"),
+        ("bert of 300 tokens", "adamw", "tensor 2, chunked"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2"],
     "labelled": [("classification", "tensor 2"), ("span", "shard 2")],

@@ -43,7 +43,7 @@ def parallelize(
     Args:
         model: all of it.
         world: gives the axes.
-        memory: which layers recompute, and where they keep their activations.
+        memory: what is kept on the device and what is not.
         make_pipeline: spreads the layers over stages; None where there is one.
 
     Returns:
@@ -55,6 +55,7 @@ def parallelize(
     if world.tensor.size > 1:
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
+    model.head.vocabulary_chunks = memory.vocabulary_chunks
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:

@@ -9,6 +9,10 @@ read them again. So each chunk makes its logits, its losses and, while they are 
 follows, which is why evaluation calls ``token_losses``. Columns from ``vocab_size`` on are padding: they get no
 probability and no gradient.
 
+With several ``chunks`` of the vocabulary, a chunk of tokens takes one part of the columns after the other, twice: first
+for the largest logit and the sum of the exponentials, then for the gradients. It never has more logits than those of a
+part, nor more rows of the table in the dtype of the activations; the price is one more product with the table.
+
 Where the rows of the table are cut over ranks, each rank has the logits of its columns alone, and the ranks exchange
 three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
 """
@@ -55,6 +59,17 @@ class _Head(NamedTuple):
         bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
         return cls(weight, bias, num_real, first, cut)
 
+    def parts(self, chunks: int) -> "list[_Head]":
+        """Return the head in so many parts of its columns, or fewer, each a multiple of 64 but for the last one."""
+        size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
+        found = []
+        for start in range(0, len(self.weight), size):
+            weight = self.weight[start : start + size]
+            bias = None if self.bias is None else self.bias[start : start + size]
+            num_real = min(max(self.num_real - start, 0), len(weight))
+            found.append(_Head(weight, bias, num_real, self.first + start, self.cut))
+        return found
+
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -79,10 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total -= _gather(log_probabilities, targets, head).sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets, head)
-            columns, is_own = _own_columns(log_probabilities, targets, head)
-            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
-            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-            exact[targets == NOT_SCORED] = 0.0
+            exact = _logits_gradient(log_probabilities, targets, head)
             gradient = exact.to(x.dtype)
             torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
@@ -94,32 +106,85 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
-        # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
-        scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 3
+        return *_scaled(gradients[0], *ctx.saved_tensors), *[None] * 3
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The same with one part of the columns at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        head: _Head,
+        with_count: bool,
+        chunks: int,
+    ) -> tuple[Tensor, Tensor]:
+        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
+        x_gradient = torch.empty_like(x_ND)
+        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
+        bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        parts = head.parts(chunks)
+        for start in range(0, len(x_ND), _CHUNK_TOKENS):
+            rows = slice(start, start + _CHUNK_TOKENS)
+            x, targets = x_ND[rows], targets_N[rows]
+            normalizer, picked, right = _summary(x, targets, parts, with_count=with_count)
+            total -= picked.sum()
+            num_correct += right
+            of_x = torch.zeros_like(x, dtype=torch.float32)
+            for part in parts:
+                compute_weight, first = part.weight.to(x.dtype), part.first - head.first
+                exact = _logits_gradient(_logits(x, compute_weight, part).float().sub_(normalizer), targets, part)
+                gradient = exact.to(x.dtype)
+                of_x += gradient @ compute_weight
+                weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
+                if bias_gradient is not None:
+                    bias_gradient[first : first + part.num_real] += exact[:, : part.num_real].sum(0)
+            x_gradient[rows] = of_x
+        ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
+        ctx.mark_non_differentiable(num_correct)
+        return total, num_correct
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *_scaled(gradients[0], *ctx.saved_tensors), *[None] * 4
+
+
+def _scaled(
+    scale: Tensor, x_gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
+    scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+    return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale
+
+
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, chunks: int = 1
+) -> Tensor:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``.
 
     Args:
-        x_ND: hidden states ``[N, D]``, fp32 or bf16.
+        x_ND: hidden states ``[N, D]``, of any floating dtype.
         weight_VD: output table ``[V, D]``, fp32. Its gradient is a sum in fp32 of one product a chunk, each rounded to
             the dtype of ``x``.
         targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is not scored.
         vocab_size: columns that exist; those after it are padding.
+        chunks: parts of the columns, one after the other; 1: all at once.
 
     Returns:
         fp32 scalar, in nats.
     """
     if not torch.is_grad_enabled():
-        return token_losses(x_ND, weight_VD, targets_N, vocab_size).sum()
-    return _differentiable(x_ND, _Head.of(weight_VD, None, vocab_size), targets_N, with_count=False)[0]
+        return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
+    head = _Head.of(weight_VD, None, vocab_size)
+    return _differentiable(x_ND, head, targets_N, with_count=False, chunks=chunks)[0]
 
 
 def counted_cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None, chunks: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
 
@@ -128,25 +193,27 @@ def counted_cross_entropy(
     """
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
-        return _differentiable(x_ND, head, targets_N, with_count=True)
+        return _differentiable(x_ND, head, targets_N, with_count=True, chunks=chunks)
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for rows, log_probabilities in _scores(x_ND, head):
-        total -= _gather(log_probabilities, targets_N[rows], head).sum()
-        num_correct += _num_correct(log_probabilities, targets_N[rows], head)
+    for _, picked, right in _scores(x_ND, targets_N, head, chunks, with_count=True):
+        total -= picked.sum()
+        num_correct += right
     return total, num_correct
 
 
 @torch.no_grad()
 def token_losses(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    vocab_size: int,
+    bias_V: Tensor | None = None,
+    chunks: int = 1,
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
-    losses_N, head = (
-        torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device),
-        _Head.of(weight_VD, bias_V, vocab_size),
-    )
-    for rows, log_probabilities in _scores(x_ND, head):
-        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)
+    losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
+    for rows, picked, _ in _scores(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks):
+        losses_N[rows] = -picked
     return losses_N
 
 
@@ -160,34 +227,98 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
-def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool) -> tuple[Tensor, Tensor]:
+def _differentiable(
+    x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool, chunks: int
+) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses, with a gradient, and the number of right predictions, zero if not asked for."""
     x_ND = x_ND if head.cut is None else enter(x_ND, head.cut)
     arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count)
-    total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    if chunks > 1:
+        total, num_correct = _ChunkedCrossEntropy.apply(*arguments, chunks)  # type: ignore[no-untyped-call]
+    else:
+        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return total, num_correct
 
 
-def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the log-probabilities, fp32, of each chunk."""
-    compute_weight = head.weight.to(x_ND.dtype)
+def _scores(
+    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool = False
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield for each chunk of tokens the log-probabilities of its targets and the number of right predictions."""
+    parts = head.parts(chunks)
+    compute_weight = None if chunks > 1 else head.weight.to(x_ND.dtype)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
+        x, targets = x_ND[rows], targets_N[rows]
+        if compute_weight is None:
+            _, picked, right = _summary(x, targets, parts, with_count=with_count)
+        else:
+            scores = _log_probabilities(x, compute_weight, head)
+            picked = _gather(scores, targets, head)
+            right = _num_correct(scores, targets, head) if with_count else picked.new_zeros(())
+        yield rows, picked, right
+
+
+def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Go through the logits of some tokens, one part of the columns after the other.
+
+    Returns:
+        The logarithm of the sum of all exponentials, fp32 ``[C, 1]``; the log-probability of each target, fp32 ``[C]``,
+        zero where there is none; the number of right predictions.
+    """
+    cut = parts[0].cut
+    largest = x.new_full((len(x), 1), torch.finfo(torch.float32).min, dtype=torch.float32)
+    total, picked = torch.zeros_like(largest), torch.zeros_like(largest).squeeze(1)
+    predicted = torch.zeros_like(targets)
+    for part in parts:
+        logits = _logits(x, part.weight.to(x.dtype), part).float()
+        best = logits.amax(1, keepdim=True)
+        if with_count:
+            predicted = torch.where(best > largest, _first_largest(logits)[:, None] + part.first, predicted[:, None])
+            predicted = predicted.squeeze(1)
+        columns, is_own = _own_columns(logits, targets, part)
+        picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+        higher = torch.maximum(largest, best)
+        total = total * (largest - higher).exp_() + (logits - higher).exp_().sum(1, keepdim=True)
+        largest = higher
+    top = largest if cut is None else cut.largest(largest.clone())
+    if cut is not None:
+        total, picked = cut.sum(total * (largest - top).exp_()), cut.sum(picked)
+    normalizer = total.log_() + top
+    picked -= normalizer.squeeze(1).masked_fill(targets == NOT_SCORED, 0.0)
+    if not with_count:
+        return normalizer, picked, picked.new_zeros(())
+    if cut is not None:
+        predicted = _first_of_ranks(predicted, (largest == top).squeeze(1), cut)
+    return normalizer, picked, (predicted == targets).sum()
 
 
 def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
     """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
-    logits = x @ weight.t()
-    if head.bias is not None:
-        logits[:, : head.num_real] += head.bias.to(logits.dtype)
-    logits[:, head.num_real :] = -torch.inf
+    logits = _logits(x, weight, head)
     if head.cut is None:
         return torch.log_softmax(logits, -1, dtype=torch.float32)
     logits = logits.float()
     logits -= head.cut.largest(logits.amax(1, keepdim=True))
     logits -= head.cut.sum(logits.exp().sum(1, keepdim=True)).log_()
     return logits
+
+
+def _logits(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
+    """Return the logits in the dtype of ``x``; those of padding are minus infinity."""
+    logits = x @ weight.t()
+    if head.bias is not None:
+        logits[:, : head.num_real] += head.bias.to(logits.dtype)
+    logits[:, head.num_real :] = -torch.inf
+    return logits
+
+
+def _logits_gradient(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
+    """Return softmax − onehot, zero in rows without a target, in place."""
+    columns, is_own = _own_columns(log_probabilities, targets, head)
+    exact = log_probabilities.exp_()
+    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+    exact[targets == NOT_SCORED] = 0.0
+    return exact
 
 
 def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
@@ -209,10 +340,13 @@ def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Ten
     predicted = _first_largest(log_probabilities)
     if head.cut is not None:
         own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
-        is_best = own == head.cut.largest(own.clone())
-        # the first token of equals: the smallest one, as a maximum
-        predicted = -head.cut.largest((-predicted - head.first).masked_fill(~is_best, -(1 << 62)))
+        predicted = _first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
     return (predicted == targets).sum()
+
+
+def _first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:
+    """Return the smallest of the ranks' tokens that are best, as a maximum."""
+    return -cut.largest((-tokens).masked_fill(~is_best, -(1 << 62)))
 
 
 def _first_largest(x_CV: Tensor) -> Tensor:
