@@ -34,6 +34,11 @@ from hornbook.errors import RecipeError
             "loss_scale and loss_scale_by_step exclude each other; keep one",
         ),
         (
+            ["--precision.loss-scale-by-step=0=1", "--precision.loss-scaling=dynamic"],
+            'precision.loss_scale_by_step = ["0=1"] (command line), precision.loss_scaling = "dynamic" (command line): '
+            'loss_scale_by_step is a static loss scale; remove it, or set loss_scaling = "static"',
+        ),
+        (
             ["--schedule.warmup-steps=10", "--schedule.warmup-fraction=.1"],
             "schedule.warmup_steps = 10 (command line), schedule.warmup_fraction = 0.1 (command line): "
             "warmup_steps and warmup_fraction exclude each other; keep one",

@@ -82,9 +82,9 @@ def mended(recipe, draw):
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
-    nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))
+    nested["precision"] |= draw(st.sampled_from([{"loss_scale": None}, {"loss_scale_by_step": ()}]))
     if nested["precision"]["loss_scale_by_step"]:
-        nested["precision"]["loss_scale_by_step"] = ("0=128", "7=64")
+        nested["precision"] |= {"loss_scale_by_step": ("0=128", "7=64"), "loss_scaling": "static"}
     nested["parallel"] |= draw(st.sampled_from([{"data_parallel": "hybrid", "shard_size": 2}, {"shard_size": None}]))
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"

@@ -9,6 +9,7 @@ from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_ste
 
 from hornbook.config import AdamWConfig, LambConfig
 from hornbook.engine.home import InMemory
+from hornbook.engine.loss_scale import StaticScale
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.optim.slots import Slot
@@ -46,7 +47,7 @@ def cut_state(update) -> TrainState:
 @pytest.mark.parametrize(("scope", "scale"), [("global", 1.0), ("per_tensor", 1.0), ("global", 128.0)])
 def test_a_home_of_several_parts_trains_the_same_weights(config, scope, scale):
     update = build_update(config)
-    options = {"update": update, "clip_norm": 0.1, "clip_scope": scope, "loss_scale": lambda count: scale}
+    options = {"update": update, "clip_norm": 0.1, "clip_scope": scope, "loss_scale": StaticScale({0: scale})}
     whole = TrainState.fresh(tiny_model(7, residual_dropout=0.1), update)
     cut = cut_state(update)
     for state in (whole, cut):

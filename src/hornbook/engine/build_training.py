@@ -53,7 +53,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
+        loss_scale=build_loss_scale(recipe.precision, model, world),
         world=world,
         executor=pipeline or resident,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
-from hornbook.engine.loss_scale import Scaled
+from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
@@ -61,8 +61,8 @@ class StepConfig:
     forward: Forward = forward_resident
     """What validation, tasks and samples look at the model through; it goes with the executor."""
     clip_scope: ClipScope = "global"
-    loss_scale: Callable[[int], float] = lambda update: 1.0
-    """From the number of the update, from 0, to the factor of its loss."""
+    loss_scale: LossScale | None = None
+    """None: 1 throughout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,7 @@ class StepResult:
     padding: float
     """Share of the places of the global batch that hold padding."""
     skipped: bool
+    loss_scale: float = 1.0
 
 
 def train_step(
@@ -98,18 +99,24 @@ def train_step(
     dropped: after ``state.home.drop_gradients()`` the state is that before the step.
 
     A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
-    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
+    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global. A norm
+    that is not finite under a loss scale that moves lowers the scale; as long as it can be lowered, such steps are not
+    counted in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     counts, size = global_counts(micro_batches, objective, ranks)
-    scale = config.loss_scale(progress.num_updates)
+    scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
     sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
     terms = means(sums, counts)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
-    skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
+    is_loss_finite = all(math.isfinite(number) for number in terms.values() if number is not None)
+    skipped = not (is_loss_finite and math.isfinite(norm))
+    is_mended = False
+    if config.loss_scale and is_loss_finite:
+        is_mended = config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     if not skipped:
         count = progress.inherited_updates + progress.num_updates + 1
@@ -124,7 +131,8 @@ def train_step(
     progress.tokens += size.tokens
     progress.num_updates += not skipped
     progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+    if not is_mended:
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
     return StepResult(
         loss=loss_of(terms, objective.weights),
         terms=terms,
@@ -135,6 +143,7 @@ def train_step(
         num_tokens=size.tokens,
         padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
+        loss_scale=scale,
     )
 
 
