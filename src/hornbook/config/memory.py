@@ -33,6 +33,9 @@ class MemoryConfig:
     offload_activations: bool = option(
         False, help="keep the activations of layers in the host's memory until the backward pass; for a GPU"
     )
+    offload_optimizer: bool = option(
+        False, help="keep the optimizer state in the host's memory between updates; for a GPU"
+    )
     vocabulary_chunks: int = option(
         1,
         help="parts of the vocabulary that the head takes in turn, for fewer logits at a time; 1: all at once",

@@ -70,6 +70,10 @@ class PrecisionConfig:
         dtype: Dtype = getattr(self, _MOMENTS[name]) if name in _MOMENTS else "fp32"
         return dtype
 
+    def stored_name(self, name: str) -> str:
+        """Return the name under which an optimizer state is stored: in fp16 a mean of squares is stored as its root."""
+        return "exp_avg_rms" if name == "exp_avg_sq" and self.second_moment == "fp16" else name
+
     def bytes_per_parameter(self, states: Iterable[str]) -> int:
         """Return the bytes of a weight, its gradient, and its optimizer ``states``."""
         stored = [self.weights, self.gradients, *map(self.dtype_of_state, states)]

@@ -8,6 +8,7 @@ import torch
 from hornbook.config import Recipe
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.loss_scale import build_loss_scale
+from hornbook.engine.narrow_home import home_of, store_weights
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
@@ -17,7 +18,7 @@ from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
-from hornbook.parallel.device import compute_dtype
+from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 
 _ZERO_BUBBLE_SINCE = (2, 13)
@@ -40,6 +41,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     is_pipelined = world.pipeline.size > 1
+    if recipe.precision.weights != "fp32":
+        store_weights(model, DTYPES[recipe.precision.weights])
     make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
     pipeline = parallelize(model, world, recipe.memory, make_pipeline)
     model.allocate(world.device, pipeline.stages if pipeline else None)
@@ -58,7 +61,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         executor=pipeline or resident,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
-    return TrainState.fresh(model, update, world), config
+    return TrainState(model=model, home=home_of(model, update, recipe, world)), config
 
 
 def refuse_layout(recipe: Recipe, world: World) -> None:
@@ -69,6 +72,12 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
     """
     parallel = recipe.parallel
     parallel.sizes(world.size)  # a benchmark has a world of one process
+    precision = recipe.precision
+    if world.is_sharded and precision.gradients != precision.weights:
+        raise UserError(
+            f"shards add up gradients in the dtype of the weights: set precision.gradients to {precision.weights}, or "
+            'parallel.data_parallel to "replicate"'
+        )
     needing: list[tuple[str, object, object]] = []
     if world.is_sharded:
         needing.append(("data_parallel", parallel.data_parallel, "replicate"))
@@ -89,11 +98,12 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
 
 def refuse_offload(recipe: Recipe, device: torch.device) -> None:
     """Raise UserError if something is to lie in the host's memory that is there anyway."""
-    if recipe.memory.offload_activations and device.type != "cuda":
-        raise UserError(
-            f"memory.offload_activations moves activations from a GPU to the host's memory, and this run computes on "
-            f"{device.type}: remove it, or choose --device cuda"
-        )
+    for option in ("offload_activations", "offload_optimizer"):
+        if getattr(recipe.memory, option) and device.type != "cuda":
+            raise UserError(
+                f"memory.{option} moves tensors from a GPU to the host's memory, and this run computes on "
+                f"{device.type}: remove it, or choose --device cuda"
+            )
 
 
 def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeline:

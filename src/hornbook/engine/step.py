@@ -121,7 +121,7 @@ def train_step(
     if not skipped:
         count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():
-            with home.slots(part) as slots:
+            with home.slots(part, count) as slots:
                 holders = [slot.holders for slot in slots]
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)

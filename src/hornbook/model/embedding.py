@@ -82,14 +82,14 @@ class Embedding(nn.Module):
         """
         x_BTD = look_up(tokens_BT, self.tokens)
         if self.positions is not None:
-            x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions)
+            x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions.float())
         elif self.position_kind == "sinusoidal":
             x_BTD = x_BTD + sinusoidal(positions_BT, x_BTD.shape[-1])
         if self.segments is not None:
             if segments_BT is None or len(self.segments) == 1:
-                x_BTD = x_BTD + self.segments[0]
+                x_BTD = x_BTD + self.segments[0].float()
             else:
-                x_BTD = x_BTD + functional.embedding(segments_BT, self.segments)
+                x_BTD = x_BTD + functional.embedding(segments_BT, self.segments.float())
         x_BTD = x_BTD.to(self.compute_dtype)
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result

@@ -68,10 +68,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the rows of a table at ``indices``, ``[..., D]``; its rows may be cut over ranks."""
+    """Return the rows of a table at ``indices``, fp32 ``[..., D]``; its rows may be cut over ranks.
+
+    A narrower table is looked up in fp32, so that the gradients of a row add up in fp32.
+    """
     if (cut := cut_of(table_VD)) is not None:
         return cut_rows(indices, table_VD, cut)
-    return functional.embedding(indices, table_VD)
+    return functional.embedding(indices, table_VD.float())
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
-from hornbook.parallel.device import choose_device, prepare, synchronize
+from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks
 from hornbook.parallel.one_voice import told_once
 from hornbook.parallel.world import World
@@ -189,7 +189,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
-        "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "device": f"{_device(run)}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
