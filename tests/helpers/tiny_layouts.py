@@ -37,6 +37,9 @@ MODELS = {
     "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",
     "deep bert unpadded": "bert-tiny data.layout=unpadded model.num_layers=6",
     "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=6",
+    "gpt in bf16": "gpt2-small precision.weights=bf16 precision.gradients=bf16 precision.first_moment=bf16 "
+    "precision.second_moment=bf16",
+    "gpt with fp32 gradients": "gpt2-small precision.weights=bf16 precision.second_moment=fp16",
     "gpt of 300 tokens": "gpt2-small model.vocab_size=300",
     "bert of 300 tokens": "bert-tiny data.layout=padded model.vocab_size=300",
     "roberta": "roberta-base-wikitext2 data.layout=unpadded",

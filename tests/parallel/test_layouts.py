@@ -31,10 +31,14 @@ TWO = {
         ("gpt", "adamw", "shard 2, recomputed"),
         ("groupbert", "lamb", "tensor 2, recomputed"),
         ("bert of 300 tokens", "adamw", "tensor 2, chunked"),
+        ("gpt in bf16", "adamw", "shard 2"),
+        ("gpt with fp32 gradients", "adamw", "data 2"),
+        ("gpt with fp32 gradients", "adamw", "tensor 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2"],
     "labelled": [("classification", "tensor 2"), ("span", "shard 2")],
 }
+NARROW = ("gpt in bf16", "gpt with fp32 gradients")
 FOUR = {
     "cases": [
         ("gpt", "lamb", "hybrid 2x2"),
@@ -73,18 +77,22 @@ def ranks(request, tmp_path_factory):
 
 @WORLDS
 def test_a_layout_begins_and_learns_as_one_process(ranks):
-    """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6."""
+    """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6.
+
+    In bf16 gradients are rounded where ranks add them up, and a weight may round to its other neighbor.
+    """
     folder, plan = ranks
     for number, (model, optimizer, _) in enumerate(plan["cases"]):
         found, expected = torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer)
+        in_gradients, in_losses = (5e-3, 1e-3) if model in NARROW else (1e-6, 1e-6)
         assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
         assert found["gradients"].keys() == expected.gradients.keys()
         norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
         for name, gradient in expected.gradients.items():
-            assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
-        assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
-        assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
-        assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
+            assert (gradient.double() - found["gradients"][name].double()).norm() < in_gradients * norm, name
+        assert found["losses"] == pytest.approx(expected.losses, rel=in_losses)
+        assert found["norms"] == pytest.approx(expected.norms, rel=in_losses)
+        assert found["terms"] == [pytest.approx(terms, rel=in_losses) for terms in expected.terms]
 
 
 @WORLDS

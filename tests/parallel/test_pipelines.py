@@ -28,6 +28,8 @@ TWO = {
         ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
         ("deep gpt", "adamw", "zero-bubble 2, recomputed"),
+        ("gpt in bf16", "adamw", "1f1b 2"),
+        ("gpt with fp32 gradients", "lamb", "gpipe 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
     ],
     "chain": ["data 2", "1f1b 2", "interleaved 2"],

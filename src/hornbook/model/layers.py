@@ -1,6 +1,6 @@
 """The layers of all models: a linear map, a layer norm and dropout; `hornbook.ops.layers` computes them.
 
-Parameters are fp32 and stay so: they are the master weights. The *activations* carry the compute dtype, chosen once
+Parameters are fp32, unless ``precision.weights`` says otherwise. The *activations* carry the compute dtype, chosen once
 by the embedding, and every layer casts its weights to the dtype of its input::
 
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32

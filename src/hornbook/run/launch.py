@@ -15,7 +15,7 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
-from hornbook.exchange.restore import read_source, refuse_mismatch
+from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks
@@ -267,6 +267,7 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     own = state.home.tensors()
     contents = upgrade(checkpoint.load(path, verified=True), own)
     refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
+    refuse_other_dtypes(own, contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
     state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
     if state.progress.step != step:
