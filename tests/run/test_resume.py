@@ -274,9 +274,7 @@ def test_stored_dtypes_are_verified(tmp_path):
     tiny_runs.run_tiny(tmp_path)
     identity = tmp_path / "run" / "run.json"
     identity.write_text(identity.read_text().replace('"weights": "fp32"', '"weights": "bf16"'))
-    with pytest.raises(
-        CheckpointError, match=r"model embedding.tokens is stored as F32, and .* \[precision\] has BF16"
-    ):
+    with pytest.raises(CheckpointError, match=r"embedding.tokens is stored as F32, and .* \[precision\] has BF16"):
         tiny_runs.run_tiny(tmp_path, "--precision.weights=bf16")
 
 
