@@ -38,8 +38,9 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     refuse_layout(recipe, world)
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
-    is_pipelined = world.pipeline.size > 1
-    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    pipeline, is_pipelined = None, world.pipeline.size > 1
+    if is_pipelined or world.holders.size > 1:
+        pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]

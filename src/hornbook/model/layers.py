@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.initialize import Draw
-from hornbook.ops.layers import affine_dtype, cast_for_few_rows, dropout, layer_norm, linear, look_up, sinusoidal
+from hornbook.ops.layers import affine_dtype, cast_for_few_rows, dropout, layer_norm, linear, sinusoidal
+from hornbook.ops.tensor_parallel import cut_rows
+from hornbook.parallel.cuts import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
 
@@ -178,7 +180,8 @@ class Embedding(nn.Module):
             keys_BT: int64, the dropout keys.
             segments_BT: int64; None: all tokens are of segment 0.
         """
-        x_BTD = look_up(tokens_BT, self.tokens)
+        tokens = self.tokens
+        x_BTD = cut_rows(tokens_BT, tokens) if is_cut(tokens) else functional.embedding(tokens_BT, tokens)
         if self.positions is not None:
             x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions)
         elif self.position_kind == "sinusoidal":

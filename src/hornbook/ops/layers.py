@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.tensor_parallel import cut_linear, cut_rows
+from hornbook.ops.tensor_parallel import cut_linear
 from hornbook.parallel.cuts import is_cut, local
 
 
@@ -65,13 +65,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the rows of a table at ``indices``, ``[..., D]``; its rows may be cut over ranks."""
-    if is_cut(table_VD):
-        return cut_rows(indices, table_VD)
-    return functional.embedding(indices, table_VD)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
