@@ -190,8 +190,8 @@ class World:
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
-        store = open_store()
-        meet(store, recipe or {})
+        store = open_store(rank, size)
+        meet(store, rank, size, recipe or {})
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -18,8 +18,7 @@ from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device, prepare, synchronize
-from hornbook.parallel.launched import num_ranks
-from hornbook.parallel.one_voice import told_once
+from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done

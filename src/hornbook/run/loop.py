@@ -15,8 +15,8 @@ from typing import Any
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
+from hornbook.parallel.launched import Received, listen
 from hornbook.run.scheduled_tasks import measure_tasks
-from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
