@@ -11,7 +11,7 @@ import torch
 import hornbook.checkpoint as checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe_files import run_of
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training, num_steps
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
@@ -37,7 +37,6 @@ from hornbook.run.utilization import measure_utilization
 from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
-from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage import lock_folder
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
