@@ -38,6 +38,7 @@ from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
+from hornbook.storage.system import require_space
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end
@@ -139,7 +140,7 @@ def open_run(
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
-            checkpoint.require_space(output, 2 * state.num_bytes)
+            require_space(output, 2 * state.num_bytes)
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -256,7 +257,8 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     Raises:
         CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
     """
-    step = _newest_sound(folder.checkpoints, world, console)
+    has_begun = world.from_first(world.is_first and folder.has_begun)
+    step = _newest_sound(folder.checkpoints, world, console) if has_begun else None
     if not step:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)
