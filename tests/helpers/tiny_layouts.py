@@ -16,7 +16,6 @@ from hornbook.config import Recipe, load_recipe
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
-from hornbook.measure import verification
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
@@ -132,10 +131,20 @@ def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]
 
 def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     """Train ``recipe`` on ``world``."""
-    state, _, _ = begin(recipe, world)
+    gradients = {}
+
+    def executor(state, *given):
+        sums = config.executor(state, *given)
+        if state.progress.step == 0:
+            own = state.model.own_parameters()
+            own_gradients = {name: whole(value.grad) for name, value in own if value.grad is not None}
+            gradients.update(of_all_stages(own_gradients, world))
+        return sums
+
+    state, config, loader = begin(recipe, world)
     held = [(name, value) for name, value in state.model.own_parameters() if not value.is_meta]
     initial = of_all_stages({name: state.model.logical(name, whole(value)) for name, value in held}, world)
-    gradients, results = verification.train(recipe, world, steps)
+    results = [train_step(state, next(loader), replace(config, executor=executor)) for _ in range(steps)]
     assert min(result.gradient_norm for result in results) > recipe.optimizer.clip_norm
     return Trained(
         initial=initial,

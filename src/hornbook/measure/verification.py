@@ -22,7 +22,7 @@ from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.pipeline import PipelineSchedule
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepResult, train_step
+from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.objective import Objective
 from hornbook.parallel.world import World
@@ -165,32 +165,28 @@ def verify_topology(recipe: Recipe, world: World, *, num_steps: int) -> list[Dif
     """
     recipe = shrunk(recipe, num_steps)
     alone = replace(recipe, parallel=ParallelConfig())
-    reference = train(alone, World(device=world.device), num_steps) if world.is_first else None
+    reference = _train(alone, World(device=world.device), num_steps) if world.is_first else None
     world.barrier()
     differences = []
     for name, parallel in layouts_of(recipe, world.size).items():
-        trained = train(replace(recipe, parallel=parallel), world.laid_out(parallel), num_steps)
+        gradients, losses = _train(replace(recipe, parallel=parallel), world.laid_out(parallel), num_steps)
         if reference is not None:
-            differences.append(_difference(name, reference, trained))
+            differences.append(_difference(name, reference, (gradients, losses)))
     return differences
 
 
 def _difference(
-    name: str, reference: tuple[dict[str, Tensor], list[StepResult]], other: tuple[dict[str, Tensor], list[StepResult]]
+    name: str, reference: tuple[dict[str, Tensor], list[float]], other: tuple[dict[str, Tensor], list[float]]
 ) -> Difference:
-    (gradients, results), (theirs, their_results) = reference, other
+    (gradients, losses), (theirs, their_losses) = reference, other
     total = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
     off = math.sqrt(sum(float((theirs[key].double() - gradients[key]).square().sum()) for key in gradients))
-    losses = [[math.nan if step.loss is None else step.loss for step in each] for each in (results, their_results)]
-    largest = max(abs(b - a) / abs(a) for a, b in zip(*losses, strict=True))
+    largest = max(abs(b - a) / abs(a) for a, b in zip(losses, their_losses, strict=True))
     return Difference(layout=name, gradients=off / total, losses=largest)
 
 
-def train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[StepResult]]:
-    """Return the gradients of the first step, whole and in the host's memory, and the result of each step.
-
-    All ranks call this together and get the same.
-    """
+def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Return the whole gradients of the first step, without padding, and the losses."""
     recipe, sources = open_data(recipe, RunFolder(path=Path()), None)
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     state, config = build_training(recipe, num_steps, world)
@@ -207,7 +203,7 @@ def train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tenso
         sums = config.executor(state, micro_batches, objective, counts, begin)
         if state.progress.step == 0:
             own = {
-                name: _whole(parameter.grad).cpu().clone()
+                name: state.model.logical(name, _whole(parameter.grad)).cpu().clone()
                 for name, parameter in state.model.own_parameters()
                 if parameter.grad is not None
             }
@@ -226,7 +222,7 @@ def train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tenso
     ) as loader:
         observed = replace(config, executor=executor)
         results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
-    return gradients, results
+    return gradients, [float("nan") if result.loss is None else result.loss for result in results]
 
 
 def _whole(tensor: Tensor) -> Tensor:
