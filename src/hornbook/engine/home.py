@@ -73,6 +73,7 @@ class Held(NamedTuple):
     parameter: Tensor
     role: Role
     num_parts: int
+    holders: Holders | None
 
 
 class InMemory:
@@ -92,7 +93,13 @@ class InMemory:
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
         self._gradient_dtype = torch.float32
         self._held = [
-            Held(name, parameter, role_of(name, parameter), num_parts_of(name))
+            Held(
+                name,
+                parameter,
+                role_of(name, parameter),
+                num_parts_of(name),
+                None if world.mesh is None else Holders(world.holders, world.num_copies(cut_axes(parameter))),
+            )
             for name, parameter in model.own_parameters()
             if not parameter.is_meta
         ]
@@ -145,7 +152,7 @@ class InMemory:
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
         trained = self._trained(part)
-        norms = norms_of(list(map(self._gradient, trained)), [self._holders(held.parameter) for held in trained])
+        norms = norms_of(list(map(self._gradient, trained)), [held.holders for held in trained])
         if self._world.pipeline.size == 1:
             return norms
         everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
@@ -203,13 +210,8 @@ class InMemory:
             state={key: tensor.view(shape) for key, tensor in state.items()},
             role=held.role,
             num_parts=held.num_parts,
-            holders=self._holders(held.parameter),
+            holders=held.holders,
         )
-
-    def _holders(self, parameter: Tensor) -> Holders | None:
-        if self._world.mesh is None:
-            return None
-        return Holders(self._world.holders, self._world.num_copies(cut_axes(parameter)))
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

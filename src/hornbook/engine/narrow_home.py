@@ -107,7 +107,7 @@ class NarrowHome(InMemory):
         """See ``Home``."""
         order, held = self._parts[part], self._trained(part)
         gradients = [self._gradient(member) for member in held]
-        norms = norms_of(gradients, [self._holders(member.parameter) for member in held]) if held else None
+        norms = norms_of(gradients, [member.holders for member in held]) if held else None
         if self._world.pipeline.size == 1:
             return torch.zeros(0, device=self._world.device) if norms is None else norms
         everywhere = torch.zeros(len(order), device=self._world.device)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.tensor_parallel import enter
-from hornbook.parallel.cuts import Cut, cut_of, local
+from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
@@ -50,10 +50,9 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "_Head":
-        cut = cut_of(weight_VD)
-        if cut is None:
+        if not is_cut(weight_VD):
             return cls(weight_VD, bias_V, vocab_size)
-        weight = local(weight_VD)
+        cut, weight = cut_of(weight_VD), local(weight_VD)
         first = cut.rank * len(weight)
         num_real = min(max(vocab_size - first, 0), len(weight))
         bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
@@ -91,10 +90,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
             log_probabilities = _log_probabilities(x, compute_weight, head)
-            total -= _gather(log_probabilities, targets, head).sum()
+            picked, columns, is_own = _gather(log_probabilities, targets, head)
+            total -= picked.sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets, head)
-            exact = _logits_gradient(log_probabilities, targets, head)
+            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+            exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
             torch.mm(gradient, compute_weight, out=x_gradient[rows])
             weight_gradient += gradient.t() @ x
@@ -102,11 +104,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 bias_gradient += exact[:, : head.num_real].sum(0)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
+        ctx.cut = head.cut
         return total, num_correct
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(gradients[0], *ctx.saved_tensors), *[None] * 3
+        return *_scaled(gradients[0], ctx.cut, *ctx.saved_tensors), *[None] * 3
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -137,7 +140,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             of_x = torch.zeros_like(x, dtype=torch.float32)
             for part in parts:
                 compute_weight, first = part.weight.to(x.dtype), part.first - head.first
-                exact = _logits_gradient(_logits(x, compute_weight, part).float().sub_(normalizer), targets, part)
+                scores = _logits(x, compute_weight, part).float().sub_(normalizer)
+                columns, is_own = _own_columns(scores, targets, part)
+                exact = scores.exp_()
+                exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+                exact[targets == NOT_SCORED] = 0.0
                 gradient = exact.to(x.dtype)
                 of_x += gradient @ compute_weight
                 weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
@@ -146,18 +153,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             x_gradient[rows] = of_x
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
+        ctx.cut = head.cut
         return total, num_correct
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(gradients[0], *ctx.saved_tensors), *[None] * 4
+        return *_scaled(gradients[0], ctx.cut, *ctx.saved_tensors), *[None] * 4
 
 
 def _scaled(
-    scale: Tensor, x_gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor | None
+    scale: Tensor, cut: Cut | None, x_gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
     scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+    if cut is not None:
+        scaled = cut.sum(scaled)  # each rank has that of its columns
     return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale
 
 
@@ -219,11 +229,11 @@ def token_losses(
 
 def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None) -> Tensor:
     """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if cut."""
-    if (cut := cut_of(weight_VD)) is None:
+    if not is_cut(weight_VD):
         bias = None if bias_V is None else bias_V.to(x.dtype)
         return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     own = functional.linear(x, local(weight_VD).to(x.dtype))
-    logits = cut.side_by_side(own)[..., :vocab_size]
+    logits = cut_of(weight_VD).side_by_side(own)[..., :vocab_size]
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
@@ -231,7 +241,6 @@ def _differentiable(
     x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool, chunks: int
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses, with a gradient, and the number of right predictions, zero if not asked for."""
-    x_ND = x_ND if head.cut is None else enter(x_ND, head.cut)
     arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count)
     if chunks > 1:
         total, num_correct = _ChunkedCrossEntropy.apply(*arguments, chunks)  # type: ignore[no-untyped-call]
@@ -253,7 +262,7 @@ def _scores(
             _, picked, right = _summary(x, targets, parts, with_count=with_count)
         else:
             scores = _log_probabilities(x, compute_weight, head)
-            picked = _gather(scores, targets, head)
+            picked = _gather(scores, targets, head)[0]
             right = _num_correct(scores, targets, head) if with_count else picked.new_zeros(())
         yield rows, picked, right
 
@@ -312,26 +321,20 @@ def _logits(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
     return logits
 
 
-def _logits_gradient(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
-    """Return softmax − onehot, zero in rows without a target, in place."""
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    exact = log_probabilities.exp_()
-    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-    exact[targets == NOT_SCORED] = 0.0
-    return exact
+def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of each target, zero where there is none, and where it was found.
 
-
-def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
-    """Return the log-probability of each target, zero where there is none."""
+    That is the target's column, any one where this rank has none, and whether this rank has one.
+    """
     columns, is_own = _own_columns(log_probabilities, targets, head)
     picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
-    return picked if head.cut is None else head.cut.sum(picked)
+    return picked if head.cut is None else head.cut.sum(picked), columns, is_own
 
 
-def _own_columns(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where there is none on this rank, and where there is one."""
+def _own_columns(scores: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
     columns = targets - head.first
-    is_own = (columns >= 0) & (columns < log_probabilities.shape[1])
+    is_own = (columns >= 0) & (columns < scores.shape[1])
     return columns.masked_fill(~is_own, 0), is_own
 
 
