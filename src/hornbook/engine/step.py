@@ -99,8 +99,8 @@ def train_step(
     dropped: after ``state.home.drop_gradients()`` the state is that before the step.
 
     A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
-    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global. Steps that
-    a smaller loss scale mends are not counted in ``skipped_in_a_row``.
+    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global. Steps
+    that a smaller loss scale mends are not counted in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     counted = [objective.counts(batch) for batch in micro_batches]
