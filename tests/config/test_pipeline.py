@@ -65,7 +65,7 @@ def test_pipelines_that_a_model_does_not_have_are_refused(words, message):
         load_recipe("gpt2-small", words, require_data=False)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("num_micro_batches", [24, 48, 240, 264, 4096 * 3])
 def test_rounds_are_bounded_and_large_enough(schedule, num_ranks, num_micro_batches):

@@ -39,6 +39,9 @@ MODELS = {
     "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=6",
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
+    "bert unpadded": "bert-tiny data.layout=unpadded",
+    "bert odd": "bert-tiny data.layout=padded data.sequence_length=15",
+    "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
 }
 OPTIMIZERS = {
@@ -54,12 +57,27 @@ LAYOUTS = {
     "hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2",
     "tensor 2": "parallel.tensor_parallel=2",
     "tensor 4": "parallel.tensor_parallel=4",
+    "sequence 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true",
+    "sequence 4": "parallel.tensor_parallel=4 parallel.sequence_parallel=true",
+    "sequence 2 x shard 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true parallel.data_parallel=shard",
+    "1f1b 2 x sequence 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true parallel.pipeline_parallel=2",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
     "gpipe 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=gpipe",
     "1f1b 2": "parallel.pipeline_parallel=2",
     "1f1b 2, listed": "parallel.pipeline_parallel=2 parallel.layers_per_stage=0,6",
     "interleaved 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=interleaved",
     "zero-bubble 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble",
+    "v-shaped 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped",
+    "v-shaped 2, listed": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.layers_per_stage=0,3,3,0",
+    "v-shaped 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=v-shaped",
+    "v-shaped 2 x shard 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.data_parallel=shard",
+    "v-shaped 2 x sequence 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.tensor_parallel=2 parallel.sequence_parallel=true",
+    "1f1b 2 x hybrid 2x2": "parallel.pipeline_parallel=2 parallel.data_parallel=hybrid parallel.shard_size=2",
+    "v-shaped 2 x hybrid 2x2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.data_parallel=hybrid parallel.shard_size=2",
     "1f1b 2 x data 2": "parallel.pipeline_parallel=2",
     "1f1b 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard",
     "interleaved 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "

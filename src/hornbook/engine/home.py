@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Shard
+from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
@@ -116,6 +117,9 @@ class InMemory:
         gradients are sums already.
         """
         self.model.fold_tied_gradients()
+        if self._world.sequence.size > 1:
+            sliced = [parameter.grad for name, parameter, *_ in self._parameters if sees_slice(name)]
+            self._world.sequence.sum_gradients([local(gradient) for gradient in sliced if gradient is not None])
         ranks = self._world.data
         if ranks.size == 1 or self._world.is_sharded:
             return
