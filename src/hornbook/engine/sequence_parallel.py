@@ -9,7 +9,7 @@
 The layers themselves gather the tokens and scatter the sums (`hornbook.ops.tensor_parallel`). The hooks here tell them
 the number of tokens, and cut what else comes with a token: positions, segments, and the keys of residual dropout, so
 that the same elements are dropped. GroupBERT's convolution sees neighbors, so it takes all tokens and passes on its
-rank's slice of the result. The head takes all tokens as well: it picks some of them, and its ranks share the vocabulary.
+rank's slice of the result. The head takes all tokens: it picks some of them, and its ranks share the vocabulary.
 
 Norms, biases and tables of positions see a slice, so their gradients are added up over the ranks
 (`hornbook.config.parallel.sees_slice`).
