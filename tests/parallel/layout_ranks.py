@@ -27,8 +27,8 @@ def main(
 ) -> None:
     """Make the trainings ``cases``, each (model, optimizer, layout), then a run that goes along a chain of layouts.
 
-    It has ``more`` options. Fine-tunings follow, each (head, layout), then pipelines of so many micro-batches a step, and
-    layouts of which we want to know what layers keep.
+    It has ``more`` options. Fine-tunings follow, each (head, layout), pipelines of so many micro-batches a step, and
+    layouts of which the tensors that layers keep are counted.
     """
     world = World.join(torch.device("cpu"))
     for number, case in enumerate(cases):

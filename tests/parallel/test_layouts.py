@@ -30,7 +30,7 @@ TWO = {
         ("groupbert", "lamb", "tensor 2"),
         ("gpt odd", "lamb", "sequence 2"),
         ("bert unpadded", "adamw", "sequence 2"),
-        ("groupbert", "adamw", "sequence 2"),
+        ("groupbert", "lamb", "sequence 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2", "sequence 2"],
     "labelled": [("classification", "sequence 2"), ("span", "shard 2")],
