@@ -28,7 +28,7 @@ TWO = {
         ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
-        ("gpt in rounds", "adamw", "v-shaped 2"),
+        ("deep gpt", "lamb", "v-shaped 2"),
         ("deep bert packed", "adamw", "v-shaped 2, listed"),
     ],
     "chain": ["data 2", "1f1b 2", "interleaved 2", "v-shaped 2"],
