@@ -167,7 +167,7 @@ def test_two_lengths_on_the_command_line(recipe):
         (
             "--schedule.name=cosin",
             'schedule.name = cosin (command line): no such choice, expected one of "constant", "linear", "cosine", '
-            '"polynomial", "natural_exponential", "by_step"; did you mean "cosine"?',
+            '"warmup_stable_decay", "polynomial", "natural_exponential", "by_step"; did you mean "cosine"?',
         ),
         (
             "--model.activation=tanh",
