@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Shard
+from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
@@ -119,9 +120,16 @@ class InMemory:
 
         An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
         zero then, so a parameter has a gradient if it has one on any rank, as it would in one process. Sharded
-        gradients are sums already.
+        gradients are sums already. With sequence parallelism, what sees the tokens of its rank alone is summed over
+        those ranks, too.
         """
         self.model.fold_tied_gradients()
+        self._sum_over_data()
+        if self._world.sequence.size > 1:
+            sliced = [parameter.grad for name, parameter, *_ in self._parameters if sees_slice(name)]
+            self._world.sequence.sum_gradients([local(gradient) for gradient in sliced if gradient is not None])
+
+    def _sum_over_data(self) -> None:
         ranks = self._world.data
         if ranks.size == 1 or self._world.is_sharded:
             return
