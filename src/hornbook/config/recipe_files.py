@@ -23,7 +23,7 @@ _TRAIN = "to train on it: hornbook train demo --data.train"
 
 def bundled_recipes() -> dict[str, Path]:
     """Return the files of the package's recipes by name, in alphabetical order."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_recipe(reference: str) -> Path:
