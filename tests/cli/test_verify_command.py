@@ -33,6 +33,7 @@ def test_a_recipe_without_data_is_verified_on_random_tokens(tmp_path, monkeypatc
     tiny = ["--model.hidden-size=16", "--model.num-layers=1", "--data.sequence-length=16", "--steps=2", "--threads=1"]
     assert main(["verify", "topology", "demo", *tiny, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["layouts"] == [{"layout": "one rank", "gradients": 0.0, "losses": 0.0}]
+    assert main(["verify", "topology", "bert-base-wikitext2", *tiny, "--model.num-heads=2", "--json"]) == 0
     labels = "--objective.name=classification"
     assert main(["verify", "topology", "bert-tiny", *tiny, "--model.num-heads=2", labels]) == 2
     assert '(without data.train), objective.name = "classification"' in capfd.readouterr().err

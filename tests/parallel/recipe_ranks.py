@@ -16,7 +16,7 @@ from hornbook.parallel.world import World
 SMALL = """
 --model.hidden-size=32 --model.num-heads=8 --model.head-size=4 --model.vocab-size=70 --model.max-positions=16
 --data.synthetic --data.sequence-length=16 --training.global-batch-size=16 --training.micro-batch-size=1
---precision.compute=fp32
+--precision.compute=fp32 --training.steps=3
 """
 """Layers and layout stay."""
 

@@ -86,10 +86,14 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         return recipe
-    random = {("data", "synthetic"): Leaf(value=True, source="without data.train")}
+    random: dict[tuple[str, str], object] = {("data", "synthetic"): True}
     if recipe.model.vocab_size is None:
-        random["model", "vocab_size"] = Leaf(value=4096, source="without data.train")
-    return load_recipe(arguments.recipe, {**arguments.overrides, **random}).recipe
+        random["model", "vocab_size"] = 4096
+    if recipe.training.epochs:
+        random["training", "steps"] = arguments.steps
+    given = {key: leaf for key, leaf in arguments.overrides.items() if key != ("training", "epochs")}
+    said = {key: Leaf(value=value, source="without data.train") for key, value in random.items()}
+    return load_recipe(arguments.recipe, {**given, **said}).recipe
 
 
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
