@@ -34,7 +34,7 @@ def open_store() -> Store:
         HornbookError: nothing answers within ``ARRIVAL``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_elsewhere = launched.launcher_has_store()
     try:
         store = TCPStore(
             address,
@@ -47,7 +47,7 @@ def open_store() -> Store:
         )
     except dist.DistError as error:
         raise HornbookError(
-            f"rank {launched.rank()} cannot reach the other ranks at {address}:{port} within "
+            f"rank {launched.rank()} cannot reach the other ranks at {launched.store_address()} within "
             f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
         ) from error
     return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -1,11 +1,10 @@
 """Errors that come before the ranks have met, printed once although all ranks find them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hornbook.errors import HornbookError, RankError
-from hornbook.parallel.launched import is_rank, num_ranks, rank
+from hornbook.parallel.launched import is_rank, launcher_has_store, num_ranks, rank
 
 
 @contextmanager
@@ -17,7 +16,7 @@ def told_once() -> Iterator[None]:
     try:
         yield
     except HornbookError as error:
-        if not is_rank() or isinstance(error, RankError) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if not is_rank() or isinstance(error, RankError) or not launcher_has_store():
             raise
         from hornbook.parallel.meeting import open_store, tell  # imports torch
 
