@@ -36,7 +36,7 @@ LAYOUTS = {
     "pipeline": ("--parallel.pipeline-parallel=2", "--parallel.layers-per-stage=0,1"),
 }
 WAYS = {"front": (), "behind": ("--checkpoint.background",)}
-EVERY = {("shard", "front"): 2}
+EVERY = {("shard", "front"): 1}
 """Which operations are tried, of those that make, sync, rename or remove a file; every eighth otherwise."""
 
 
@@ -141,6 +141,7 @@ def cases(folder: Path) -> Iterator[dict[str, object]]:
                         "seconds": seconds,
                         "steps": steps,
                         "damaged": damaged,
+                        "weights": weights(base / "whole"),
                         "resumed": resumed,
                         "same": same,
                     }

@@ -1,8 +1,8 @@
 """Make rank 1 of the first start go wrong after step 5: test_watch.py has every rank of a real run import this.
 
 ``HORNBOOK_TEST_LOSE`` says how: it dies (``kill``), stops (``stop``), fails (``fail``), or loses its launcher
-(``orphan``). Where that is rank 0, the store dies with it (``host``) or with its launcher (``node``). Heartbeats are
-faster than usual.
+(``orphan``). Where that is rank 0, the store dies with it (``host``) or with its launcher (``node``). ``wait`` only
+leaves time for others. Heartbeats are faster than usual.
 """
 
 import os
@@ -28,6 +28,9 @@ def lose(how: str) -> None:
         return
     if how == "bug":
         raise ZeroDivisionError("no such number")
+    if how == "wait":
+        time.sleep(15)
+        return
     if how == "node":  # the machine: first the launcher, then the rank itself
         os.kill(os.getppid(), signal.SIGKILL)
     if how in ("host", "node"):

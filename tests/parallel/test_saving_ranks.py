@@ -33,6 +33,9 @@ def test_a_rank_that_dies_anywhere_in_a_save_leaves_checkpoints_that_a_resume_ta
         assert (codes[case["failing"]], codes[1 - case["failing"]]) == (137, 1), case
         assert case["seconds"] < 60 and case["steps"] in ([2], [2, 4]) and not case["damaged"], case
         assert case["resumed"] == [0, 0] and case["same"], case
+    for layout in ("shard", "pipeline"):
+        written = [case["weights"] for case in cases if case["layout"] == layout]
+        assert len(written[0]) == 4 and all(one == written[0] for one in written), "behind the training as in front"
     tried = {(case["layout"], case["way"], case["failing"]) for case in cases}
     assert len(tried) == 8 and len(cases) > 20
     assert {tuple(case["steps"]) for case in cases if case["failing"] == 0} == {(2,), (2, 4)}

@@ -1,9 +1,15 @@
 """A rank that is lost is noticed and named by one line, the others leave, and a restart finishes the run."""
 
+import contextlib
+import fcntl
 import hashlib
+import os
+import pty
+import re
 import socket
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -127,6 +133,35 @@ def test_an_interrupt_reaches_all_ranks_once(tmp_path):
     assert code == 75, stderr
     assert stderr.count("hornbook: stopped by SIGINT; step ") == 1 and not ours(stderr)
     assert run_losing(tmp_path, "processes", "never")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "code"), [("processes", 75), ("torchrun", 1)])
+def test_control_c_on_a_terminal_stops_all_ranks_after_the_same_step(tmp_path, launcher, code):
+    """The terminal interrupts what it started, and that is the launcher alone."""
+    words = prepare(tmp_path, f"'RANK' in os.environ or {launcher == 'processes'}")
+    command = [sys.executable, *LAUNCHERS[launcher](2, 0), *words]
+    ours_end, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, "--processes", "2"] if launcher == "processes" else command,
+        env=environment(tmp_path, HORNBOOK_TEST_LOSE="wait", NO_COLOR="1"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    written, pressed = "", False
+    with contextlib.suppress(OSError):  # the other side is closed
+        while text := os.read(ours_end, 65536).decode(errors="replace"):
+            written += text
+            if not pressed and re.search(r"step 4/8 .*\n", written):
+                os.write(ours_end, b"\x03")
+                pressed = True
+    os.close(ours_end)
+    assert process.wait(timeout=60) == code, written
+    assert pressed and written.count("hornbook: stopped by SIGINT; step ") == 1, written
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert "step-00000003" < names[-1] < "step-00000008"
 
 
 def by_hand(port):
