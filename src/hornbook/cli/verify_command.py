@@ -59,16 +59,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the chosen subcommand on all ranks; the first one prints."""
     from hornbook.config import recipe_to_dict
     from hornbook.parallel import launched
-    from hornbook.parallel.one_voice import told_once
 
-    with told_once():
+    with launched.told_once():
         recipe = _recipe(arguments)
     start_processes(arguments, recipe)
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
 
-    with told_once():
+    with launched.told_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
