@@ -32,16 +32,6 @@ def num_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
 
-def launcher_has_store() -> bool:
-    """Tell whether the store of the ranks lies in the process that started them, and not in rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def store_address() -> str:
-    """Return ``host:port`` of the store of the ranks."""
-    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-
-
 @contextmanager
 def told_once() -> Iterator[None]:
     """Let one rank alone print an error of the block, which comes before the ranks have met.
@@ -51,10 +41,12 @@ def told_once() -> Iterator[None]:
     try:
         yield
     except HornbookError as error:
-        if not is_rank() or isinstance(error, RankError) or not launcher_has_store():
+        if not is_rank() or isinstance(error, RankError):
             raise
-        from hornbook.parallel.meeting import open_store, tell  # imports torch
+        from hornbook.parallel.meeting import launcher_has_store, open_store, tell  # imports torch
 
+        if not launcher_has_store():
+            raise
         line = f"rank {rank()} of {num_ranks()}: {error}"
         raise tell(open_store(rank(), num_ranks()), rank(), line, error.exit_code) from error
 

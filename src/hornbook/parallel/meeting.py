@@ -18,13 +18,22 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hornbook.errors import HornbookError, RankError, UserError
-from hornbook.parallel import launched
 
 ARRIVAL = timedelta(minutes=5)
 """How long ranks wait for the others at the start."""
 LAUNCHER = -1
 """In place of a rank: the process that started them."""
 _TOLD = "told"
+
+
+def launcher_has_store() -> bool:
+    """Tell whether the store of the ranks lies in the process that started them, and not in rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def store_address() -> str:
+    """Return ``host:port`` of the store of the ranks."""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
 def open_store(rank: int, size: int) -> Store:
@@ -34,7 +43,7 @@ def open_store(rank: int, size: int) -> Store:
         HornbookError: nothing answers within ``ARRIVAL``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_elsewhere = launched.launcher_has_store()
+    is_elsewhere = launcher_has_store()
     try:
         store = TCPStore(
             address,
@@ -47,7 +56,7 @@ def open_store(rank: int, size: int) -> Store:
         )
     except dist.DistError as error:
         raise HornbookError(
-            f"rank {rank} cannot reach the other ranks at {launched.store_address()} within "
+            f"rank {rank} cannot reach the other ranks at {store_address()} within "
             f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
         ) from error
     return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

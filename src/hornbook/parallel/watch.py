@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hornbook.errors import HornbookError, RankError
-from hornbook.parallel import launched
-from hornbook.parallel.meeting import named, tell, told
+from hornbook.parallel.meeting import launcher_has_store, named, store_address, tell, told
 
 _BEAT_SECONDS = 1.0
 _WINDOW_SECONDS = 5.0
@@ -101,8 +100,8 @@ class Watch:
 
         The last rank does: it is the one that is most likely on another machine than the store.
         """
-        where = "the launcher" if launched.launcher_has_store() else named([0], self._size)
-        line = f"lost {where} at {launched.store_address()}, where all ranks meet: no answer; {REMEDY}"
+        where = "the launcher" if launcher_has_store() else named([0], self._size)
+        line = f"lost {where} at {store_address()}, where all ranks meet: no answer; {REMEDY}"
         return RankError(line, HornbookError.exit_code, is_told=self._rank < self._size - 1)
 
     def _run(self) -> None:
