@@ -6,18 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout
 from hornbook.ops.layers import look_up, sinusoidal
 
 Positions = Literal["learned", "sinusoidal", "none"]
-
-_ROW_MULTIPLE = 64
-
-
-def padded_rows(vocab_size: int) -> int:
-    """Return the rows of the token table in memory: a multiple of 64, which speeds up matrix products."""
-    return -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class Embedding(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.embedding import padded_rows
+from hornbook.config.shapes import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
