@@ -46,7 +46,8 @@ norms, position tables, GroupBERT's convolution, heads of labeled data.
 The first layer of a pair is split by its outputs and the second by its inputs (Shoeybi et al. 2019, section 3); the
 token table by its rows, query, key and value by heads, and GroupBERT's grouped layer by whole groups.
 """
-_DIVISIBLE: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+KNOWN_MODELS: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+"""Those whose weights ``TENSOR_CUTS`` names and whose ``shapes`` are those of the model."""
 
 
 class Sizes(NamedTuple):
@@ -155,7 +156,7 @@ class ParallelConfig:
         """Yield what of ``model`` tensor parallelism cannot divide; a model of one's own it cannot divide at all."""
         if self.tensor_parallel == 1:
             return
-        if type(model) not in _DIVISIBLE:
+        if type(model) not in KNOWN_MODELS:
             message = "tensor parallelism does not know the weights of this family; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
             return

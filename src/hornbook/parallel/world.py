@@ -262,6 +262,12 @@ class World:
         """Return on how many ranks each condition is true, the same on all of them."""
         return self._everyone.sum_integers(conditions)
 
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the ``values`` of each rank, of all the same number, the same on all ranks."""
+        own = [value if rank == self.rank else 0.0 for rank in range(self.size) for value in values]
+        everywhere = self._everyone.sum_floats(own)
+        return [everywhere[first : first + len(values)] for first in range(0, len(own), len(values))]
+
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
         return self._everyone.sum_integers([condition])[0] > 0
