@@ -22,8 +22,8 @@ from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.communication import Load, bytes_sent
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
-from hornbook.measure.traffic import Traffic, waiting_share
 from hornbook.measure.throughput import Step, Throughput, hornbook_step, synthetic_loader
+from hornbook.measure.traffic import Traffic, waiting_share
 from hornbook.parallel.device import synchronize
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
