@@ -28,7 +28,9 @@ def test_replicas_send_their_gradients_around_a_ring(num_ranks):
 def test_shards_send_weights_twice_and_gradients_once_a_micro_batch():
     """The head has a second table."""
     one = 3 * (NUMBERS + ROWS * 768)  # 3/4 of the numbers, 4 bytes each
-    assert sent(4, 0, "--parallel.data_parallel=shard") == {"all_gather": 2 * 4 * one, "reduce_scatter": 4 * one}
+    shard = "--parallel.data_parallel=shard"
+    assert sent(4, 0, shard) == {"all_gather": 2 * 4 * one, "reduce_scatter": 4 * one}
+    assert sent(4, 0, shard, "--parallel.sum_gradients=step") == {"all_gather": 2 * 4 * one, "reduce_scatter": one}
 
 
 def test_layers_send_activations_in_sixteen_micro_batches():

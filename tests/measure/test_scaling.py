@@ -16,6 +16,7 @@ CASES = {
         ("bert packed", "data 2"),
         ("gpt", "shard 2"),
         ("bert padded", "shard 2"),
+        ("gpt", "shard 2, once"),
         ("gpt", "tensor 2"),
         ("bert packed", "tensor 2"),
         ("groupbert", "tensor 2"),
@@ -25,6 +26,7 @@ CASES = {
     4: [
         ("gpt", "data 4"),
         ("gpt", "hybrid 2x2"),
+        ("gpt", "hybrid 2x2, once"),
         ("bert padded", "tensor 2 x shard 2"),
         ("deep gpt", "1f1b 2 x data 2"),
         ("deep gpt", "1f1b 2 x shard 2"),

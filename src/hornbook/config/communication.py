@@ -9,8 +9,8 @@
 
     replicate n      gradients once a step                        all_reduce
     shard n          weights twice a micro-batch                  all_gather
-                     gradients once a micro-batch                 reduce_scatter
-    hybrid           as shard; then gradients between groups      all_reduce
+                     gradients once a micro-batch, or a step      reduce_scatter
+    hybrid           as shard; gradients between groups once a step  all_reduce
     tensor n         twice a pair of layers and micro-batch: [tokens, D]; embedding and head  all_reduce
     pipeline         [tokens, D] to the next stage, its gradient to the one before            send
 
@@ -129,14 +129,16 @@ class _Part:
         if self.num_stages - 1 in self.own_stages:
             parts.append(self.table)  # the head has a copy
         own = _FP32 * sum(_shard_size(shape, sizes.shard) for shape in parts)
-        passes, gathers = load.num_micro_batches, 2
-        if sizes.pipeline > 1:
+        gathers, cuts, sums = 2 * load.num_micro_batches, load.num_micro_batches, 1
+        if recipe.parallel.sum_gradients == "step":
+            cuts = 1
+        elif sizes.pipeline > 1:
             schedule = recipe.parallel.pipeline_schedule
-            passes, gathers = len(rounds_of(load.num_micro_batches, sizes.pipeline, schedule)), 1
+            gathers = cuts = sums = len(rounds_of(load.num_micro_batches, sizes.pipeline, schedule))
         return {
-            "all_gather": factor("all_gather", sizes.shard) * own * passes * gathers,
-            "reduce_scatter": factor("reduce_scatter", sizes.shard) * own * passes,
-            "all_reduce": factor("all_reduce", sizes.replicate) * own * passes,
+            "all_gather": factor("all_gather", sizes.shard) * own * gathers,
+            "reduce_scatter": factor("reduce_scatter", sizes.shard) * own * cuts,
+            "all_reduce": factor("all_reduce", sizes.replicate) * own * sums,
         }
 
     def layers(self, load: Load) -> dict[str, float]:

@@ -69,6 +69,11 @@ class ParallelConfig:
         "share within groups of shard_size ranks (hybrid)",
     )
     shard_size: int | None = option(None, help="ranks of a group that share one copy of the weights", minimum=2)
+    sum_gradients: Literal["micro_batch", "step"] = option(
+        "micro_batch",
+        help="when sharded ranks sum gradients: after each micro-batch, or once a step, which sends less and keeps "
+        "whole gradients meanwhile, 4 bytes a parameter",
+    )
     tensor_parallel: int = option(
         1, help="ranks that split each layer: vocabulary, attention heads, feed-forward", minimum=1
     )
@@ -93,6 +98,9 @@ class ParallelConfig:
         if (self.data_parallel == "hybrid") != (self.shard_size is not None):
             message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
             problems.append(Problem(("shard_size", "data_parallel"), message))
+        if self.sum_gradients == "step" and (self.data_parallel == "replicate" or self.pipeline_parallel > 1):
+            message = 'sum_gradients = "step" applies only to shard and hybrid without a pipeline; remove it'
+            problems.append(Problem(("sum_gradients", "data_parallel"), message))
         if self.pipeline_parallel > 1:
             problems += self._pipeline_problems()
         elif self.layers_per_stage:

@@ -53,7 +53,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
         world=world,
-        executor=pipeline or resident,
+        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config
