@@ -96,6 +96,9 @@ class TrainingConfig:
     global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
     micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
     seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
+    compile: Literal["none", "blocks"] = option(
+        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
+    )
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

@@ -39,7 +39,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     is_pipelined = world.pipeline.size > 1
-    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+    pipeline = parallelize(model, world, make_pipeline, compiled=recipe.training.compile == "blocks")
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]

@@ -71,7 +71,11 @@ def waiting_share(step: Callable[[], object], device: torch.device) -> float:
             step()
             synchronize(device)
             seconds = time.perf_counter() - start
-        spans = [(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()]
+        spans = [
+            (event.name, event.time_range.start, event.time_range.end)
+            for event in profiler.events()
+            if event.device_type.name == "CUDA" and not event.is_user_annotation
+        ]
         return exposed(spans) * 1e-6 / seconds
     with _blocked() as waits:
         step()
