@@ -11,6 +11,8 @@ from hornbook.engine.build_training import build_training
 from hornbook.parallel.world import World
 
 COMPILED = "--training.compile=blocks"
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+"""PyTorch's compiler uses what PyTorch advises against."""
 
 
 def test_compiled_blocks_keep_their_names_and_weights():
@@ -26,7 +28,6 @@ def test_compiled_blocks_keep_their_names_and_weights():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("model", ["gpt", "bert packed"])
 def test_compiled_blocks_learn_the_same(model, monkeypatch):
     """With dropout and clipping, to the same 1e-6 as on several ranks."""
