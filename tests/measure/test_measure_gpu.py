@@ -10,10 +10,18 @@ import pytest
 SCRIPT = Path(__file__).parent.parent.parent / "tools" / "measure_gpu.py"
 
 
-@pytest.mark.parametrize("compiled", ["none", pytest.param("blocks", marks=pytest.mark.slow)])
-def test_it_measures_each_variant(tmp_path, compiled):
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        ("cpu", "none"),
+        pytest.param("cpu", "blocks", marks=pytest.mark.slow),
+        pytest.param("cuda", "none", marks=pytest.mark.gpu),
+        pytest.param("cuda", "blocks", marks=pytest.mark.gpu),
+    ],
+)
+def test_it_measures_each_variant(tmp_path, device, compiled):
     file = tmp_path / "measured.json"
-    options = ["--device", "cpu", "--compute", "fp32", "--shrink", "--rounds", "1", "--micro-batch-sizes", "1", "2"]
+    options = ["--device", device, "--compute", "fp32", "--shrink", "--rounds", "1", "--micro-batch-sizes", "1", "2"]
     words = [sys.executable, SCRIPT, *options, "--compile", compiled, "--json", file]
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
