@@ -13,7 +13,9 @@ from hornbook.parallel.world import World
 MODELS = ["gpt", "bert padded", "bert packed", "deep bert unpadded", "groupbert"]
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:`torch.jit.script_method`:DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
+    ),
 ]
 
 

@@ -22,7 +22,6 @@ from hornbook.cli.arguments import (
 from hornbook.cli.table import print_columns
 from hornbook.errors import UserError
 from hornbook.parallel import launched
-from hornbook.parallel.one_voice import told_once
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -113,7 +112,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time hornbook's step on one process or several ranks, or beside the peer's in each of its precisions."""
-    with told_once():
+    with launched.told_once():
         recipe = _recipe(arguments)
         is_scaling = launched.is_rank() or arguments.processes is not None
         if is_scaling and arguments.peer:
@@ -135,7 +134,7 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
 
-    with told_once():
+    with launched.told_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())

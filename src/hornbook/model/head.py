@@ -135,13 +135,13 @@ class CausalHead(OutputHead):
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        x_ND = self.norm(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        x_ND = self.norm(x_BTD).flatten(0, 1)
         return token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size).view_as(targets_BT)
 
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.tensor_parallel import cut_linear, cut_rows
-from hornbook.parallel.cuts import cut_of, local
+from hornbook.ops.tensor_parallel import cut_linear
+from hornbook.parallel.cuts import is_cut, local
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -60,18 +60,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             cut over ranks, see ``cut_linear``.
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
-    if (cut := cut_of(weight)) is not None:
-        return cut_linear(x, weight, bias, cut)
+    if is_cut(weight):
+        return cut_linear(x, weight, bias)
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the rows of a table at ``indices``, ``[..., D]``; its rows may be cut over ranks."""
-    if (cut := cut_of(table_VD)) is not None:
-        return cut_rows(indices, table_VD, cut)
-    return functional.embedding(indices, table_VD)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
