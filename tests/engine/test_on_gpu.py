@@ -11,12 +11,8 @@ from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
 
 MODELS = ["gpt", "bert padded", "bert packed", "deep bert unpadded", "groupbert"]
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings(
-        "ignore:`torch.jit.script_method`:DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
-    ),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+"""PyTorch's compiler does what PyTorch warns of."""
 
 
 @pytest.mark.parametrize(("model", "compiled"), [*((model, "none") for model in MODELS), ("gpt", "blocks")])

@@ -11,10 +11,8 @@ from hornbook.engine.build_training import build_training
 from hornbook.parallel.world import World
 
 COMPILED = "--training.compile=blocks"
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method`:DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
-)
-"""PyTorch's compiler does what PyTorch advises against."""
+pytestmark = pytest.mark.filterwarnings("default")
+"""PyTorch's compiler does what PyTorch warns of."""
 
 
 def test_compiled_blocks_keep_their_names_and_weights():
