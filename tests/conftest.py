@@ -25,3 +25,12 @@ def denormals_are_back() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")

@@ -25,6 +25,7 @@ TWO = {
     "cases": [
         ("gpt", "adamw", "data 2"),
         ("gpt", "adamw", "shard 2"),
+        ("gpt", "adamw", "shard 2, once"),
         ("gpt", "lamb", "tensor 2"),
         ("bert padded", "lamb", "shard 2"),
         ("bert packed", "adamw", "tensor 2"),
@@ -44,6 +45,7 @@ TWO = {
 FOUR = {
     "cases": [
         ("gpt", "lamb", "hybrid 2x2"),
+        ("bert packed", "adamw", "hybrid 2x2, once"),
         ("gpt", "adamw", "tensor 2 x data 2"),
         ("gpt", "adamw", "tensor 4"),
         ("bert packed", "lamb", "tensor 2 x shard 2"),

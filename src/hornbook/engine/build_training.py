@@ -106,8 +106,10 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     with torch.device("meta"):
         model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
     pipeline, is_pipelined = None, world.pipeline.size > 1
-    if is_pipelined or world.holders.size > 1:
-        pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    is_compiled = recipe.training.compile == "blocks"
+    if is_pipelined or world.holders.size > 1 or is_compiled:
+        make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+        pipeline = parallelize(model, world, make_pipeline, compiled=is_compiled)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -121,7 +123,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
         world=world,
-        executor=pipeline or resident,
+        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config
