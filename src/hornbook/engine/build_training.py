@@ -38,7 +38,7 @@ from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows, TokenSource
 
 _ZERO_BUBBLE_SINCE = (2, 13)
-"""In 2.11 its backward pass fails on functions with a backward pass of their own."""
+"""In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
 
 
 def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
@@ -163,11 +163,11 @@ def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeli
     """
     parallel, version = recipe.parallel, torch.__version__
     is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
-    if parallel.pipeline_schedule == "zero-bubble" and is_old:
+    if parallel.pipeline_schedule in ("zero-bubble", "v-shaped") and is_old:
         tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
         raise UserError(
-            f'parallel.pipeline_schedule = "zero-bubble" needs PyTorch {tested} or newer, and this is {version}: '
-            'choose "1f1b"'
+            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
+            f'{version}: choose "1f1b"'
         )
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)

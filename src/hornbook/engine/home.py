@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Shard
+from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
@@ -98,6 +99,8 @@ class InMemory:
         held.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
         has_sums = world.data.size > 1 and not world.is_sharded
         self._sums = GradientSums(held, world.data) if has_sums else None
+        sliced = [parameter for name, parameter, *_ in self._parameters if sees_slice(name)]
+        self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
     @classmethod
@@ -141,11 +144,13 @@ class InMemory:
 
         An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
         zero then, so a parameter has a gradient if it has one on any rank, as it would in one process. Sharded
-        gradients are sums already.
+        gradients are sums already. With sequence parallelism, what sees the tokens of its rank alone is summed over
+        those ranks, too.
         """
         self.model.fold_tied_gradients()
-        if self._sums is not None:
-            self._sums.finish()
+        for sums in (self._sums, self._sums_over_slices):
+            if sums is not None:
+                sums.finish()
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""

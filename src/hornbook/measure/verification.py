@@ -154,6 +154,7 @@ def _fits(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> bool:
 def _name(parallel: ParallelConfig, num_ranks: int) -> str:
     sizes = parallel.sizes(num_ranks)._asdict()
     layout = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one rank"
+    layout += ", sequence parallel" if parallel.sequence_parallel else ""
     return f"{layout}, {parallel.pipeline_schedule}" if sizes["pipeline"] > 1 else layout
 
 

@@ -118,6 +118,8 @@ class Axes:
     """Those that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with a part of each layer."""
+    sequence: Ranks = field(default_factory=Ranks)
+    """Those that hold a slice of the tokens each between the layers: those of ``tensor``, or a single one."""
     pipeline: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with some of the layers each."""
     holders: Ranks = field(default_factory=Ranks)
@@ -159,7 +161,7 @@ class World:
         self.is_first = self.rank == 0
         axes = axes or Axes(data=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
-        self.holders, self.mesh = axes.holders, axes.mesh
+        self.sequence, self.holders, self.mesh = axes.sequence, axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -185,7 +187,8 @@ class World:
 
         No process group is made then.
         """
-        sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
+        parallel = parallel or ParallelConfig()
+        parallel.sizes(launched.num_ranks())
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
@@ -202,7 +205,7 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        world = cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        world = cls(everyone, axes_of(parallel, everyone, device, watch), device=device, waiting=waiting, watch=watch)
         aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
         world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
         return world
@@ -213,10 +216,10 @@ class World:
         Raises:
             UserError: the axes do not multiply to the number of ranks.
         """
-        sizes = parallel.sizes(self.size)
+        parallel.sizes(self.size)
         if self._watch is None:
             return World(device=self.device)
-        axes = axes_of(sizes, self.everyone, self.device, self._watch)
+        axes = axes_of(parallel, self.everyone, self.device, self._watch)
         world = World(self.everyone, axes, self.device, self._waiting, self._watch)
         world.aside = self.aside
         return world
@@ -322,8 +325,9 @@ class World:
                 dist.barrier(group=self._waiting)
 
 
-def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
+def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
     """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
         return Axes(data=everyone)
     grid = torch.arange(everyone.size).view(sizes)
@@ -335,6 +339,8 @@ def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -
         axes["pipeline"] = grid.flatten(1).t()
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    if parallel.sequence_parallel:
+        ranks["sequence"] = ranks["tensor"]
     return Axes(**ranks, mesh=mesh)
 
 
