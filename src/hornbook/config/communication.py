@@ -74,7 +74,9 @@ def load_of(recipe: Recipe, num_ranks: int, itemsize: int) -> Load:
 
 
 def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
-    """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation; {} for a model of one's own.
+    """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation.
+
+    {} where there is no formula: a model of one's own, sequence parallelism, the schedule ``v-shaped``.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
@@ -83,6 +85,8 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
         load: what the rank computes.
     """
     if type(recipe.model) not in KNOWN_MODELS:
+        return {}
+    if recipe.parallel.sequence_parallel or recipe.parallel.pipeline_schedule == "v-shaped":
         return {}
     part = _Part.of(recipe, num_ranks, rank)
     sent: Counter[str] = Counter()

@@ -105,12 +105,12 @@ class ParallelConfig:
         if (self.data_parallel == "hybrid") != (self.shard_size is not None):
             message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
             problems.append(Problem(("shard_size", "data_parallel"), message))
-        if self.sequence_parallel and self.tensor_parallel == 1:
-            message = "sequence_parallel applies only to tensor parallelism; set tensor_parallel, or remove it"
-            problems.append(Problem(("sequence_parallel", "tensor_parallel"), message))
         if self.sum_gradients == "step" and (self.data_parallel == "replicate" or self.pipeline_parallel > 1):
             message = 'sum_gradients = "step" applies only to shard and hybrid without a pipeline; remove it'
             problems.append(Problem(("sum_gradients", "data_parallel"), message))
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            message = "sequence_parallel applies only to tensor parallelism; set tensor_parallel, or remove it"
+            problems.append(Problem(("sequence_parallel", "tensor_parallel"), message))
         if self.pipeline_parallel > 1:
             problems += self._pipeline_problems()
         elif self.layers_per_stage:

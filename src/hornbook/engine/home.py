@@ -100,7 +100,7 @@ class InMemory:
         has_sums = world.data.size > 1 and not world.is_sharded
         self._sums = GradientSums(held, world.data) if has_sums else None
         sliced = [parameter for name, parameter, *_ in self._parameters if sees_slice(name)]
-        self._slice_sums = GradientSums(sliced, world.sequence) if world.sequence.size > 1 else None
+        self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
     @classmethod
@@ -148,7 +148,7 @@ class InMemory:
         those ranks, too.
         """
         self.model.fold_tied_gradients()
-        for sums in (self._sums, self._slice_sums):
+        for sums in (self._sums, self._sums_over_slices):
             if sums is not None:
                 sums.finish()
 
