@@ -6,14 +6,16 @@ g, panels of Wᵀ ----> gradient of x          linear_input_gradient
 g, x  --------------> dW, db in fp32         linear_weight_gradient
 """
 
+import functools
 from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form, find
+from hornbook.ops.native.library import Form, Kernel
 
 _Key = tuple[torch.dtype, bool, str]
 """Dtype of the activations, whether for the gradient, instruction set."""
@@ -23,88 +25,72 @@ _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_Version, Tensor]]] = WeakTensorKeyDictionary()
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether the native form computes ``x Wᵀ``."""
-    return kernels.is_native(x) and weight.dtype == torch.float32 and form_for(x.dtype) is not None
-
-
-def form_for(dtype: torch.dtype) -> Form | None:
-    """Return the fastest form that is right on this processor, None without one."""
-    name = _NAMES[dtype]
-    return find(f"linear_{name}", lambda form: _agrees(form, dtype))
-
-
 @torch.library.custom_op("hornbook::linear", mutates_args=(), device_types="cpu")
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, isa: str) -> Tensor:
     """Return ``x Wᵀ + b`` ``[..., num_out]`` in the dtype of ``x`` ``[..., num_in]``.
 
     Args:
         x: fp32 or bf16.
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
+        isa: instruction set of the form that computes it and its gradients.
     """
-    form = _form(x)
+    form = Form(isa)
     y_MN = _product(form, _rows(x), _panels(form, weight, x.dtype, for_gradient=False), weight, bias)
     return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
 
 @linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, isa: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.numel() // weight.shape[-1])
 
 
 @torch.library.custom_op("hornbook::linear_input_gradient", mutates_args=(), device_types="cpu")
-def linear_input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+def linear_input_gradient(gradient: Tensor, weight: Tensor, isa: str) -> Tensor:
     """Return the gradient of ``x`` ``[..., num_in]`` for that of ``y`` ``[..., num_out]``."""
-    form = _form(gradient)
+    form = Form(isa)
     panels = _panels(form, weight, gradient.dtype, for_gradient=True)
     of_x_MN = _product(form, _rows(gradient), panels, weight, None, for_gradient=True)
     return of_x_MN.view(*gradient.shape[:-1], weight.shape[-1])
 
 
 @linear_input_gradient.register_fake
-def _(gradient: Tensor, weight: Tensor) -> Tensor:
+def _(gradient: Tensor, weight: Tensor, isa: str) -> Tensor:
     return gradient.new_empty(*gradient.shape[:-1], weight.shape[-1])
 
 
 @torch.library.custom_op("hornbook::linear_weight_gradient", mutates_args=(), device_types="cpu")
-def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool) -> tuple[Tensor, Tensor]:
+def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty if not asked for."""
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     of_bias = gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
-    _add_weight_gradient(_form(x), gradient, x, of_weight, of_bias if with_bias else None, accumulate=False)
+    _add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias if with_bias else None, accumulate=False)
     return of_weight, of_bias
 
 
 @linear_weight_gradient.register_fake
-def _(gradient: Tensor, x: Tensor, with_bias: bool) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     return of_weight, gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, weight, bias = inputs
+    x, weight, bias, ctx.isa = inputs
     ctx.save_for_backward(x, weight)
     ctx.bias_shape = None if bias is None else bias.shape
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     x, weight = ctx.saved_tensors
-    of_x = linear_input_gradient(gradient, weight) if ctx.needs_input_grad[0] else None
+    of_x = linear_input_gradient(gradient, weight, ctx.isa) if ctx.needs_input_grad[0] else None
     if not any(ctx.needs_input_grad[1:]):
-        return of_x, None, None
+        return of_x, None, None, None
     has_bias = ctx.bias_shape is not None
-    of_weight, of_bias = linear_weight_gradient(gradient, x, has_bias)
-    return of_x, of_weight.view(weight.shape), of_bias.view(ctx.bias_shape) if has_bias else None
+    of_weight, of_bias = linear_weight_gradient(gradient, x, has_bias, ctx.isa)
+    return of_x, of_weight.view(weight.shape), of_bias.view(ctx.bias_shape) if has_bias else None, None
 
 
 linear.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _form(x: Tensor) -> Form:
-    form = form_for(x.dtype)
-    assert form is not None, "the caller asks `takes` first"
-    return form
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -183,3 +169,26 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     )
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     return all(torch.allclose(ours.double(), exact, rtol=tolerance, atol=tolerance) for ours, exact in pairs)
+
+
+@functools.cache
+def _trial_weights() -> tuple[Tensor, Tensor]:
+    return torch.nn.Parameter(torch.ones(384, 384)), torch.empty(384, 384)
+
+
+def _kernel(dtype: torch.dtype) -> Kernel:
+    def trial(form: Form | None) -> None:
+        x, g = torch.ones(2, 192, 384, dtype=dtype)
+        weight, weight_gradient = _trial_weights()
+        if form is None:
+            functional.linear(x, weight.to(dtype), weight[0].to(dtype))
+            _ = g @ weight.to(dtype), g.t() @ x, g.sum(0)
+        else:
+            _product(form, x, _panels(form, weight, dtype, for_gradient=False), weight, weight[0])
+            _product(form, g, _panels(form, weight, dtype, for_gradient=True), weight, None, for_gradient=True)
+            _add_weight_gradient(form, g, x, weight_gradient, weight_gradient[0], accumulate=False)
+
+    return Kernel(f"linear_{_NAMES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
+
+
+KERNELS = tuple(map(_kernel, _NAMES))
