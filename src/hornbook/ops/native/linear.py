@@ -93,6 +93,32 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
 linear.register_autograd(_backward, setup_context=_setup_context)
 
 
+class Products:
+    """``x Wᵀ`` of one weight and its gradients outside autograd, as `hornbook.ops.cross_entropy` needs them.
+
+    Args:
+        form: computes them.
+        weight: ``[num_out, num_in]`` fp32, packed at once.
+        dtype: of the other operands.
+    """
+
+    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
+        self._form, self._weight = form, weight
+        self._panels = [_panels(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+
+    def product(self, x_MK: Tensor) -> Tensor:
+        """Return ``x Wᵀ`` ``[M, num_out]``."""
+        return _product(self._form, _rows(x_MK), self._panels[0], self._weight, None)
+
+    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
+        """Write ``g W`` into ``out`` ``[M, num_in]``, contiguous."""
+        _product(self._form, _rows(gradient_MN), self._panels[1], self._weight, None, out_MK, for_gradient=True)
+
+    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
+        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
+        _add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
+
+
 def _rows(x: Tensor) -> Tensor:
     """Return ``x`` as ``[rows, columns]`` with neighboring columns side by side, without a copy where possible."""
     x = x.reshape(-1, x.shape[-1])
@@ -125,13 +151,20 @@ def _pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, pa
 
 
 def _product(
-    form: Form, x_MK: Tensor, panels: Tensor, weight: Tensor, bias: Tensor | None, *, for_gradient: bool = False
+    form: Form,
+    x_MK: Tensor,
+    panels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
+    *,
+    for_gradient: bool = False,
 ) -> Tensor:
-    """Return ``x Wᵀ + b``, or ``x W`` for a gradient, ``[M, columns]``."""
+    """Return ``x Wᵀ + b``, or ``x W`` for a gradient, ``[M, columns]``, written into ``out`` if given."""
     (rows, depth), columns = x_MK.shape, weight.shape[-1]
     if not for_gradient:
         columns = weight.numel() // columns
-    y_MN = x_MK.new_empty(rows, columns)
+    y_MN = x_MK.new_empty(rows, columns) if out is None else out
     bias = None if bias is None else bias.detach().contiguous()
     form(
         f"linear_product_{_NAMES[x_MK.dtype]}", x_MK, x_MK.stride(0), panels, rows, columns, depth, 0, bias,
