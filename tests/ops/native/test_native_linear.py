@@ -114,6 +114,7 @@ def test_epilogues_fuse_activation_derivative_and_residual(isa, name, number, ac
         "relu": torch.relu,
     }
     dtype, form = DTYPES[name], Form(isa)
+    tolerance = max(TOLERANCE[dtype], 2e-6)  # exponentials have errors of their own
     x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
     residual, at = drawn(13, 37, seed=3, dtype=dtype), 3 * drawn(13, 37, seed=4, dtype=dtype)
     packed = module._pack(form, weight, dtype, False, None)
@@ -121,12 +122,12 @@ def test_epilogues_fuse_activation_derivative_and_residual(isa, name, number, ac
     exact = x.double() @ weight.to(dtype).double().t()
     y, before, slope = (torch.empty_like(residual) for _ in range(3))
     form(name_c, x, 33, packed, 13, 37, 33, number, bias, residual, 37, before, None, 0, y, 37, 1)
-    assert_near(before, exact + bias, TOLERANCE[dtype])
-    assert_near(y, functions[activation](exact + bias) + residual.double(), TOLERANCE[dtype])
+    assert_near(before, exact + bias, tolerance)
+    assert_near(y, functions[activation](exact + bias) + residual.double(), tolerance)
     form(name_c, x, 33, packed, 13, 37, 33, number, None, None, 0, None, at, 37, slope, 37, 1)
     place = at.double().requires_grad_()
     (derivative,) = torch.autograd.grad(functions[activation](place).sum(), place)
-    assert_near(slope, exact * derivative, TOLERANCE[dtype])
+    assert_near(slope, exact * derivative, tolerance)
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -1,9 +1,11 @@
 """The linear layer: ``x Wᵀ + b`` with both gradients, weights packed once for all products with them.
 
-weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
-x, panels  ---------> y                      linear
-g, panels of Wᵀ ----> gradient of x          linear_input_gradient
-g, x  --------------> dW, db in fp32         linear_weight_gradient
+::
+
+    weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
+    x, panels  ---------> y                      linear
+    g, panels of Wᵀ ----> gradient of x          linear_input_gradient
+    g, x  --------------> dW, db in fp32         linear_weight_gradient
 """
 
 import functools
