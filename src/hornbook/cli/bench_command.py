@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (default: 5)"
     )
     step.add_argument(
+        "--kernels",
+        choices=("torch", "native"),
+        nargs="+",
+        default=[],
+        help="also time the step with these operators (precision.kernels), alternating",
+    )
+    step.add_argument(
         "--skip-alone",
         action="store_true",
         help="with several ranks: time no single process, which may lack the memory",
@@ -115,10 +122,11 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     with launched.told_once():
         recipe = _recipe(arguments)
         is_scaling = launched.is_rank() or arguments.processes is not None
-        if is_scaling and arguments.peer:
-            raise UserError(
-                "--peer is timed in one process: remove it, or start hornbook without torchrun or --processes"
-            )
+        for name in ("peer", "kernels"):
+            if is_scaling and getattr(arguments, name):
+                raise UserError(
+                    f"--{name} is timed in one process: remove it, or start hornbook without torchrun or --processes"
+                )
         if arguments.skip_alone and not is_scaling:
             raise UserError("--skip-alone applies only to several ranks: remove it, or add --processes")
     start_processes(arguments, recipe)
@@ -130,6 +138,7 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
 
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
+    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
@@ -143,7 +152,8 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
     if world.is_first:
         _print_scaling(scaling, recipe)
-    return {**_facts(recipe), "num_ranks": world.size, **asdict(scaling)}
+        print(f"kernels {in_use()}")
+    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling)}
 
 
 def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
@@ -171,10 +181,11 @@ def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
 
 
 def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from hornbook.measure.peers import transformers_step
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
+    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.run.utilization import flops_per_token
@@ -183,6 +194,11 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     prepare(device, arguments.threads)
     world = World(device=device)
     contenders = {"hornbook": hornbook_step(recipe, world)}
+    kernels = {"hornbook": str(in_use())}
+    for choice in arguments.kernels:
+        other = replace(recipe, precision=replace(recipe.precision, kernels=choice))
+        contenders[f"hornbook {choice}"] = hornbook_step(other, world)
+        kernels[f"hornbook {choice}"] = str(in_use())
     product = matrix_product(recipe, world) if flops_per_token(recipe) else None
     if product:
         contenders["matmul"] = product
@@ -190,18 +206,19 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
     measured = speeds.pop("matmul", None)
-    result: dict[str, Any] = {**_facts(recipe), "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    timed = {name: asdict(speed) for name, speed in speeds.items()}
+    result: dict[str, Any] = {**_facts(recipe), "kernels": kernels, "contenders": timed}
     if product and measured:
         result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
     print(_title(recipe))
     for name, speed in speeds.items():
-        print(_speed_line(name, speed))
+        print(_speed_line(name, speed, kernels.get(name)))
     if "tflops" in result:
         print(
             f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
             "TFLOP/s of a plain product of the feed-forward's shape"
         )
-    best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
+    best = max((speed.tokens_per_second for name, speed in speeds.items() if name not in kernels), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
@@ -281,8 +298,9 @@ def _title(recipe: "Recipe") -> str:
     return f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
 
 
-def _speed_line(name: str, speed: "Throughput") -> str:
-    return f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
+def _speed_line(name: str, speed: "Throughput", kernels: str | None = None) -> str:
+    line = f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
+    return line if kernels is None else f"{line}  {kernels}"
 
 
 def _print_generation(rows: list[dict[str, Any]]) -> None:

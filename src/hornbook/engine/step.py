@@ -9,6 +9,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from hornbook.engine.loss_scale import Scaled
 from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.native.kernels import FORMS, weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
@@ -114,7 +116,8 @@ def train_step(
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    own_sums = config.executor(state, micro_batches, scaled, counts, begin)
+    with weights_unchanged() if FORMS else nullcontext():
+        own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
     sums = dict(zip(own_sums, totals, strict=True))
     loss, terms = losses(sums, counts, objective.weights)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
@@ -70,11 +72,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        compute_weight = weight_VD.to(x_ND.dtype)
+        products = Products(form, weight_VD, x_ND.dtype) if FORMS and (form := form_of("linear", x_ND)) else None
+        compute_weight = weight_VD if products else weight_VD.to(x_ND.dtype)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, head)
+            logits = x @ compute_weight.t() if products is None else products.product(x)
+            log_probabilities = _log_probabilities(logits, head)
             picked, columns, is_own = _gather(log_probabilities, targets, head)
             total -= picked.sum()
             if with_count:
@@ -83,8 +87,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
             exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
-            torch.mm(gradient, compute_weight, out=x_gradient[rows])
-            weight_gradient += gradient.t() @ x
+            if products is None:
+                torch.mm(gradient, compute_weight, out=x_gradient[rows])
+                weight_gradient += gradient.t() @ x
+            else:
+                products.input_gradient(gradient, x_gradient[rows])
+                products.add_weight_gradient(gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += exact[:, : head.num_real].sum(0)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -172,12 +180,11 @@ def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
     compute_weight = head.weight.to(x_ND.dtype)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
+        yield rows, _log_probabilities(x_ND[rows] @ compute_weight.t(), head)
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
-    logits = x @ weight.t()
+def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf

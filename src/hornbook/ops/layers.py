@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.tensor_parallel import cut_linear
 from hornbook.parallel.cuts import is_cut, local
 
@@ -62,6 +64,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if is_cut(weight):
         return cut_linear(x, weight, bias)
+    if FORMS and weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
+        y: Tensor = native_linear(x, weight, bias, form.isa)
+        return y
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
