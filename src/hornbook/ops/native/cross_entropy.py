@@ -1,0 +1,105 @@
+"""Softmax cross-entropy of a chunk of logits on a CPU, with the gradient in the place of the logits."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hornbook.ops.native import kernels
+from hornbook.ops.native.library import Form, find
+from hornbook.ops.native.operands import SUFFIXES
+
+
+def takes(logits: Tensor) -> bool:
+    """Tell whether the native form computes losses of logits like these, or of the hidden states before them."""
+    return kernels.is_native(logits) and form_for(logits.dtype) is not None
+
+
+def form_for(dtype: torch.dtype) -> Form | None:
+    """Return the fastest form that is right on this processor, None without one."""
+    return find(f"cross_entropy_{SUFFIXES[dtype]}", lambda form: _agrees(form, dtype))
+
+
+@torch.library.custom_op("hornbook::cross_entropy_", mutates_args=("logits_CV",), device_types="cpu")
+def cross_entropy_(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    bias_V: Tensor | None,
+    num_real: int,
+    with_gradient: bool,
+    with_predictions: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses of ``softmax(logits + bias)``; the logits become the gradients of the losses' sum.
+
+    Args:
+        logits_CV: fp32 or bf16, with columns side by side.
+        targets_C: int64; one outside of the real columns is not scored: its loss and gradients are zero.
+        bias_V: fp32 ``[num_real]``, or None.
+        num_real: columns that exist; those after it are padding, whose gradients are zero.
+        with_gradient: whether to write gradients; without, the logits stay.
+        with_predictions: whether to return predictions.
+
+    Returns:
+        Losses in nats, ``[C]`` fp32; the first largest column of each scored row, int64, -1 elsewhere, ``[C]`` or
+        empty; the gradient of the bias, fp32 ``[num_real]``, or empty.
+    """
+    form = form_for(logits_CV.dtype)
+    assert form is not None, "the caller asks `takes` first"
+    return _compute(form, logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
+
+
+@cross_entropy_.register_fake
+def _(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    bias_V: Tensor | None,
+    num_real: int,
+    with_gradient: bool,
+    with_predictions: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
+
+
+def _results(logits_CV: Tensor, num_real: int, with_bias: bool, with_predictions: bool) -> tuple[Tensor, ...]:
+    losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
+    predictions_C = logits_CV.new_empty(len(logits_CV) if with_predictions else 0, dtype=torch.int64)
+    return losses_C, predictions_C, logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
+
+
+def _compute(
+    form: Form,
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    bias_V: Tensor | None,
+    num_real: int,
+    with_gradient: bool,
+    with_predictions: bool,
+) -> tuple[Tensor, ...]:
+    assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "columns lie side by side"
+    with_bias = with_gradient and bias_V is not None
+    losses_C, predictions_C, of_bias_V = _results(logits_CV, num_real, with_bias, with_predictions)
+    form(
+        f"cross_entropy_{SUFFIXES[logits_CV.dtype]}", logits_CV, *logits_CV.shape, logits_CV.stride(0), num_real,
+        targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(), losses_C,
+        predictions_C if with_predictions else None, of_bias_V if with_bias else None, int(with_gradient),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return losses_C, predictions_C, of_bias_V
+
+
+def _agrees(form: Form, dtype: torch.dtype) -> bool:
+    """Compare a form with PyTorch's in float64, on sizes that no block divides, with padding and a row unscored."""
+    generator = torch.Generator().manual_seed(0)
+    logits, bias = (3 * torch.randn(21, 75, generator=generator)).to(dtype), torch.randn(71, generator=generator)
+    targets = torch.randint(71, (21,), generator=generator)
+    targets[4] = -100
+    gradient = logits.clone()
+    losses, predictions, of_bias = _compute(form, gradient, targets, bias, 71, True, True)
+    exact = (logits[:, :71].double() + bias).requires_grad_()
+    with torch.enable_grad():
+        right = functional.cross_entropy(exact, targets, ignore_index=-100, reduction="none")
+        (of_exact,) = torch.autograd.grad(right.sum(), exact)
+    pairs = ((losses, right), (gradient[:, :71], of_exact), (of_bias, of_exact.sum(0)))
+    is_same = torch.equal(predictions, exact.argmax(1).masked_fill_(targets < 0, -1))
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    is_close = all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs)
+    return is_same and is_close and not gradient[:, 71:].any()

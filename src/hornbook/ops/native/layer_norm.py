@@ -1,0 +1,146 @@
+"""Layer norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
+
+``layer_norm_beside`` serves a residual branch, ``x + f(norm(x))``: it returns ``x`` beside the norm, so that the
+backward pass adds the two gradients of ``x`` while it computes one of them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.ops.native import kernels
+from hornbook.ops.native.library import Form, find
+from hornbook.ops.native.operands import SUFFIXES, rows
+
+
+def takes(x: Tensor) -> bool:
+    """Tell whether the native form normalizes activations like ``x``."""
+    return kernels.is_native(x) and form_for(x.dtype) is not None
+
+
+def form_for(dtype: torch.dtype) -> Form | None:
+    """Return the fastest form that is right on this processor, None without one."""
+    return find(f"layer_norm_{SUFFIXES[dtype]}", lambda form: _agrees(form, dtype))
+
+
+@torch.library.custom_op("hornbook::layer_norm", mutates_args=(), device_types="cpu")
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of ``x`` ``[..., D]`` in its dtype, and the rows' means and inverse deviations, fp32 ``[N]``.
+
+    Args:
+        x: fp32 or bf16.
+        weight_D: gain, fp32.
+        bias_D: fp32.
+        epsilon: added to the variance.
+    """
+    return _forward(_form(x), x, weight_D, bias_D, epsilon)
+
+
+@layer_norm.register_fake
+def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows = x.numel() // x.shape[-1]
+    statistics = (x.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), *statistics
+
+
+@torch.library.custom_op("hornbook::layer_norm_backward", mutates_args=(), device_types="cpu")
+def layer_norm_backward(
+    gradient: Tensor, x: Tensor, weight_D: Tensor, means_N: Tensor, inverse_stds_N: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``x``, plus ``residual`` if given, of gain and of bias; arguments as of the norm."""
+    return _backward(_form(x), gradient, x, weight_D, means_N, inverse_stds_N, residual)
+
+
+@layer_norm_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, weight_D: Tensor, means_N: Tensor, inverse_stds_N: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight_D), torch.empty_like(weight_D)
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight_D, _, _ = inputs
+    ctx.save_for_backward(x, weight_D, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *layer_norm_backward(gradient, *ctx.saved_tensors, None), None
+
+
+layer_norm.register_autograd(_of_inputs, setup_context=_setup_context)
+
+
+def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return ``x`` and its norm; arguments as for ``layer_norm``."""
+    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon)  # type: ignore[no-untyped-call]
+    return beside, normed
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        y, *statistics = layer_norm(x, weight_D, bias_D, epsilon)
+        ctx.save_for_backward(x, weight_D, *statistics)
+        return x.view_as(x), y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        residual, gradient = gradients
+        return *layer_norm_backward(gradient, *ctx.saved_tensors, residual), None
+
+
+def _form(x: Tensor) -> Form:
+    form = form_for(x.dtype)
+    assert form is not None, "the caller asks `takes` first"
+    return form
+
+
+def _forward(
+    form: Form, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_ND = rows(x)
+    y_ND = x.new_empty(x_ND.shape)
+    means_N, inverse_stds_N = (x.new_empty(len(x_ND), dtype=torch.float32) for _ in range(2))
+    form(
+        f"layer_norm_forward_{SUFFIXES[x.dtype]}", x_ND, len(x_ND), x_ND.shape[1], x_ND.stride(0),
+        weight_D.contiguous(), bias_D.contiguous(), torch.tensor(epsilon, dtype=torch.float32), y_ND, means_N,
+        inverse_stds_N, torch.get_num_threads(),
+    )  # fmt: skip
+    return y_ND.view(x.shape), means_N, inverse_stds_N
+
+
+def _backward(
+    form: Form,
+    gradient: Tensor,
+    x: Tensor,
+    weight_D: Tensor,
+    means_N: Tensor,
+    inverse_stds_N: Tensor,
+    residual: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_ND, of_x = rows(x), x.new_empty(x.shape)
+    of_weight_D, of_bias_D = torch.empty_like(weight_D), torch.empty_like(weight_D)
+    form(
+        f"layer_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, len(x_ND), x_ND.shape[1],
+        x_ND.stride(0), weight_D.contiguous(), means_N, inverse_stds_N,
+        None if residual is None else residual.contiguous(), of_x, of_weight_D, of_bias_D, torch.get_num_threads(),
+    )  # fmt: skip
+    return of_x, of_weight_D, of_bias_D
+
+
+def _agrees(form: Form, dtype: torch.dtype) -> bool:
+    """Compare a form with PyTorch's in float64, on sizes that no block divides."""
+    generator = torch.Generator().manual_seed(0)
+    x, gradient, residual = (torch.randn(45, 37, generator=generator).to(dtype) for _ in range(3))
+    weight_D, bias_D = torch.randn(2, 37, generator=generator)
+    y, *statistics = _forward(form, x, weight_D, bias_D, 1e-5)
+    ours = (y, *_backward(form, gradient, x, weight_D, *statistics, residual))
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight_D, bias_D)]
+    with torch.enable_grad():
+        exact_y = torch.nn.functional.layer_norm(exact[0], (37,), exact[1], exact[2], 1e-5)
+        of_x, *of_affine = torch.autograd.grad(exact_y, exact, gradient.double())
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    pairs = zip(ours, (exact_y, of_x + residual.double(), *of_affine), strict=True)
+    return all(torch.allclose(own.double(), right, rtol=tolerance, atol=tolerance) for own, right in pairs)
