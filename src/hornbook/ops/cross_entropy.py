@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native import cross_entropy as native
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, local
 from hornbook.samples.windows import NOT_SCORED
@@ -56,6 +57,19 @@ class _Head(NamedTuple):
         return cls(weight, bias, num_real, first, cut)
 
 
+class _Chunk(NamedTuple):
+    """What a chunk of tokens adds up to."""
+
+    losses: Tensor
+    """fp32, in nats; zero where nothing is scored."""
+    num_correct: Tensor
+    """Right predictions; zero if not asked for."""
+    gradient: Tensor
+    """Of the logits, in the dtype of the hidden states; anything if not asked for."""
+    bias_gradient: Tensor
+    """fp32; anything if there is no bias or it is not asked for."""
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -75,19 +89,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, head)
-            total -= _gather(log_probabilities, targets, head).sum()
-            if with_count:
-                num_correct += _num_correct(log_probabilities, targets, head)
-            columns, is_own = _own_columns(log_probabilities, targets, head)
-            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
-            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-            exact[targets == NOT_SCORED] = 0.0
-            gradient = exact.to(x.dtype)
-            torch.mm(gradient, compute_weight, out=x_gradient[rows])
-            weight_gradient += gradient.t() @ x
+            chunk = _chunk(x, compute_weight, targets, head, with_count=with_count, with_gradient=True)
+            total += chunk.losses.sum()
+            num_correct += chunk.num_correct
+            torch.mm(chunk.gradient, compute_weight, out=x_gradient[rows])
+            weight_gradient += chunk.gradient.t() @ x
             if bias_gradient is not None:
-                bias_gradient += exact[:, : head.num_real].sum(0)
+                bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
         return total, num_correct
@@ -130,9 +138,9 @@ def counted_cross_entropy(
     if torch.is_grad_enabled():
         return _differentiable(x_ND, head, targets_N, with_count=True)
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for rows, log_probabilities in _scores(x_ND, head):
-        total -= _gather(log_probabilities, targets_N[rows], head).sum()
-        num_correct += _num_correct(log_probabilities, targets_N[rows], head)
+    for _, chunk in _chunks(x_ND, targets_N, head, with_count=True):
+        total += chunk.losses.sum()
+        num_correct += chunk.num_correct
     return total, num_correct
 
 
@@ -145,8 +153,8 @@ def token_losses(
         torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device),
         _Head.of(weight_VD, bias_V, vocab_size),
     )
-    for rows, log_probabilities in _scores(x_ND, head):
-        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)
+    for rows, chunk in _chunks(x_ND, targets_N, head, with_count=False):
+        losses_N[rows] = chunk.losses
     return losses_N
 
 
@@ -168,12 +176,42 @@ def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count:
     return total, num_correct
 
 
-def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the log-probabilities, fp32, of each chunk."""
+def _chunks(x_ND: Tensor, targets_N: Tensor, head: _Head, *, with_count: bool) -> Iterator[tuple[slice, _Chunk]]:
+    """Yield the losses of each chunk."""
     compute_weight = head.weight.to(x_ND.dtype)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
+        x, targets = x_ND[rows], targets_N[rows]
+        yield rows, _chunk(x, compute_weight, targets, head, with_count=with_count, with_gradient=False)
+
+
+def _chunk(x: Tensor, weight: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+    """Return losses and gradients of a chunk; ``weight`` is the head's in the dtype of ``x``."""
+    if head.cut is None and native.takes(x):
+        return _native_chunk(x, weight, targets, head, with_count=with_count, with_gradient=with_gradient)
+    log_probabilities = _log_probabilities(x, weight, head)
+    losses = -_gather(log_probabilities, targets, head)
+    num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
+    if not with_gradient:
+        return _Chunk(losses, num_correct, losses, losses)
+    columns, is_own = _own_columns(log_probabilities, targets, head)
+    exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+    exact[targets == NOT_SCORED] = 0.0
+    bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
+    return _Chunk(losses, num_correct, exact.to(x.dtype), bias_gradient)
+
+
+def _native_chunk(
+    x: Tensor, weight: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool
+) -> _Chunk:
+    """Return what ``_chunk`` does; the gradients take the place of the logits, and a bias is added in fp32."""
+    logits = x @ weight.t()
+    losses, predictions, bias_gradient = native.cross_entropy_(
+        logits, targets, head.bias, head.num_real, with_gradient, with_count
+    )
+    num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+    return _Chunk(losses, num_correct, logits, bias_gradient)
 
 
 def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:

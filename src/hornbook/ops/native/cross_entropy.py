@@ -59,7 +59,9 @@ def _(
     return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
 
 
-def _results(logits_CV: Tensor, num_real: int, with_bias: bool, with_predictions: bool) -> tuple[Tensor, ...]:
+def _results(
+    logits_CV: Tensor, num_real: int, with_bias: bool, with_predictions: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
     predictions_C = logits_CV.new_empty(len(logits_CV) if with_predictions else 0, dtype=torch.int64)
     return losses_C, predictions_C, logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
@@ -73,7 +75,7 @@ def _compute(
     num_real: int,
     with_gradient: bool,
     with_predictions: bool,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "columns lie side by side"
     with_bias = with_gradient and bias_V is not None
     losses_C, predictions_C, of_bias_V = _results(logits_CV, num_real, with_bias, with_predictions)
@@ -94,12 +96,12 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     targets[4] = -100
     gradient = logits.clone()
     losses, predictions, of_bias = _compute(form, gradient, targets, bias, 71, True, True)
-    exact = (logits[:, :71].double() + bias).requires_grad_()
-    with torch.enable_grad():
-        right = functional.cross_entropy(exact, targets, ignore_index=-100, reduction="none")
-        (of_exact,) = torch.autograd.grad(right.sum(), exact)
+    logarithms = torch.log_softmax(logits[:, :71].double() + bias, -1)
+    is_scored = targets >= 0
+    right = -logarithms.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1) * is_scored
+    of_exact = (logarithms.exp() - functional.one_hot(targets.clamp(min=0), 71)) * is_scored.unsqueeze(1)
     pairs = ((losses, right), (gradient[:, :71], of_exact), (of_bias, of_exact.sum(0)))
-    is_same = torch.equal(predictions, exact.argmax(1).masked_fill_(targets < 0, -1))
+    is_same = torch.equal(predictions, logarithms.argmax(1).masked_fill_(~is_scored, -1))
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     is_close = all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs)
     return is_same and is_close and not gradient[:, 71:].any()

@@ -74,6 +74,13 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_exists"))
 
 
+@functools.cache
+def pairs_are_fast() -> bool:
+    """Tell whether this processor multiplies pairs of bf16 faster than it does floats; Intel's without tiles do not."""
+    built = load()
+    return not isinstance(built, BuildError) and bool(built.hb_pairs_are_fast())
+
+
 def find(kernel: str, check: Callable[[Form], bool]) -> Form | None:
     """Return the fastest form of a kernel that passes its check; None where there is none.
 

@@ -1,4 +1,4 @@
-// Which elements dropout keeps: the hash of hornbook.ops.layers.keep_mask, of a token's key, a site and a column.
+// Which elements dropout keeps: the hash of hornbook.ops.dropout.keep_mask, of a token's key, a site and a column.
 #pragma once
 #include "simd.h"
 
