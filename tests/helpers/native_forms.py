@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.ops.native import kernels
+from hornbook.ops.native.choice import KERNELS
+from hornbook.ops.native.kernels import Kernels
 from hornbook.ops.native.library import BuildError, Form, instruction_sets, load
 
 
@@ -19,15 +20,10 @@ def forms() -> list[Form]:
     return [Form(isa) for isa in instruction_sets()]
 
 
-@contextmanager
-def native(dtype: torch.dtype) -> Iterator[None]:
-    """Let native operators compute with activations of ``dtype``."""
-    forms()
-    before = kernels.use(kernels.choose("native", torch.device("cpu"), dtype))
-    try:
-        yield
-    finally:
-        kernels.use(before)
+def all_native() -> Kernels:
+    """Return the newest form of every kernel."""
+    isa = forms()[0].isa
+    return Kernels(why="test", forms={kernel.name: isa for kernel in KERNELS})
 
 
 class NativeCalls(TorchDispatchMode):

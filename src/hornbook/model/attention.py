@@ -20,7 +20,9 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
 from hornbook.ops.layers import cast_for_few_rows, linear
-from hornbook.ops.native import attention as native
+from hornbook.ops.native.attention import attention as native_attention
+from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
 
@@ -122,16 +124,17 @@ class SelfAttention(nn.Module):
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def is_native(self, packed_BTE: Tensor) -> bool:
-        """Tell whether ``attend_sequences`` computes the attention; not with a ``split`` of a subclass's own."""
-        return native.takes(packed_BTE) and type(self).split is SelfAttention.split
+    def native_form(self, packed_BTE: Tensor) -> Form | None:
+        """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
+        return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
-        self, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
+        self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
     ) -> Tensor:
         """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
 
         Args:
+            form: computes it.
             packed_NE: the output of ``qkv``.
             firsts_S: each sequence's first token.
             lengths_S: its number of tokens.
@@ -141,7 +144,8 @@ class SelfAttention(nn.Module):
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
         qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
-        y_NHK, _ = native.attention(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+        sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 
@@ -157,11 +161,11 @@ class CausalSelfAttention(SelfAttention):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix tokens, ``[B, T, D]``."""
         packed_BTE, mask = self.qkv(x_BTD), context.get("mask")
-        if mask is None and self.is_native(packed_BTE):
+        if mask is None and (form := self.native_form(packed_BTE)) is not None:
             batch, length = x_BTD.shape[:2]
             firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
             keys_N = context["keys"].flatten()
-            y_NC = self.attend_sequences(packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
+            y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
             y_BTC = y_NC.view(batch, length, -1)
         else:
             dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
@@ -200,9 +204,9 @@ class EncoderSelfAttention(SelfAttention):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence, ``[B, T, D]``; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = self.qkv(x_BTD).flatten(0, 1)
-        if self.is_native(packed_NE):
+        if (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
-            y_NC = self.attend_sequences(packed_NE, *sequences, is_causal=False)
+            y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
         elif "gather_index" in context:
             y_NC = self._attend_groups(packed_NE, context)
         else:

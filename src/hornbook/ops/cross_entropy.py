@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native import cross_entropy as native
+from hornbook.ops.native.cross_entropy import cross_entropy_
+from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, local
 from hornbook.samples.windows import NOT_SCORED
@@ -70,6 +72,28 @@ class _Chunk(NamedTuple):
     """fp32; anything if there is no bias or it is not asked for."""
 
 
+class _TorchProducts:
+    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
+
+    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
+        self._weight = weight_VD.to(dtype)
+
+    def product(self, x_CD: Tensor) -> Tensor:
+        return x_CD @ self._weight.t()
+
+    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
+        torch.mm(gradient_CV, self._weight, out=out_CD)
+
+    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
+        total_VD += gradient_CV.t() @ x_CD
+
+
+def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
+    if weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
+        return Products(form, weight_VD, x_ND.dtype)
+    return _TorchProducts(weight_VD, x_ND.dtype)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -85,15 +109,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        compute_weight = weight_VD.to(x_ND.dtype)
+        products = _products(x_ND, weight_VD)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            chunk = _chunk(x, compute_weight, targets, head, with_count=with_count, with_gradient=True)
+            chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
-            torch.mm(chunk.gradient, compute_weight, out=x_gradient[rows])
-            weight_gradient += chunk.gradient.t() @ x
+            products.input_gradient(chunk.gradient, x_gradient[rows])
+            products.add_weight_gradient(chunk.gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -178,18 +202,22 @@ def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count:
 
 def _chunks(x_ND: Tensor, targets_N: Tensor, head: _Head, *, with_count: bool) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk."""
-    compute_weight = head.weight.to(x_ND.dtype)
+    products = _products(x_ND, head.weight)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        x, targets = x_ND[rows], targets_N[rows]
-        yield rows, _chunk(x, compute_weight, targets, head, with_count=with_count, with_gradient=False)
+        logits = products.product(x_ND[rows])
+        yield rows, _chunk(logits, targets_N[rows], head, with_count=with_count, with_gradient=False)
 
 
-def _chunk(x: Tensor, weight: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
-    """Return losses and gradients of a chunk; ``weight`` is the head's in the dtype of ``x``."""
-    if head.cut is None and native.takes(x):
-        return _native_chunk(x, weight, targets, head, with_count=with_count, with_gradient=with_gradient)
-    log_probabilities = _log_probabilities(x, weight, head)
+def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+    """Return losses and gradients of logits without the bias, which change."""
+    if head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+        losses, predictions, bias_gradient = cross_entropy_(
+            logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa
+        )
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        return _Chunk(losses, num_correct, logits, bias_gradient)
+    log_probabilities = _log_probabilities(logits, head)
     losses = -_gather(log_probabilities, targets, head)
     num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
     if not with_gradient:
@@ -199,24 +227,11 @@ def _chunk(x: Tensor, weight: Tensor, targets: Tensor, head: _Head, *, with_coun
     exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
     exact[targets == NOT_SCORED] = 0.0
     bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
-    return _Chunk(losses, num_correct, exact.to(x.dtype), bias_gradient)
+    return _Chunk(losses, num_correct, exact.to(logits.dtype), bias_gradient)
 
 
-def _native_chunk(
-    x: Tensor, weight: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool
-) -> _Chunk:
-    """Return what ``_chunk`` does; the gradients take the place of the logits, and a bias is added in fp32."""
-    logits = x @ weight.t()
-    losses, predictions, bias_gradient = native.cross_entropy_(
-        logits, targets, head.bias, head.num_real, with_gradient, with_count
-    )
-    num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
-    return _Chunk(losses, num_correct, logits, bias_gradient)
-
-
-def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
-    logits = x @ weight.t()
+def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf

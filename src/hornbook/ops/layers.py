@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.native import layer_norm as native_norm
+from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.tensor_parallel import cut_linear, cut_rows
 from hornbook.parallel.cuts import cut_of, local
 
@@ -50,6 +52,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if (cut := cut_of(weight)) is not None:
         return cut_linear(x, weight, bias, cut)
+    if weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
+        y: Tensor = native_linear(x, weight, bias, form.isa)
+        return y
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -108,8 +113,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
         bias_D: of the same dtype.
         epsilon: added to the variance.
     """
-    if native_norm.takes(x, weight_D):
-        normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon)[0]
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+        normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
@@ -121,8 +126,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return ``x`` and its norm, so that a native backward pass adds their gradients; as ``layer_norm``."""
-    if native_norm.takes(x, weight_D):
-        return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon)
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+        return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return x, layer_norm(x, weight_D, bias_D, epsilon)
 
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_forms import NativeCalls, forms, native, threads
+from native_forms import NativeCalls, all_native, forms, threads
 
 from hornbook.model.attention import CausalSelfAttention, EncoderSelfAttention
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native import attention as module
+from hornbook.ops.native.kernels import using
 from hornbook.ops.sequence_groups import group_sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -27,9 +28,9 @@ def example(lengths, heads, size, dtype, seed=0):
     return qkv, gradient, torch.tensor(firsts, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64), keys
 
 
-def compute(form, qkv, gradient, *sequences, use_pairs):
-    y, log_sums = module._forward(form, qkv, *sequences, use_pairs=use_pairs)
-    return y, module._backward(form, gradient, qkv, log_sums, *sequences, use_pairs=use_pairs)
+def compute(form, qkv, gradient, *sequences):
+    y, log_sums = module._forward(form, qkv, *sequences)
+    return y, module._backward(form, gradient, qkv, log_sums, *sequences)
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,16 +41,15 @@ def compute(form, qkv, gradient, *sequences, use_pairs):
     is_causal=st.booleans(),
     probability=st.sampled_from([0.0, 0.3]),
     dtype=st.sampled_from(DTYPES),
-    use_pairs=st.booleans(),
     num_threads=st.integers(1, 2),
 )
-def test_attention_and_gradients(lengths, heads, size, is_causal, probability, dtype, use_pairs, num_threads):
+def test_attention_and_gradients(lengths, heads, size, is_causal, probability, dtype, num_threads):
     qkv, gradient, firsts, lengths, keys = example(lengths, heads, size, dtype)
     sequences = (firsts, lengths, is_causal, keys if probability else None, 3, probability)
     right = module.exact_attention(gradient, qkv, *sequences)
     for form in forms():
         with threads(num_threads):
-            ours = compute(form, qkv, gradient, *sequences, use_pairs=use_pairs)
+            ours = compute(form, qkv, gradient, *sequences)
         for own, exact in zip(ours, right, strict=True):
             error = (own.double() - exact).norm() / max(float(exact.norm()), 1.0)
             assert error < (2e-6 if dtype == torch.float32 else 6e-3)
@@ -76,19 +76,19 @@ def test_same_bits_from_any_number_of_threads(dtype):
         for count in (1, 2, 3):
             with threads(count):
                 sequences = (firsts, lengths, True, keys, 3, 0.1)
-                results.append(compute(form, qkv, gradient, *sequences, use_pairs=True))
+                results.append(compute(form, qkv, gradient, *sequences))
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_operators_are_registered_properly():
     qkv, gradient, firsts, lengths, keys = example([5, 9], 2, 8, torch.float32)
-    with native(torch.float32):
-        for sequences in ((True, None, 0, 0.0), (False, keys, 2, 0.2)):
-            torch.library.opcheck(module.attention, (qkv.requires_grad_(), firsts, lengths, *sequences))
-        log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2)[1]
-        arguments = (gradient, qkv.detach(), firsts, lengths, keys, log_sums, False, 2, 0.2)
-        torch.library.opcheck(module.attention_backward, arguments)
+    isa = forms()[0].isa
+    for sequences in ((True, None, 0, 0.0), (False, keys, 2, 0.2)):
+        torch.library.opcheck(module.attention, (qkv.requires_grad_(), firsts, lengths, *sequences, isa))
+    log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2, isa)[1]
+    arguments = (gradient, qkv.detach(), firsts, lengths, keys, log_sums, False, 2, 0.2, isa)
+    torch.library.opcheck(module.attention_backward, arguments)
 
 
 def test_wide_scores():
@@ -125,7 +125,7 @@ def test_layers_compute_with_it(kind, probability, dtype):
         return y.detach(), inputs.grad, layer.qkv.weight.grad.clone(), layer.out.weight.grad.clone()
 
     theirs = run()
-    with native(dtype), NativeCalls() as calls:
+    with using(all_native()), NativeCalls() as calls:
         ours = run()
     assert calls.names >= {"attention", "attention_backward"}
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -144,5 +144,5 @@ def test_a_split_of_ones_own_is_respected():
     layer.out.draw(Draw(0, "attention.out"))
     x, context = torch.randn(1, 9, 8), {"keys": torch.zeros(1, 9, dtype=torch.int64)}
     right = layer(x, context)
-    with native(torch.float32):
+    with using(all_native()):
         torch.testing.assert_close(layer(x, context), right)

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_forms import NativeCalls, forms, native, threads
+from native_forms import NativeCalls, all_native, forms, threads
 from torch.nn import functional
 
 from hornbook.ops import layers
 from hornbook.ops.native import layer_norm as module
+from hornbook.ops.native.kernels import using
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -79,12 +80,12 @@ def test_same_bits_from_any_number_of_threads(dtype):
 def test_operators_are_registered_properly():
     x = torch.randn(4, 5, 12, requires_grad=True)
     weight, bias = (torch.randn(12, requires_grad=True) for _ in range(2))
-    with native(torch.float32):
-        torch.library.opcheck(module.layer_norm, (x, weight, bias, 1e-5))
-        gradient, statistics = torch.randn(4, 5, 12), torch.ones(20)
-        arguments = (gradient, x.detach(), weight.detach(), statistics, statistics)
-        torch.library.opcheck(module.layer_norm_backward, (*arguments, None))
-        torch.library.opcheck(module.layer_norm_backward, (*arguments, gradient))
+    isa = forms()[0].isa
+    torch.library.opcheck(module.layer_norm, (x, weight, bias, 1e-5, isa))
+    gradient, statistics = torch.randn(4, 5, 12), torch.ones(20)
+    arguments = (gradient, x.detach(), weight.detach(), statistics, statistics)
+    torch.library.opcheck(module.layer_norm_backward, (*arguments, None, isa))
+    torch.library.opcheck(module.layer_norm_backward, (*arguments, gradient, isa))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,7 +101,7 @@ def test_a_residual_branch_gets_the_sum_of_both_gradients(dtype):
         return torch.autograd.grad((beside, normed), leaves, (of_x, of_norm))
 
     _, right, of_weight, of_bias = exact(x.flatten(0, 1), weight, bias, of_norm.flatten(0, 1))
-    with native(dtype), NativeCalls() as calls:
+    with using(all_native()), NativeCalls() as calls:
         ours = gradients()
     assert calls.names == {"layer_norm", "layer_norm_backward"}
     right = right.view_as(x) + of_x.double()

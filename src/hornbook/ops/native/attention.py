@@ -11,19 +11,8 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form, find, pairs_are_fast
+from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
-
-
-def takes(qkv: Tensor) -> bool:
-    """Tell whether the native form attends with queries, keys and values like these."""
-    return kernels.is_native(qkv) and form_for(qkv.dtype) is not None
-
-
-def form_for(dtype: torch.dtype) -> Form | None:
-    """Return the fastest form that is right on this processor, None without one."""
-    return find(f"attention_{SUFFIXES[dtype]}", lambda form: agrees(form, dtype, use_pairs=pairs_are_fast()))
 
 
 @torch.library.custom_op("hornbook::attention", mutates_args=(), device_types="cpu")
@@ -35,6 +24,7 @@ def attention(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    isa: str,
 ) -> tuple[Tensor, Tensor]:
     """Return ``drop(softmax(q kᵀ / √K)) v`` and the logarithms of the softmax's sums.
 
@@ -46,11 +36,12 @@ def attention(
         keys_HN: int64 in [0, 2³²), one a head and token; None for no dropout.
         site: number of the dropout in the model.
         probability: share of weights to drop, in [0, 1).
+        isa: instruction set of the form that computes it and its gradients.
 
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
     """
-    return _forward(_form(qkv_N3HK), qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    return _forward(Form(isa), qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
 
 
 @attention.register_fake
@@ -62,6 +53,7 @@ def _(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    isa: str,
 ) -> tuple[Tensor, Tensor]:
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_empty(num_tokens, num_heads, size)
@@ -79,9 +71,10 @@ def attention_backward(
     is_causal: bool,
     site: int,
     probability: float,
+    isa: str,
 ) -> Tensor:
     """Return the gradient of ``qkv``; arguments as of ``attention``."""
-    form, sequences = _form(qkv_N3HK), (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    form, sequences = Form(isa), (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
     return _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
 
 
@@ -96,28 +89,23 @@ def _(
     is_causal: bool,
     site: int,
     probability: float,
+    isa: str,
 ) -> Tensor:
     return qkv_N3HK.new_empty(qkv_N3HK.shape)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability = inputs
+    qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, isa = inputs
     ctx.save_for_backward(qkv_N3HK, firsts_S, lengths_S, keys_HN, output[1])
-    ctx.settings = (is_causal, site, probability)
+    ctx.settings = (is_causal, site, probability, isa)
     ctx.mark_non_differentiable(output[1])
 
 
 def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 6
+    return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 7
 
 
 attention.register_autograd(_of_inputs, setup_context=_setup_context)
-
-
-def _form(qkv_N3HK: Tensor) -> Form:
-    form = form_for(qkv_N3HK.dtype)
-    assert form is not None, "the caller asks `takes` first"
-    return form
 
 
 def _forward(
@@ -129,17 +117,14 @@ def _forward(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
-    *,
-    use_pairs: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     qkv_N3HK = qkv_N3HK.contiguous()
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_zeros(num_tokens, num_heads, size)
     log_sums_HN = qkv_N3HK.new_zeros(num_heads, num_tokens, dtype=torch.float32)
     problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-    use_pairs = pairs_are_fast() if use_pairs is None else use_pairs
     name = f"attention_forward_{SUFFIXES[qkv_N3HK.dtype]}"
-    form(name, *problem, *qkv_N3HK.unbind(1), y_NHK, log_sums_HN, int(use_pairs), torch.get_num_threads())
+    form(name, *problem, *qkv_N3HK.unbind(1), y_NHK, log_sums_HN, torch.get_num_threads())
     return y_NHK, log_sums_HN
 
 
@@ -154,16 +139,13 @@ def _backward(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
-    *,
-    use_pairs: bool | None = None,
 ) -> Tensor:
     qkv_N3HK = qkv_N3HK.contiguous()
     of_qkv_N3HK = torch.zeros_like(qkv_N3HK)
     problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-    use_pairs = pairs_are_fast() if use_pairs is None else use_pairs
     form(
         f"attention_backward_{SUFFIXES[qkv_N3HK.dtype]}", *problem, *qkv_N3HK.unbind(1), log_sums_HN,
-        gradient_NHK.contiguous(), *of_qkv_N3HK.unbind(1), int(use_pairs), torch.get_num_threads(),
+        gradient_NHK.contiguous(), *of_qkv_N3HK.unbind(1), torch.get_num_threads(),
     )  # fmt: skip
     return of_qkv_N3HK
 
@@ -187,7 +169,7 @@ def _problem(
     return torch.tensor(sizes), factors, keys_HN, firsts_S.contiguous(), lengths_S.contiguous()
 
 
-def agrees(form: Form, dtype: torch.dtype, *, use_pairs: bool) -> bool:
+def _agrees(form: Form, dtype: torch.dtype) -> bool:
     """Compare a form with its formula in float64: three sequences, both directions and causal, with dropout."""
     generator = torch.Generator().manual_seed(0)
     qkv_N3HK = torch.randn(90, 3, 2, 19, generator=generator).to(dtype)
@@ -196,8 +178,8 @@ def agrees(form: Form, dtype: torch.dtype, *, use_pairs: bool) -> bool:
     keys_HN = torch.randint(1 << 32, (2, 90), generator=generator)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for sequences in ((firsts_S, lengths_S, True, None, 0, 0.0), (firsts_S, lengths_S, False, keys_HN, 3, 0.3)):
-        y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences, use_pairs=use_pairs)
-        ours = y_NHK, _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences, use_pairs=use_pairs)
+        y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
+        ours = y_NHK, _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
         pairs = zip(ours, exact_attention(gradient_NHK, qkv_N3HK, *sequences), strict=True)
         if not all(torch.allclose(own.double(), right, rtol=tolerance, atol=tolerance) for own, right in pairs):
             return False
@@ -233,3 +215,23 @@ def exact_attention(
         gradients = of_scores_Htt @ k_HtK, of_scores_Htt.mT @ q_HtK, (weights_Htt * kept_Htt).mT @ g_HtK
         of_qkv_N3HK[own] = torch.stack(gradients).permute(2, 0, 1, 3)
     return y_NHK, of_qkv_N3HK
+
+
+def _kernel(dtype: torch.dtype) -> Kernel:
+    def trial(form: Form | None) -> None:
+        qkv_N3HK = torch.ones(256, 3, 2, 64, dtype=dtype)
+        if form is None:
+            q_HtK, k_HtK, v_HtK = qkv_N3HK.permute(1, 2, 0, 3)
+            weights_Htt = (q_HtK @ k_HtK.mT).float().softmax(-1).to(dtype)
+            g_HtK = weights_Htt @ v_HtK
+            of_weights_Htt = (g_HtK @ v_HtK.mT).float().mul_(weights_Htt).to(dtype)
+            _ = of_weights_Htt @ k_HtK, of_weights_Htt.mT @ q_HtK, weights_Htt.mT @ g_HtK
+        else:
+            sequences = (torch.tensor([0]), torch.tensor([256]), False, None, 0, 0.0)
+            y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
+            _backward(form, y_NHK, qkv_N3HK, log_sums_HN, *sequences)
+
+    return Kernel(f"attention_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
+
+
+KERNELS = tuple(map(_kernel, SUFFIXES))

@@ -35,9 +35,8 @@ INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
-    "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-"""The flags of each form, slowest first; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
+"""The flags of each form; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")

@@ -4,19 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form, find
+from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
-
-
-def takes(logits: Tensor) -> bool:
-    """Tell whether the native form computes losses of logits like these, or of the hidden states before them."""
-    return kernels.is_native(logits) and form_for(logits.dtype) is not None
-
-
-def form_for(dtype: torch.dtype) -> Form | None:
-    """Return the fastest form that is right on this processor, None without one."""
-    return find(f"cross_entropy_{SUFFIXES[dtype]}", lambda form: _agrees(form, dtype))
 
 
 @torch.library.custom_op("hornbook::cross_entropy_", mutates_args=("logits_CV",), device_types="cpu")
@@ -27,6 +16,7 @@ def cross_entropy_(
     num_real: int,
     with_gradient: bool,
     with_predictions: bool,
+    isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of ``softmax(logits + bias)``; the logits become the gradients of the losses' sum.
 
@@ -37,14 +27,13 @@ def cross_entropy_(
         num_real: columns that exist; those after it are padding, whose gradients are zero.
         with_gradient: whether to write gradients; without, the logits stay.
         with_predictions: whether to return predictions.
+        isa: instruction set of the form that computes it.
 
     Returns:
         Losses in nats, ``[C]`` fp32; the first largest column of each scored row, int64, -1 elsewhere, ``[C]`` or
         empty; the gradient of the bias, fp32 ``[num_real]``, or empty.
     """
-    form = form_for(logits_CV.dtype)
-    assert form is not None, "the caller asks `takes` first"
-    return _compute(form, logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
+    return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
 
 
 @cross_entropy_.register_fake
@@ -55,6 +44,7 @@ def _(
     num_real: int,
     with_gradient: bool,
     with_predictions: bool,
+    isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
 
@@ -105,3 +95,19 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     is_close = all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs)
     return is_same and is_close and not gradient[:, 71:].any()
+
+
+def _kernel(dtype: torch.dtype) -> Kernel:
+    def trial(form: Form | None) -> None:
+        logits, targets = torch.ones(64, 8192, dtype=dtype), torch.arange(64)
+        if form is None:
+            logarithms = torch.log_softmax(logits, -1, dtype=torch.float32)
+            logarithms.gather(1, targets.unsqueeze(1)).sum()
+            logarithms.exp_().to(dtype)
+        else:
+            _compute(form, logits, targets, None, 8192, True, False)
+
+    return Kernel(f"cross_entropy_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
+
+
+KERNELS = tuple(map(_kernel, SUFFIXES))

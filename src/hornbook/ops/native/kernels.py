@@ -1,57 +1,35 @@
 """Whose operators compute: PyTorch's, or hornbook's own (``precision.kernels``).
 
 One setting of the process, like the number of threads: ``use`` sets it, and the operators of `hornbook.ops` ask
-``is_native`` when they are called. A kernel whose check fails computes with PyTorch whatever is set.
+``form_of`` when they are called. `hornbook.ops.native.choice` makes the setting of a run.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.library import instruction_sets, load
-
-KernelChoice = Literal["auto", "torch", "native"]
-_AUTO_DTYPES = (torch.bfloat16,)
-"""fp32 stays with PyTorch unless asked otherwise: its products are as fast there, and old runs keep their numbers."""
+from hornbook.ops.native.library import Form
+from hornbook.ops.native.operands import SUFFIXES
 
 
 @dataclass(frozen=True)
 class Kernels:
     """Whose operators compute, and why."""
 
-    is_native: bool
     why: str
-    dtypes: tuple[torch.dtype, ...] = ()
-    """Dtypes of the activations that native operators take."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """The instruction set of each kernel that computes, by its name; PyTorch computes all others."""
     keeps_packed: bool = True
-    """Whether packed weights may be kept until the weight's version changes; not where weights come and go (FSDP)."""
+    """Whether packed weights are kept until a weight's version changes; not where weights come and go (FSDP)."""
 
     def __str__(self) -> str:
-        return f"{'native' if self.is_native else 'torch'} ({self.why})"
+        forms = ", ".join(f"{kernel} {isa}" for kernel, isa in self.forms.items())
+        return f"native: {forms} ({self.why})" if forms else f"torch ({self.why})"
 
 
-TORCH = Kernels(is_native=False, why="not asked for")
-_in_use = TORCH
-
-
-def choose(asked: KernelChoice, device: torch.device, dtype: torch.dtype, *, keeps_packed: bool = True) -> Kernels:
-    """Return whose operators ``precision.kernels = asked`` means for activations of ``dtype`` on ``device``."""
-    if asked == "torch":
-        return Kernels(is_native=False, why="precision.kernels")
-    if device.type != "cpu":
-        return Kernels(is_native=False, why=f"native operators are for CPUs, and this is {device.type}")
-    dtypes = (torch.float32, torch.bfloat16) if asked == "native" else _AUTO_DTYPES
-    if dtype not in dtypes:
-        return Kernels(is_native=False, why=f"auto takes native operators for bf16, and this is {dtype}")
-    built = load()
-    if isinstance(built, BuildError):
-        return Kernels(is_native=False, why=str(built))
-    if not instruction_sets():
-        return Kernels(is_native=False, why="the processor has no AVX2")
-    return Kernels(is_native=True, why=instruction_sets()[0], dtypes=dtypes, keeps_packed=keeps_packed)
+_in_use = Kernels(why="nothing else was asked for")
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -61,11 +39,24 @@ def use(kernels: Kernels) -> Kernels:
     return before
 
 
+@contextmanager
+def using(kernels: Kernels) -> Iterator[None]:
+    """Let ``kernels`` compute within the block."""
+    before = use(kernels)
+    try:
+        yield
+    finally:
+        use(before)
+
+
 def in_use() -> Kernels:
     """Return whose operators compute now."""
     return _in_use
 
 
-def is_native(x: Tensor) -> bool:
-    """Tell whether native operators take activations like ``x``."""
-    return _in_use.is_native and x.dtype in _in_use.dtypes and x.device.type == "cpu"
+def form_of(operator: str, x: Tensor) -> Form | None:
+    """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it."""
+    if not _in_use.forms or x.device.type != "cpu" or x.dtype not in SUFFIXES:
+        return None
+    isa = _in_use.forms.get(f"{operator}_{SUFFIXES[x.dtype]}")
+    return None if isa is None else Form(isa)

@@ -9,23 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form, find
+from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES, rows
 
 
-def takes(x: Tensor, weight_D: Tensor) -> bool:
-    """Tell whether the native form normalizes ``x`` with gain and bias like ``weight``."""
-    return kernels.is_native(x) and weight_D.dtype == torch.float32 and form_for(x.dtype) is not None
-
-
-def form_for(dtype: torch.dtype) -> Form | None:
-    """Return the fastest form that is right on this processor, None without one."""
-    return find(f"layer_norm_{SUFFIXES[dtype]}", lambda form: _agrees(form, dtype))
-
-
 @torch.library.custom_op("hornbook::layer_norm", mutates_args=(), device_types="cpu")
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm of ``x`` ``[..., D]`` in its dtype, and the rows' means and inverse deviations, fp32 ``[N]``.
 
     Args:
@@ -33,12 +22,13 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> t
         weight_D: gain, fp32.
         bias_D: fp32.
         epsilon: added to the variance.
+        isa: instruction set of the form that computes it and its gradients.
     """
-    return _forward(_form(x), x, weight_D, bias_D, epsilon)
+    return _forward(Form(isa), x, weight_D, bias_D, epsilon)
 
 
 @layer_norm.register_fake
-def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
     num_rows = x.numel() // x.shape[-1]
     means_N, inverse_stds_N = (x.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
     return x.new_empty(x.shape), means_N, inverse_stds_N
@@ -46,55 +36,64 @@ def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tens
 
 @torch.library.custom_op("hornbook::layer_norm_backward", mutates_args=(), device_types="cpu")
 def layer_norm_backward(
-    gradient: Tensor, x: Tensor, weight_D: Tensor, means_N: Tensor, inverse_stds_N: Tensor, residual: Tensor | None
+    gradient: Tensor,
+    x: Tensor,
+    weight_D: Tensor,
+    means_N: Tensor,
+    inverse_stds_N: Tensor,
+    residual: Tensor | None,
+    isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``x``, plus ``residual`` if given, of gain and of bias; arguments as of the norm."""
-    return _backward(_form(x), gradient, x, weight_D, means_N, inverse_stds_N, residual)
+    return _backward(Form(isa), gradient, x, weight_D, means_N, inverse_stds_N, residual)
 
 
 @layer_norm_backward.register_fake
 def _(
-    gradient: Tensor, x: Tensor, weight_D: Tensor, means_N: Tensor, inverse_stds_N: Tensor, residual: Tensor | None
+    gradient: Tensor,
+    x: Tensor,
+    weight_D: Tensor,
+    means_N: Tensor,
+    inverse_stds_N: Tensor,
+    residual: Tensor | None,
+    isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(weight_D), torch.empty_like(weight_D)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight_D, _, _ = inputs
+    x, weight_D, _, _, ctx.isa = inputs
     ctx.save_for_backward(x, weight_D, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *layer_norm_backward(gradient, *ctx.saved_tensors, None), None
+    return *layer_norm_backward(gradient, *ctx.saved_tensors, None, ctx.isa), None, None
 
 
 layer_norm.register_autograd(_of_inputs, setup_context=_setup_context)
 
 
-def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor]:
     """Return ``x`` and its norm; arguments as for ``layer_norm``."""
-    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon)  # type: ignore[no-untyped-call]
+    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon, isa)  # type: ignore[no-untyped-call]
     return beside, normed
 
 
 class _Beside(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        y, *statistics = layer_norm(x, weight_D, bias_D, epsilon)
+    def forward(
+        ctx: Any, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str
+    ) -> tuple[Tensor, Tensor]:
+        y, *statistics = layer_norm(x, weight_D, bias_D, epsilon, isa)
+        ctx.isa = isa
         ctx.save_for_backward(x, weight_D, *statistics)
         return x.view_as(x), y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         residual, gradient = gradients
-        return *layer_norm_backward(gradient, *ctx.saved_tensors, residual), None
-
-
-def _form(x: Tensor) -> Form:
-    form = form_for(x.dtype)
-    assert form is not None, "the caller asks `takes` first"
-    return form
+        return *layer_norm_backward(gradient, *ctx.saved_tensors, residual, ctx.isa), None, None
 
 
 def _forward(form: Form, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,3 +143,21 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     pairs = zip(ours, right, strict=True)
     return all(torch.allclose(own.double(), exact, rtol=tolerance, atol=tolerance) for own, exact in pairs)
+
+
+def _kernel(dtype: torch.dtype) -> Kernel:
+    def trial(form: Form | None) -> None:
+        x = torch.ones(512, 384, dtype=dtype)
+        weight_D, bias_D = torch.ones(2, 384)
+        if form is None:
+            y, means, inverse_stds = torch.native_layer_norm(x, (384,), weight_D, bias_D, 1e-5)
+            wanted = [True, dtype == torch.float32, dtype == torch.float32]
+            torch.ops.aten.native_layer_norm_backward(y, x, (384,), means, inverse_stds, weight_D, bias_D, wanted)
+        else:
+            y, means, inverse_stds = _forward(form, x, weight_D, bias_D, 1e-5)
+            _backward(form, y, x, weight_D, means, inverse_stds, None)
+
+    return Kernel(f"layer_norm_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
+
+
+KERNELS = tuple(map(_kernel, SUFFIXES))

@@ -1,27 +1,38 @@
-"""The compiled library: loaded once, and for each kernel the fastest form that is right on this processor.
+"""The compiled library, loaded once, and its kernels: which of their forms are right here, and how fast.
 
-    find("linear", "bf16", check)  ->  Form(isa="avx512bf16", ...)
-    form("linear_product_bf16", x.data_ptr(), ...)     calls hb_avx512bf16_linear_product_bf16
+::
 
-A kernel is a group of C functions that are checked together. The check compares a form with PyTorch on small inputs, in
-milliseconds, when the kernel is first asked for; a form that disagrees is never chosen, and `faults` names it.
+    Kernel("linear_bf16", dtype, check, trial)      a group of C functions that are chosen together
+    seconds(kernel)  ->  {"avx512": 0.0011, "avx512bf16": 0.0018, "torch": 0.0019}
+    Form("avx512")("linear_product_bf16", x, ...)   calls hb_avx512_linear_product_bf16
+
+Age does not tell which form is the fastest: an Intel processor without AMX multiplies bf16 pairs at half the rate of
+floats, an AMD one at twice. So each form is timed once a machine, in milliseconds, and the times are kept beside the
+library. A form is compared with PyTorch when a process chooses it; one that disagrees is never used.
 """
 
 import ctypes
 import functools
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hornbook.errors import StorageError
+from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.build import INSTRUCTION_SETS, BuildError, library
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.environment import cpu_model
 
-_forms: dict[str, "Form | None"] = {}
-faults: list[str] = []
-"""What forms disagreed with PyTorch in this process, for the notes: "linear_bf16 (amx)"."""
+PYTORCH = "torch"
+"""Stands for PyTorch's operators among the names of instruction sets."""
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,25 @@ class Form:
         A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; all C
         functions of the library take nothing else.
         """
-        function(self.isa, name)(*map(_word, arguments))
+        _function(self.isa, name)(*map(_word, arguments))
 
     def integer(self, name: str, *arguments: int) -> int:
         """Call ``hb_<isa>_<name>``, which returns an int64."""
-        return int(function(self.isa, name)(*map(_word, arguments)))
+        return int(_function(self.isa, name)(*map(_word, arguments)))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A group of C functions that are checked, timed and chosen together."""
+
+    name: str
+    """Ends in the dtype: ``linear_bf16``."""
+    dtype: torch.dtype
+    """Of the activations."""
+    check: Callable[[Form], bool]
+    """Compares a form with PyTorch's operators on small inputs."""
+    trial: Callable[[Form | None], None]
+    """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
 
 
 @functools.cache
@@ -56,16 +81,8 @@ def load() -> ctypes.CDLL | BuildError:
 
 
 @functools.cache
-def function(isa: str, name: str) -> Any:
-    """Return the C function ``hb_<isa>_<name>`` of the loaded library; arguments and result are 64-bit words."""
-    found = getattr(load(), f"hb_{isa}_{name}")
-    found.restype = ctypes.c_int64
-    return found
-
-
-@functools.cache
 def instruction_sets() -> tuple[str, ...]:
-    """Return the forms that library, processor and system have, fastest first; none where nothing can be built."""
+    """Return the forms that library and processor have, the newest first; none where nothing can be built."""
     built = load()
     if isinstance(built, BuildError):
         return ()
@@ -75,29 +92,67 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 @functools.cache
-def pairs_are_fast() -> bool:
-    """Tell whether this processor multiplies pairs of bf16 faster than it does floats; Intel's without tiles do not."""
-    built = load()
-    return not isinstance(built, BuildError) and bool(built.hb_pairs_are_fast())
+def is_right(kernel: Kernel, isa: str) -> bool:
+    """Tell whether this machine has the form, and whether it passes the kernel's check; checked once a process."""
+    with torch.no_grad():
+        return isa in instruction_sets() and kernel.check(Form(isa))
 
 
-def find(kernel: str, check: Callable[[Form], bool]) -> Form | None:
-    """Return the fastest form of a kernel that passes its check; None where there is none.
+def seconds(kernel: Kernel) -> Mapping[str, float]:
+    """Return by instruction set, and for ``PYTORCH``, what the kernel's trial takes; wrong forms are left out.
 
-    Args:
-        kernel: its name, for the cache and for ``faults``.
-        check: compares a form with PyTorch's operators on small inputs.
+    Measured on one thread by processor time, which a busy machine hardly changes, and once a machine, so that the
+    choice is the same tomorrow.
     """
-    if kernel not in _forms:
-        _forms[kernel] = None
-        for isa in instruction_sets():
-            with torch.no_grad():
-                is_right = check(Form(isa))
-            if is_right:
-                _forms[kernel] = Form(isa)
-                break
-            faults.append(f"{kernel} ({isa})")
-    return _forms[kernel]
+    times = _known_seconds().get(kernel.name)
+    if times is None or not set(times) >= {PYTORCH, *instruction_sets()}:
+        times = _measure(kernel)
+        with suppress(StorageError):  # a cache that cannot be written is measured again
+            of_processor = {**_known_seconds(), kernel.name: times}
+            replace_file(_times_file(), dump_json({**_all_seconds(), cpu_model(): of_processor}))
+    return {isa: taken for isa, taken in times.items() if isa == PYTORCH or is_right(kernel, isa)}
+
+
+def _measure(kernel: Kernel) -> dict[str, float]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *instruction_sets())}
+    try:
+        with torch.no_grad():
+            for _ in range(1 + _ROUNDS):
+                for isa, times in taken.items():
+                    start = time.thread_time()
+                    kernel.trial(None if isa == PYTORCH else Form(isa))
+                    times.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return {isa: statistics.median(times[1:]) for isa, times in taken.items()}
+
+
+def _times_file() -> Path:
+    return library().with_name("seconds.json")
+
+
+def _all_seconds() -> dict[str, Any]:
+    try:
+        content = read_json(_times_file(), "the times of native operators") if _times_file().exists() else {}
+    except (DataError, StorageError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _known_seconds() -> dict[str, dict[str, float]]:
+    """Return the measured times of this kind of processor, by kernel."""
+    known = _all_seconds().get(cpu_model())
+    return known if isinstance(known, dict) else {}
+
+
+@functools.cache
+def _function(isa: str, name: str) -> Any:
+    """Return the C function ``hb_<isa>_<name>``; its arguments and its result are 64-bit words."""
+    found = getattr(load(), f"hb_{isa}_{name}")
+    found.restype = ctypes.c_int64
+    return found
 
 
 def _word(argument: "int | Tensor | None") -> ctypes.c_int64 | ctypes.c_void_p:

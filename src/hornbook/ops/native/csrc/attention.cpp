@@ -325,47 +325,35 @@ Attention of(const i64* s, const float* factors, const i64* keys, const i64* fir
           s[10], s[11], s[12], keys, firsts, lengths, factors[0], factors[1]};
 }
 
-// Calls body with the kind of product.
-template <class T, class Body>
-void with_kind(i64 use_pairs, Body body) {
+// How a dtype is multiplied.
+template <class T>
+struct KindOf {
+  using type = Single;
+};
 #ifdef __AVX512BF16__
-  if constexpr (sizeof(T) == 2)
-    if (use_pairs) return body(Pairs{});
+template <>
+struct KindOf<bf16> {
+  using type = Pairs;
+};
 #endif
-  (void)use_pairs;
-  body(Single{});
-}
-
-template <class T>
-void attend_all(const Attention& a, const Forward<T>& t, i64 use_pairs, i64 threads) {
-  with_kind<T>(use_pairs, [&](auto kind) {
-    for_heads(a, threads, [&](i64 i, i64 head) { attend<decltype(kind)>(a, t, i, head); });
-  });
-}
-
-template <class T>
-void differentiate_all(const Attention& a, const Backward<T>& t, i64 use_pairs, i64 threads) {
-  with_kind<T>(use_pairs, [&](auto kind) {
-    for_heads(a, threads, [&](i64 i, i64 head) { differentiate_head<decltype(kind)>(a, t, i, head); });
-  });
-}
 
 }  // namespace
 
-// `sizes`: the integers of Attention in its order; `factors`: its floats. `use_pairs`: whether to multiply bf16 in pairs,
-// where the instruction set has that, or as floats.
+// `sizes`: the integers of Attention in its order; `factors`: its floats.
 #define ATTENTION(suffix, T)                                                                                          \
   HB_EXPORT(void, attention_forward_##suffix)                                                                         \
   (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const T* q,        \
-   const T* k, const T* v, T* y, float* log_sums, i64 use_pairs, i64 threads) {                                       \
-    attend_all<T>(of(sizes, factors, keys, firsts, lengths), {q, k, v, y, log_sums}, use_pairs, threads);             \
+   const T* k, const T* v, T* y, float* log_sums, i64 threads) {                                                      \
+    const Attention a = of(sizes, factors, keys, firsts, lengths);                                                    \
+    const Forward<T> t{q, k, v, y, log_sums};                                                                         \
+    for_heads(a, threads, [&](i64 i, i64 head) { attend<KindOf<T>::type>(a, t, i, head); });                          \
   }                                                                                                                   \
   HB_EXPORT(void, attention_backward_##suffix)                                                                        \
   (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const T* q,        \
-   const T* k, const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v, i64 use_pairs,        \
-   i64 threads) {                                                                                                     \
-    const Backward<T> tensors{q, k, v, log_sums, gradient, of_q, of_k, of_v};                                         \
-    differentiate_all<T>(of(sizes, factors, keys, firsts, lengths), tensors, use_pairs, threads);                     \
+   const T* k, const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v, i64 threads) {        \
+    const Attention a = of(sizes, factors, keys, firsts, lengths);                                                    \
+    const Backward<T> t{q, k, v, log_sums, gradient, of_q, of_k, of_v};                                               \
+    for_heads(a, threads, [&](i64 i, i64 head) { differentiate_head<KindOf<T>::type>(a, t, i, head); });              \
   }
 ATTENTION(f32, float)
 ATTENTION(bf16, bf16)

@@ -4,8 +4,8 @@
 //   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
 //   result                    [rows][W] floats, added up over the steps in order
 //
-// Three kinds of product: floats; bf16 pairs with AVX512-BF16; 32 bf16 at once with AMX tiles (tiles.h). bf16 without
-// either is converted to float when it is packed, and multiplied as float.
+// Two kinds of product: floats, and bf16 pairs with AVX512-BF16. Without the latter, bf16 is converted to float when it
+// is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
 #pragma once
 #include "simd.h"
 #include "threads.h"
