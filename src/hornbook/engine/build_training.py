@@ -45,7 +45,7 @@ def build_training(
     """
     refuse_layout(recipe, world)
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
-    use(choose(precision.kernels, world.device, dtype, earlier=forms, keeps_packed=not world.is_sharded))
+    use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
         model = build_model(recipe.model, dtype)
     is_pipelined = world.pipeline.size > 1

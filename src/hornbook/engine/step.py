@@ -20,6 +20,7 @@ from hornbook.engine.loss_scale import Scaled
 from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.native.kernels import weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import Ranks, World
@@ -104,7 +105,8 @@ def train_step(
     counts, size = global_counts(micro_batches, objective, ranks)
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
+    with weights_unchanged():
+        sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
     terms = means(sums, counts)
     if scale != 1.0:
         home.divide_gradients(scale)

@@ -1,25 +1,15 @@
-"""The arithmetic of the layers: linear maps, activations and layer norm, as functions on tensors.
-
-Layer norm: PyTorch's backward pass on a CPU adds the gradients of gain and bias over tokens in the dtype of the
-activations. A bf16 sum stops growing once an addend is less than 1/512 of it, so over 16,384 tokens these gradients
-were up to 75 % off. Here PyTorch computes the gradient of the input alone, and the sums over tokens come from the
-backward pass of its batch norm, which reads bf16 and accumulates in fp32. On other devices PyTorch accumulates in fp32
-itself, but takes gain and bias only in the dtype of the activations::
-
-    x_NM --layer norm, fp32 gain and bias--> y_NM, mean_N, inverse_std_N
-    g_NM --layer norm's backward-----------> dx_NM
-    normed_NM = (x - mean) · inverse_std     weight: Σ_n g · normed      bias: Σ_n g
-"""
+"""The arithmetic of the layers: linear maps, activations and layer norm, as functions on tensors."""
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.linear import linear as native_linear
@@ -119,8 +109,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
     if dtype != x.dtype and torch.is_grad_enabled():
-        y: Tensor = _MixedLayerNorm.apply(x, weight_D, bias_D, epsilon)  # type: ignore[no-untyped-call]
-        return y
+        return mixed_layer_norm(x, weight_D, bias_D, epsilon)
     return functional.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
 
 
@@ -134,45 +123,3 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype in which gain and bias are applied to activations of ``dtype``: fp32 to bf16 on a CPU."""
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
-
-
-class _MixedLayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> Tensor:
-        y, mean, inverse_std = torch.native_layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
-        ctx.save_for_backward(x, weight_D, bias_D, mean, inverse_std)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        gradient = gradients[0].contiguous()
-        x, weight_D, bias_D, mean, inverse_std = ctx.saved_tensors
-        of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight_D.shape, mean, inverse_std, weight_D, bias_D, [True, False, False]
-        )
-        rows = (-1, len(weight_D))
-        normed_ND = _normalize(x.reshape(rows), mean.flatten(), inverse_std.flatten())
-        return of_x, *_affine_gradients(gradient.view(rows), normed_ND), None
-
-
-def _normalize(x_ND: Tensor, mean_N: Tensor, inverse_std_N: Tensor) -> Tensor:
-    """Return ``(x - mean) · inverse_std``, computed in fp32, in the dtype of ``x``.
-
-    Batch norm with the rows as its channels does it in one pass; plain operations take three, or round the statistics.
-    """
-    ones_N = torch.ones_like(mean_N)
-    normed_1ND, _, _ = torch.native_batch_norm(
-        x_ND.unsqueeze(0), inverse_std_N, None, mean_N, ones_N, training=False, momentum=0.0, eps=0.0
-    )
-    return normed_1ND.squeeze(0)
-
-
-def _affine_gradients(gradient_ND: Tensor, normed_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``Σ_n g · normed`` and ``Σ_n g``, ``[D]``, read in bf16 and accumulated in fp32."""
-    zeros_D, ones_D = torch.tensor([[0.0], [1.0]]).repeat(1, gradient_ND.shape[1])
-    if not len(gradient_ND):  # PyTorch's batch norm divides by the number of rows
-        return zeros_D, zeros_D
-    _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-        gradient_ND, normed_ND, ones_D, zeros_D, ones_D, None, None, False, 0.0, [False, True, True]
-    )
-    return of_weight, of_bias

@@ -69,7 +69,7 @@ def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
 
 def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):
     (tiny_sources / "cpu.cpp").write_text("#error out of tune\n")
-    with pytest.raises(BuildError, match="fails: .*out of tune"):
+    with pytest.raises(BuildError, match=r"fails: .*out of tune"):
         library(tmp_path / "cache")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))

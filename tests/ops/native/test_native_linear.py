@@ -12,13 +12,21 @@ from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
 from hornbook.ops.native.build import INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.kernels import Kernels, use, using
+from hornbook.ops.native.kernels import use, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
 from hornbook.ops.native.linear import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 """Of the largest value; a bf16 result is rounded to one part in 256."""
+_PLAIN = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "nesterov": False,
+    "maximize": False,
+    "is_first_step": True,
+}
 CASES = list(itertools.product(INSTRUCTION_SETS, DTYPES))
 
 
@@ -153,15 +161,29 @@ def test_the_operators_pass_opcheck(name):
 
 def test_a_changed_weight_is_packed_anew():
     weight, x, isa = torch.nn.Parameter(torch.ones(4, 3)), torch.ones(2, 3), instruction_sets()[0]
-    assert linear(x, weight, None, isa)[0, 0] == 3
-    with torch.no_grad():
-        weight.mul_(2)
-    assert linear(x, weight, None, isa)[0, 0] == 6
-    weight.data = torch.full((4, 3), 5.0)
-    assert linear(x, weight, None, isa)[0, 0] == 15
-    with using(Kernels(why="weights come and go", keeps_packed=False)):
-        weight.data.fill_(7.0)  # which no version tells
-        assert linear(x, weight, None, isa)[0, 0] == 21
+    for value in (1.0, 2.0, 3.0):
+        with torch.no_grad():
+            torch._fused_sgd_([weight.detach()], [weight - value], [], lr=1.0, **_PLAIN)  # which moves no version
+        with weights_unchanged():
+            assert linear(x, weight, None, isa)[0, 0] == 3 * value
+            assert linear(x, weight, None, isa)[0, 0] == 3 * value
+        weight.data = torch.full((4, 3), 5.0)
+        assert linear(x, weight, None, isa)[0, 0] == 15
+
+
+def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch):
+    packed = []
+    pack = module._pack
+    monkeypatch.setattr(module, "_pack", lambda *given: packed.append(given) or pack(*given))
+    weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
+    for _ in range(2):
+        with weights_unchanged():
+            for _ in range(3):
+                linear(torch.ones(2, 3, requires_grad=True), weight, None, isa).sum().backward()
+    assert len(packed) == 4, "for the output and for the gradient, in each of two periods"
+    for _ in range(2):
+        linear(torch.ones(2, 3), weight, None, isa)
+    assert len(packed) == 6
 
 
 def test_the_layers_take_the_native_form_only_where_it_is_chosen(monkeypatch):

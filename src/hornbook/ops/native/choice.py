@@ -32,7 +32,6 @@ def choose(
     dtype: torch.dtype,
     *,
     earlier: Mapping[str, str] | None = None,
-    keeps_packed: bool = True,
 ) -> Kernels:
     """Return whose operators compute a run.
 
@@ -41,7 +40,6 @@ def choose(
         device: of the run.
         dtype: of the activations.
         earlier: the forms that the run was computed with before, by kernel; None for a new run.
-        keeps_packed: see ``Kernels``.
     """
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
@@ -52,7 +50,7 @@ def choose(
     if not forms:
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
-    return Kernels(why=why, forms=forms, keeps_packed=keeps_packed)
+    return Kernels(why=why, forms=forms)
 
 
 def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -4,6 +4,7 @@ One setting of the process, like the number of threads: ``use`` sets it, and the
 ``form_of`` when they are called. `hornbook.ops.native.choice` makes the setting of a run.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +22,6 @@ class Kernels:
     why: str
     forms: Mapping[str, str] = field(default_factory=dict)
     """The instruction set of each kernel that computes, by its name; PyTorch computes all others."""
-    keeps_packed: bool = True
-    """Whether packed weights are kept until a weight's version changes; not where weights come and go (FSDP)."""
 
     def __str__(self) -> str:
         forms = ", ".join(f"{kernel} {isa}" for kernel, isa in self.forms.items())
@@ -30,6 +29,8 @@ class Kernels:
 
 
 _in_use = Kernels(why="nothing else was asked for")
+_periods = itertools.count(1)
+_period: int | None = None
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -52,6 +53,26 @@ def using(kernels: Kernels) -> Iterator[None]:
 def in_use() -> Kernels:
     """Return whose operators compute now."""
     return _in_use
+
+
+@contextmanager
+def weights_unchanged() -> Iterator[None]:
+    """Promise that weights stay as they are within the block, so that each is packed once.
+
+    A weight's version counter does not tell: PyTorch's fused optimizers leave it, and so does FSDP when it gathers a
+    weight anew.
+    """
+    global _period
+    before, _period = _period, next(_periods)
+    try:
+        yield
+    finally:
+        _period = before
+
+
+def period() -> int | None:
+    """Return a number of the block of ``weights_unchanged`` around the caller, None outside of one."""
+    return _period
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES, rows
 
@@ -147,15 +149,19 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
 
 def _kernel(dtype: torch.dtype) -> Kernel:
     def trial(form: Form | None) -> None:
-        x = torch.ones(512, 384, dtype=dtype)
+        x, gradient = torch.ones(2, 2048, 384, dtype=dtype)
         weight_D, bias_D = torch.ones(2, 384)
-        if form is None:
-            y, means, inverse_stds = torch.native_layer_norm(x, (384,), weight_D, bias_D, 1e-5)
-            wanted = [True, dtype == torch.float32, dtype == torch.float32]
-            torch.ops.aten.native_layer_norm_backward(y, x, (384,), means, inverse_stds, weight_D, bias_D, wanted)
-        else:
-            y, means, inverse_stds = _forward(form, x, weight_D, bias_D, 1e-5)
-            _backward(form, y, x, weight_D, means, inverse_stds, None)
+        if form is not None:
+            _, means_N, inverse_stds_N = _forward(form, x, weight_D, bias_D, 1e-5)
+            _backward(form, gradient, x, weight_D, means_N, inverse_stds_N, gradient)
+            return
+        with torch.enable_grad():
+            leaves = [tensor.requires_grad_() for tensor in (x.detach(), weight_D.detach(), bias_D.detach())]
+            if dtype == torch.float32:
+                y = functional.layer_norm(leaves[0], (384,), leaves[1], leaves[2], 1e-5)
+            else:
+                y = mixed_layer_norm(*leaves, 1e-5)
+            torch.autograd.grad((y, leaves[0]), leaves, (gradient, gradient))
 
     return Kernel(f"layer_norm_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
 

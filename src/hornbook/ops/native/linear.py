@@ -1,6 +1,6 @@
 """The linear layer: ``x Wᵀ + b`` with both gradients, weights packed once for all products with them.
 
-weight fp32 --pack--> panels in the dtype of x, kept until the weight changes
+weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
 x, panels  ---------> y                      linear
 g, panels of Wᵀ ----> gradient of x          linear_input_gradient
 g, x  --------------> dW, db in fp32         linear_weight_gradient
@@ -20,9 +20,9 @@ from hornbook.ops.native.operands import SUFFIXES, rows
 
 _Key = tuple[torch.dtype, bool, str]
 """Dtype of the activations, whether for the gradient, instruction set."""
-_Version = tuple[int, int] | None
-"""The weight's version counter and address; None for one that is not kept."""
-_packed: MutableMapping[Tensor, dict[_Key, tuple[_Version, Tensor]]] = WeakTensorKeyDictionary()
+_State = tuple[int, int]
+"""Of a weight: the period in which it does not change, and its address."""
+_packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
 @torch.library.custom_op("hornbook::linear", mutates_args=(), device_types="cpu")
@@ -120,14 +120,15 @@ class Products:
 
 
 def _panels(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
-    """Return the packed weight, kept from an earlier call if the weight has not changed since."""
-    keeps = kernels.in_use().keeps_packed and isinstance(weight, torch.nn.Parameter) and not weight.is_inference()
-    kept = _packed.setdefault(weight, {}) if keeps else {}
-    key, version = (dtype, for_gradient, form.isa), (weight._version, weight.data_ptr()) if keeps else None
-    known_version, panels = kept.get(key, (None, None))
-    if panels is None or known_version != version:
+    """Return the packed weight, that of an earlier call where nothing has changed since."""
+    period = kernels.period()
+    if period is None or not isinstance(weight, torch.nn.Parameter):
+        return _pack(form, weight, dtype, for_gradient, None)
+    kept, key, state = _packed.setdefault(weight, {}), (dtype, for_gradient, form.isa), (period, weight.data_ptr())
+    known_state, panels = kept.get(key, (None, None))
+    if panels is None or known_state != state:
         panels = _pack(form, weight, dtype, for_gradient, panels)
-        kept[key] = (version, panels)
+        kept[key] = (state, panels)
     return panels
 
 
@@ -206,14 +207,16 @@ def _trial_weights() -> tuple[Tensor, Tensor]:
 def _kernel(dtype: torch.dtype) -> Kernel:
     def trial(form: Form | None) -> None:
         x, g = torch.ones(2, 192, 384, dtype=dtype)
-        weight, weight_gradient = _trial_weights()
+        weight, of_weight = _trial_weights()
         if form is None:
             functional.linear(x, weight.to(dtype), weight[0].to(dtype))
             _ = g @ weight.to(dtype), g.t() @ x, g.sum(0)
         else:
-            _product(form, x, _panels(form, weight, dtype, for_gradient=False), weight, weight[0])
-            _product(form, g, _panels(form, weight, dtype, for_gradient=True), weight, None, for_gradient=True)
-            _add_weight_gradient(form, g, x, weight_gradient, weight_gradient[0], accumulate=False)
+            with kernels.weights_unchanged():
+                panels = [_panels(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+            _product(form, x, panels[0], weight, weight[0])
+            _product(form, g, panels[1], weight, None, for_gradient=True)
+            _add_weight_gradient(form, g, x, of_weight, of_weight[0].clone(), accumulate=False)
 
     return Kernel(f"linear_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
 
