@@ -1,4 +1,5 @@
 """The arithmetic of the layers: linear maps, activations and layer norm, as functions on tensors."""
+
 import functools
 import math
 from collections.abc import Callable

@@ -156,12 +156,12 @@ def _kernel(dtype: torch.dtype) -> Kernel:
             _backward(form, gradient, x, weight_D, means_N, inverse_stds_N, gradient)
             return
         with torch.enable_grad():
-            leaves = [tensor.requires_grad_() for tensor in (x.detach(), weight_D.detach(), bias_D.detach())]
+            leaf, gain_D, shift_D = (tensor.detach().requires_grad_() for tensor in (x, weight_D, bias_D))
             if dtype == torch.float32:
-                y = functional.layer_norm(leaves[0], (384,), leaves[1], leaves[2], 1e-5)
+                y = functional.layer_norm(leaf, (384,), gain_D, shift_D, 1e-5)
             else:
-                y = mixed_layer_norm(*leaves, 1e-5)
-            torch.autograd.grad((y, leaves[0]), leaves, (gradient, gradient))
+                y = mixed_layer_norm(leaf, gain_D, shift_D, 1e-5)
+            torch.autograd.grad((y, leaf), (leaf, gain_D, shift_D), (gradient, gradient))
 
     return Kernel(f"layer_norm_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
 
