@@ -13,7 +13,7 @@ from tiny_labelled import QUESTIONS, labelled_rows, word_pieces, write_jsonl, wr
 from torch import Tensor
 
 from hornbook.config import Recipe, load_recipe
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.parallel.world import World
@@ -21,7 +21,6 @@ from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
-from hornbook.samples.training_samples import build_samples
 
 SIZES = """
 model.num_layers=2 model.hidden_size=32 model.num_heads=4 model.vocab_size=70 model.max_positions=16

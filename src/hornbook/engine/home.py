@@ -77,7 +77,13 @@ class InMemory:
         self.model, self.moments, self._world = model, moments, world
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
         self._parameters = [
-            (name, parameter, role_of(name, parameter), num_parts_of(name))
+            (
+                name,
+                parameter,
+                role_of(name, parameter),
+                num_parts_of(name),
+                None if world.mesh is None else Holders(world.holders, world.num_copies(cut_axes(parameter))),
+            )
             for name, parameter in model.own_parameters()
             if not parameter.is_meta
         ]
@@ -141,7 +147,7 @@ class InMemory:
     def slots(self, part: str) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
         slots = []
-        for name, parameter, role, num_parts in self._parameters:
+        for name, parameter, role, num_parts, holders in self._parameters:
             if parameter.grad is None:
                 continue
             weight, gradient = local(parameter.detach()), local(parameter.grad)
@@ -154,7 +160,7 @@ class InMemory:
                     state={key: tensor.view(shape) for key, tensor in self.moments[name].items()},
                     role=role,
                     num_parts=num_parts,
-                    holders=self._holders(parameter),
+                    holders=holders,
                 )
             )
         yield slots
@@ -178,11 +184,6 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
-
-    def _holders(self, parameter: Tensor) -> Holders | None:
-        if self._world.mesh is None:
-            return None
-        return Holders(self._world.holders, self._world.num_copies(cut_axes(parameter)))
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

@@ -21,7 +21,7 @@ from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
 from hornbook.ops.layers import cast_for_few_rows, linear
 from hornbook.ops.native.attention import attention as native_attention
-from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
@@ -126,7 +126,7 @@ class SelfAttention(nn.Module):
 
     def native_form(self, packed_BTE: Tensor) -> Form | None:
         """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
-        return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
+        return form_of("attention", packed_BTE) if FORMS and type(self).split is SelfAttention.split else None
 
     def attend_sequences(
         self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool

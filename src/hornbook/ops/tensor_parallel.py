@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.parallel.cuts import Cut, local
+from hornbook.parallel.cuts import Cut, cut_of, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:
@@ -32,19 +32,18 @@ def leave(x: Tensor, cut: Cut) -> Tensor:
     return y
 
 
-def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + b`` in the dtype of ``x``, as `hornbook.ops.layers.linear` does.
 
     Args:
         x: ``[..., num_in]``; the rank's share of the last dimension where the weight is cut by inputs.
-        weight: ``[num_out, num_in]`` or a stack of such.
+        weight: ``[num_out, num_in]`` or a stack of such, cut by outputs or by inputs.
         bias: cut like the outputs; whole where the weight is cut by inputs.
-        cut: of the weight.
 
     Returns:
         ``[..., num_out]``; the rank's share of the last dimension where the weight is cut by outputs.
     """
-    matrix = local(weight).flatten(0, -2).to(x.dtype)
+    cut, matrix = cut_of(weight), local(weight).flatten(0, -2).to(x.dtype)
     offset = None if bias is None else local(bias).flatten().to(x.dtype)
     if cut.dimension < weight.dim() - 1:
         return functional.linear(enter(x, cut), matrix, offset)
@@ -52,12 +51,12 @@ def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tens
     return y if offset is None else y + offset
 
 
-def cut_rows(indices: Tensor, table_VD: Tensor, cut: Cut) -> Tensor:
+def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     """Return the rows of a table whose rows are cut, ``[..., D]``: each rank looks up its own, zero for the others.
 
     DTensor's own look-up would give each rank the gradient of the whole table.
     """
-    rows = local(table_VD)
+    cut, rows = cut_of(table_VD), local(table_VD)
     own = indices - cut.rank * len(rows)
     absent = (own < 0) | (own >= len(rows))
     found = functional.embedding(own.masked_fill(absent, 0), rows)

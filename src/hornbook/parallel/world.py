@@ -136,6 +136,12 @@ class World:
         device: of this rank's tensors.
         waiting: the group that waits for hours at a barrier; None for one process.
         watch: over the other ranks; None for one process.
+
+    Attributes:
+        everyone: all ranks, along no axis.
+        rank: number of this process, from 0.
+        size: number of processes.
+        is_first: whether this is the one rank that writes files and speaks.
     """
 
     aside: "World"
@@ -149,8 +155,10 @@ class World:
         waiting: dist.ProcessGroup | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self._everyone = everyone or Ranks()
-        axes = axes or Axes(data=self._everyone)
+        self.everyone = everyone or Ranks()
+        self.rank, self.size = self.everyone.rank, self.everyone.size
+        self.is_first = self.rank == 0
+        axes = axes or Axes(data=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
         self.holders, self.mesh = axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
@@ -182,8 +190,8 @@ class World:
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
-        store = open_store()
-        meet(store, recipe or {})
+        store = open_store(rank, size)
+        meet(store, rank, size, recipe or {})
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -209,8 +217,8 @@ class World:
         sizes = parallel.sizes(self.size)
         if self._watch is None:
             return World(device=self.device)
-        axes = axes_of(sizes, self._everyone, self.device, self._watch)
-        world = World(self._everyone, axes, self.device, self._waiting, self._watch)
+        axes = axes_of(sizes, self.everyone, self.device, self._watch)
+        world = World(self.everyone, axes, self.device, self._waiting, self._watch)
         world.aside = self.aside
         return world
 
@@ -220,21 +228,6 @@ class World:
             self._watch.end()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-        return self._everyone.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        return self._everyone.size
-
-    @property
-    def is_first(self) -> bool:
-        """True on the one rank that writes files and speaks."""
-        return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
@@ -256,19 +249,15 @@ class World:
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
-        return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
-
-    def count(self, *conditions: bool) -> list[int]:
-        """Return on how many ranks each condition is true, the same on all of them."""
-        return self._everyone.sum_integers(conditions)
+        return [rank for rank, count in enumerate(self.everyone.sum_integers(votes)) if count]
 
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
-        return self._everyone.sum_integers([condition])[0] > 0
+        return self.everyone.sum_integers([condition])[0] > 0
 
     def from_first(self, value: int) -> int:
         """Return the first rank's ``value`` on every rank."""
-        return self._everyone.sum_integers([value if self.is_first else 0])[0]
+        return self.everyone.sum_integers([value if self.is_first else 0])[0]
 
     def refuse_difference(self, what: str, own: str) -> None:
         """Let all ranks leave together if a rank has other data than the first one.
