@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
@@ -57,6 +58,41 @@ class _Head(NamedTuple):
         return cls(weight, bias, num_real, first, cut)
 
 
+class _Chunk(NamedTuple):
+    """What a chunk of tokens adds up to."""
+
+    losses: Tensor
+    """fp32, in nats; zero where nothing is scored."""
+    num_correct: Tensor
+    """Right predictions; zero if not asked for."""
+    gradient: Tensor
+    """Of the logits, in the dtype of the hidden states; anything if not asked for."""
+    bias_gradient: Tensor
+    """fp32; anything if there is no bias or it is not asked for."""
+
+
+class _TorchProducts:
+    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
+
+    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
+        self._weight = weight_VD.to(dtype)
+
+    def product(self, x_CD: Tensor) -> Tensor:
+        return x_CD @ self._weight.t()
+
+    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
+        torch.mm(gradient_CV, self._weight, out=out_CD)
+
+    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
+        total_VD += gradient_CV.t() @ x_CD
+
+
+def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
+    if FORMS and weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
+        return Products(form, weight_VD, x_ND.dtype)
+    return _TorchProducts(weight_VD, x_ND.dtype)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -72,29 +108,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        products = Products(form, weight_VD, x_ND.dtype) if FORMS and (form := form_of("linear", x_ND)) else None
-        compute_weight = weight_VD if products else weight_VD.to(x_ND.dtype)
+        products = _products(x_ND, weight_VD)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            logits = x @ compute_weight.t() if products is None else products.product(x)
-            log_probabilities = _log_probabilities(logits, head)
-            picked, columns, is_own = _gather(log_probabilities, targets, head)
-            total -= picked.sum()
-            if with_count:
-                num_correct += _num_correct(log_probabilities, targets, head)
-            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
-            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-            exact[targets == NOT_SCORED] = 0.0
-            gradient = exact.to(x.dtype)
-            if products is None:
-                torch.mm(gradient, compute_weight, out=x_gradient[rows])
-                weight_gradient += gradient.t() @ x
-            else:
-                products.input_gradient(gradient, x_gradient[rows])
-                products.add_weight_gradient(gradient, x, weight_gradient)
+            chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
+            total += chunk.losses.sum()
+            num_correct += chunk.num_correct
+            products.input_gradient(chunk.gradient, x_gradient[rows])
+            products.add_weight_gradient(chunk.gradient, x, weight_gradient)
             if bias_gradient is not None:
-                bias_gradient += exact[:, : head.num_real].sum(0)
+                bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
         ctx.cut = head.cut
@@ -145,9 +169,9 @@ def counted_cross_entropy(
         total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
         return total, num_correct
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for rows, log_probabilities in _scores(x_ND, head):
-        total -= _gather(log_probabilities, targets_N[rows], head)[0].sum()
-        num_correct += _num_correct(log_probabilities, targets_N[rows], head)
+    for _, chunk in _chunks(x_ND, targets_N, head, with_count=True):
+        total += chunk.losses.sum()
+        num_correct += chunk.num_correct
     return total, num_correct
 
 
@@ -160,8 +184,8 @@ def token_losses(
         torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device),
         _Head.of(weight_VD, bias_V, vocab_size),
     )
-    for rows, log_probabilities in _scores(x_ND, head):
-        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)[0]
+    for rows, chunk in _chunks(x_ND, targets_N, head, with_count=False):
+        losses_N[rows] = chunk.losses
     return losses_N
 
 
@@ -175,12 +199,34 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
-def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the log-probabilities, fp32, of each chunk."""
-    compute_weight = head.weight.to(x_ND.dtype)
+def _chunks(x_ND: Tensor, targets_N: Tensor, head: _Head, *, with_count: bool) -> Iterator[tuple[slice, _Chunk]]:
+    """Yield the losses of each chunk."""
+    products = _products(x_ND, head.weight)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows] @ compute_weight.t(), head)
+        logits = products.product(x_ND[rows])
+        yield rows, _chunk(logits, targets_N[rows], head, with_count=with_count, with_gradient=False)
+
+
+def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+    """Return losses and gradients of logits without the bias, which change."""
+    if FORMS and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+        losses, predictions, bias_gradient = cross_entropy_(
+            logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa
+        )
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        return _Chunk(losses, num_correct, logits, bias_gradient)
+    log_probabilities = _log_probabilities(logits, head)
+    picked, columns, is_own = _gather(log_probabilities, targets, head)
+    losses = -picked
+    num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
+    if not with_gradient:
+        return _Chunk(losses, num_correct, losses, losses)
+    exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+    exact[targets == NOT_SCORED] = 0.0
+    bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
+    return _Chunk(losses, num_correct, exact.to(logits.dtype), bias_gradient)
 
 
 def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:

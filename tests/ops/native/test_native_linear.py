@@ -15,6 +15,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
 from hornbook.ops.native.linear import linear
+from hornbook.ops.native.operands import SUFFIXES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -118,7 +119,7 @@ def test_epilogues_fuse_activation_derivative_and_residual(isa, name, number, ac
     x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
     residual, at = drawn(13, 37, seed=3, dtype=dtype), 3 * drawn(13, 37, seed=4, dtype=dtype)
     packed = module._pack(form, weight, dtype, False, None)
-    name_c = f"linear_product_{module._NAMES[dtype]}"
+    name_c = f"linear_product_{SUFFIXES[dtype]}"
     exact = x.double() @ weight.to(dtype).double().t()
     y, before, slope = (torch.empty_like(residual) for _ in range(3))
     form(name_c, x, 33, packed, 13, 37, 33, number, bias, residual, 37, before, None, 0, y, 37, 1)

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from hornbook.ops.native.library import Form
-
-_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+from hornbook.ops.native.operands import SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def period() -> int | None:
 
 def form_of(operator: str, x: Tensor) -> Form | None:
     """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it."""
-    if x.device.type != "cpu" or x.dtype not in _SUFFIXES:
+    if x.device.type != "cpu" or x.dtype not in SUFFIXES:
         return None
-    isa = FORMS.get(f"{operator}_{_SUFFIXES[x.dtype]}")
+    isa = FORMS.get(f"{operator}_{SUFFIXES[x.dtype]}")
     return None if isa is None else Form(isa)

@@ -18,12 +18,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
 from hornbook.ops.native.library import Form, Kernel
+from hornbook.ops.native.operands import SUFFIXES, rows
 
 _Key = tuple[torch.dtype, bool, str]
 """Dtype of the activations, whether for the gradient, instruction set."""
 _State = tuple[int, int]
 """Of a weight: the period in which it does not change, and its address."""
-_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, isa: str) -> Tensor:
         isa: instruction set of the form that computes it and its gradients.
     """
     form = Form(isa)
-    y_MN = _product(form, _rows(x), _panels(form, weight, x.dtype, for_gradient=False), weight, bias)
+    y_MN = _product(form, rows(x), _panels(form, weight, x.dtype, for_gradient=False), weight, bias)
     return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
 
@@ -52,7 +52,7 @@ def linear_input_gradient(gradient: Tensor, weight: Tensor, isa: str) -> Tensor:
     """Return the gradient of ``x`` ``[..., num_in]`` for that of ``y`` ``[..., num_out]``."""
     form = Form(isa)
     panels = _panels(form, weight, gradient.dtype, for_gradient=True)
-    of_x_MN = _product(form, _rows(gradient), panels, weight, None, for_gradient=True)
+    of_x_MN = _product(form, rows(gradient), panels, weight, None, for_gradient=True)
     return of_x_MN.view(*gradient.shape[:-1], weight.shape[-1])
 
 
@@ -135,21 +135,15 @@ class Products:
 
     def product(self, x_MK: Tensor) -> Tensor:
         """Return ``x Wᵀ`` ``[M, num_out]``."""
-        return _product(self._form, _rows(x_MK), self._panels[0], self._weight, None)
+        return _product(self._form, rows(x_MK), self._panels[0], self._weight, None)
 
     def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
         """Write ``g W`` into ``out`` ``[M, num_in]``, contiguous."""
-        _product(self._form, _rows(gradient_MN), self._panels[1], self._weight, None, out_MK, for_gradient=True)
+        _product(self._form, rows(gradient_MN), self._panels[1], self._weight, None, out_MK, for_gradient=True)
 
     def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
         """Add ``gᵀ x`` to ``total``, contiguous fp32."""
         _add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return ``x`` as ``[rows, columns]`` with neighboring columns side by side, without a copy where possible."""
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def _panels(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
@@ -167,7 +161,7 @@ def _panels(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: boo
 
 def _pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, panels: Tensor | None) -> Tensor:
     """Pack a weight into the memory of ``panels``, or into new memory."""
-    name, matrix = _NAMES[dtype], _rows(weight.detach())
+    name, matrix = SUFFIXES[dtype], rows(weight.detach())
     num_out, num_in = matrix.shape
     columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
     size = form.integer(f"linear_packed_bytes_{name}", columns, depth)
@@ -189,13 +183,13 @@ def _product(
     for_gradient: bool = False,
 ) -> Tensor:
     """Return ``x Wᵀ + b``, or ``x W`` for a gradient, ``[M, columns]``, written into ``out`` if given."""
-    (rows, depth), columns = x_MK.shape, weight.shape[-1]
+    (num_rows, depth), columns = x_MK.shape, weight.shape[-1]
     if not for_gradient:
         columns = weight.numel() // columns
-    y_MN = x_MK.new_empty(rows, columns) if out is None else out
+    y_MN = x_MK.new_empty(num_rows, columns) if out is None else out
     bias = None if bias is None else bias.detach().contiguous()
     form(
-        f"linear_product_{_NAMES[x_MK.dtype]}", x_MK, x_MK.stride(0), panels, rows, columns, depth, 0, bias,
+        f"linear_product_{SUFFIXES[x_MK.dtype]}", x_MK, x_MK.stride(0), panels, num_rows, columns, depth, 0, bias,
         None, 0, None, None, 0, y_MN, columns, torch.get_num_threads(),
     )  # fmt: skip
     return y_MN
@@ -205,9 +199,9 @@ def _add_weight_gradient(
     form: Form, gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, *, accumulate: bool
 ) -> None:
     """Store, or add, the gradients of weight and bias in contiguous fp32 tensors."""
-    g_MN, x_MK = _rows(gradient), _rows(x)
+    g_MN, x_MK = rows(gradient), rows(x)
     form(
-        f"linear_weight_gradient_{_NAMES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
+        f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
         g_MN.shape[1], x_MK.shape[1], of_weight, of_bias, int(accumulate), torch.get_num_threads(),
     )  # fmt: skip
 
@@ -251,7 +245,7 @@ def _kernel(dtype: torch.dtype) -> Kernel:
             _product(form, g, panels[1], weight, None, for_gradient=True)
             _add_weight_gradient(form, g, x, of_weight, of_weight[0].clone(), accumulate=False)
 
-    return Kernel(f"linear_{_NAMES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
+    return Kernel(f"linear_{SUFFIXES[dtype]}", dtype, lambda form: _agrees(form, dtype), trial)
 
 
-KERNELS = tuple(map(_kernel, _NAMES))
+KERNELS = tuple(map(_kernel, SUFFIXES))

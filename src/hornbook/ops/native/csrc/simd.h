@@ -50,8 +50,10 @@ inline Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ
 inline Vec select(Mask mask, Vec a, Vec b) { return {_mm512_mask_blend_ps(mask.m, b.v, a.v)}; }  // mask ? a : b
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 inline float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
+inline unsigned equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }  // a bit for each lane
 
-inline __mmask16 first_lanes(i64 n) { return static_cast<__mmask16>(n >= 16 ? 0xFFFF : (1u << n) - 1); }
+inline __mmask16 first_lanes(i64 n) { return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1u << n) - 1); }
+inline Vec first(i64 n, Vec a, Vec b) { return {_mm512_mask_blend_ps(first_lanes(n), b.v, a.v)}; }  // n lanes of a
 inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 inline __m256i narrow(__m512 x) {
 #ifdef __AVX512BF16__
@@ -105,6 +107,13 @@ inline Vec times_power_of_2(Vec a, Vec n) {  // in two halves, so that results n
   return {_mm256_mul_ps(_mm256_mul_ps(a.v, first), second)};
 }
 inline Mask less(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+inline unsigned equal(Vec a, Vec b) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)));
+}
+inline Vec first(i64 n, Vec a, Vec b) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), count = _mm256_set1_epi32(static_cast<int>(n));
+  return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)))};
+}
 inline Vec select(Mask mask, Vec a, Vec b) { return {_mm256_blendv_ps(b.v, a.v, mask.m)}; }
 inline float sum(Vec a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
