@@ -25,3 +25,22 @@ def denormals_are_back() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_back() -> Iterator[None]:
+    """Undo a training run's choice of operators."""
+    module = sys.modules.get("hornbook.ops.native.kernels")
+    before = module.in_use() if module else None
+    yield
+    if module := sys.modules.get("hornbook.ops.native.kernels"):
+        module.use(before or module.Kernels(why="a test has ended"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")

@@ -10,7 +10,7 @@ from hornbook.model.initialize import Draw, generator
 from hornbook.model.layers import Dropout, Linear
 from hornbook.ops import attention
 from hornbook.ops.attention import causal_mask, document_mask
-from hornbook.ops.layers import keep_mask
+from hornbook.ops.dropout import keep_mask
 
 
 def make_attention(probability: float = 0.0, num_heads: int = 2, head_size: int = 6) -> CausalSelfAttention:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from hornbook.ops import attention as module
 from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, cpu_attention, fits
-from hornbook.ops.layers import keep_mask
+from hornbook.ops.dropout import keep_mask
 
 
 def make_qkv(num_tokens: int, head_size: int = 5, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import hidden_states, random_batch, split, tiny_model
 
 from hornbook.model.layers import Dropout
-from hornbook.ops.layers import keep_mask, mix
+from hornbook.ops.dropout import keep_mask, mix
 
 WORD = 0xFFFFFFFF
 

@@ -29,6 +29,9 @@ class PrecisionConfig:
     compute: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively, else fp32"
     )
+    kernels: Literal["auto", "torch", "native"] = option(
+        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
+    )
     weights: Dtype = option(
         "fp32", help="dtype of the stored weights; below fp32 there is no fp32 copy, and updates round stochastically"
     )

@@ -17,6 +17,8 @@ which is no more than any layer needs while it is computed again.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,12 +57,16 @@ def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
 
 
 def recomputed(compute: Compute) -> Compute:
-    """Return ``compute``, a function of tensors and anything else, which keeps only what it is given."""
+    """Return ``compute``, a function of tensors and anything else, which keeps only what it is given.
+
+    The second pass runs outside of the hooks of a block, so it gets the context variables of the first one.
+    """
 
     def run(*given: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return compute(*given)
-        result: Tensor = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
+        within = partial(copy_context().run, compute)
+        result: Tensor = checkpoint(within, *given, use_reentrant=False, preserve_rng_state=False)
         return result
 
     return run

@@ -12,6 +12,7 @@ An objective of one's own learns from windows.
 
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -27,6 +28,8 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel, build_model, initialize
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
+from hornbook.ops.native.choice import choose
+from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
 from hornbook.parallel.device import DTYPES, compute_dtype
@@ -39,7 +42,7 @@ from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows, TokenSource
 
 _ZERO_BUBBLE_SINCE = (2, 13)
-"""In 2.11 its backward pass fails on functions with a backward pass of their own."""
+"""In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
 
 
 def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
@@ -92,27 +95,35 @@ def num_steps(recipe: Recipe, samples: Samples) -> int:
     return math.ceil(training.epochs * samples.num_samples / training.global_batch_size)
 
 
-def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, StepConfig]:
+def build_training(
+    recipe: Recipe, num_steps: int, world: World, forms: Mapping[str, str] | None = None
+) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
     Args:
         recipe: complete, with a vocabulary.
         num_steps: length of the run, for the schedule.
         world: gives the device and the axes over which the model is cut.
+        forms: of the native kernels that the run was computed with before; None for a new run.
+
+    From then on, the operators of the process are those of ``precision.kernels``.
 
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
     refuse_layout(recipe, world)
     refuse_offload(recipe, world.device)
+    precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
+    use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
-        model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
-    if recipe.precision.weights != "fp32":
-        store_weights(model, DTYPES[recipe.precision.weights])
+        model = build_model(recipe.model, dtype)
+    if precision.weights != "fp32":
+        store_weights(model, DTYPES[precision.weights])
     pipeline, is_pipelined = None, world.pipeline.size > 1
-    if is_pipelined or world.holders.size > 1 or recipe.memory != MemoryConfig():
+    is_compiled = recipe.training.compile == "blocks"
+    if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
         make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
-        pipeline = parallelize(model, world, recipe.memory, make_pipeline)
+        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -124,9 +135,9 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision, model, world),
+        loss_scale=build_loss_scale(precision, model, world),
         world=world,
-        executor=pipeline or resident,
+        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState(model=model, home=home_of(model, update, recipe, world)), config
@@ -182,11 +193,11 @@ def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeli
     """
     parallel, version = recipe.parallel, torch.__version__
     is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
-    if parallel.pipeline_schedule == "zero-bubble" and is_old:
+    if parallel.pipeline_schedule in ("zero-bubble", "v-shaped") and is_old:
         tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
         raise UserError(
-            f'parallel.pipeline_schedule = "zero-bubble" needs PyTorch {tested} or newer, and this is {version}: '
-            'choose "1f1b"'
+            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
+            f'{version}: choose "1f1b"'
         )
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)

@@ -4,7 +4,9 @@
 
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
-      2. recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
+                              and, with sequence parallelism, its own tokens between them
+      2. recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`),
+                              or the blocks' forward passes go through torch.compile
       3. pipeline             layers become stages; those of other ranks stay on the meta device
       4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
@@ -16,6 +18,7 @@ on every layout. Replicas, shards and groups of shards are one mesh of two axes.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -23,6 +26,7 @@ from hornbook.config import MemoryConfig
 from hornbook.config.parallel import cut_dimension
 from hornbook.engine.activations import offload_layers, recompute_layers
 from hornbook.engine.executors.pipeline import Pipeline
+from hornbook.engine.sequence_parallel import slice_tokens
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
@@ -37,6 +41,8 @@ def parallelize(
     world: World,
     memory: MemoryConfig,
     make_pipeline: Callable[[], Pipeline] | None = None,
+    *,
+    compiled: bool = False,
 ) -> Pipeline | None:
     """Cut ``model``, which is on the meta device, over the ranks of ``world``, in place.
 
@@ -45,6 +51,7 @@ def parallelize(
         world: gives the axes.
         memory: what is kept on the device and what is not.
         make_pipeline: spreads the layers over stages; None where there is one.
+        compiled: whether each block is compiled; goes without recomputation and offload.
 
     Returns:
         What ``make_pipeline`` made.
@@ -55,11 +62,15 @@ def parallelize(
     if world.tensor.size > 1:
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
+    if world.sequence.size > 1:
+        slice_tokens(model, world.sequence)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:
         offload_layers(model)
+    if compiled:
+        _compile_blocks(model)
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None
@@ -94,6 +105,15 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
         if isinstance(module, SelfAttention):
             module.num_heads //= mesh.size()
             module.first_head = mesh.get_local_rank() * module.num_heads
+
+
+def _compile_blocks(model: LanguageModel) -> None:
+    """Let each block compute by ``torch.compile``; names, parameters and the hooks of other steps stay as they are.
+
+    PyTorch keeps what it compiles in its cache on disk, so that only the first run waits for the compiler.
+    """
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
 
 
 def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:

@@ -9,6 +9,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import TrainState
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.native.kernels import FORMS, weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
@@ -32,12 +34,18 @@ def resident(
     objective: Objective,
     counts: Mapping[str, int],
     begin: Callable[[int], None],
+    *,
+    whole_gradients: bool = False,
 ) -> dict[str, Tensor]:
-    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``)."""
+    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``).
+
+    With ``whole_gradients``, sharded ranks keep whole gradients until the last one.
+    """
     model, device = state.model, state.model.device
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
     for number, micro_batch in enumerate(micro_batches):
         begin(number)
+        state.home.expect_gradients(is_last=number == len(micro_batches) - 1, whole=whole_gradients)
         sums = model(objective.sums, to_device(micro_batch, device))
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():
@@ -98,9 +106,9 @@ def train_step(
     ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
     dropped: after ``state.home.drop_gradients()`` the state is that before the step.
 
-    A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
-    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global. Steps
-    that a smaller loss scale mends are not counted in ``skipped_in_a_row``.
+    A step whose loss or gradient norm, both global, is not finite is skipped: the step number and the position in the
+    data advance, weights, moments and the number of updates do not. Steps that a smaller loss scale mends are not
+    counted in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     counted = [objective.counts(batch) for batch in micro_batches]
@@ -110,16 +118,16 @@ def train_step(
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    own_sums = config.executor(state, micro_batches, scaled, counts, begin)
-    totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
-    sums = dict(zip(own_sums, totals, strict=True))
+    with weights_unchanged() if FORMS else nullcontext():
+        own_sums = config.executor(state, micro_batches, scaled, counts, begin)
+    sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
-    finite = [math.isfinite(number) for number in (*terms.values(), norm) if number is not None]
-    skipped, adapts = not all(finite), config.loss_scale is not None and all(finite[:-1])
-    is_mended = adapts and config.loss_scale.adapt(progress, overflowed=skipped)  # type: ignore[union-attr]
+    is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
+    skipped = not (is_finite and math.isfinite(norm))
+    is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     if not skipped:
         count = progress.inherited_updates + progress.num_updates + 1

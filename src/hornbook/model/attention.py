@@ -21,6 +21,9 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
 from hornbook.ops.layers import cast_for_few_rows, linear
+from hornbook.ops.native.attention import attention as native_attention
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
 
@@ -38,6 +41,10 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     """bool ``[B, 1, T, T]``, of decoders with ``data.document_mask``: True where a token may see another."""
     group_keys: Tensor
     """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
+    firsts: Tensor
+    """int64 ``[S]``, of encoders, in the host's memory: the flat index of each sequence's first token."""
+    lengths: Tensor
+    """int64 ``[S]``, likewise: its number of tokens."""
 
 
 class QueryKeyValue(nn.Module):
@@ -127,6 +134,31 @@ class SelfAttention(nn.Module, ABC):
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
+    def native_form(self, packed_BTE: Tensor) -> Form | None:
+        """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
+        return form_of("attention", packed_BTE) if FORMS and type(self).split is SelfAttention.split else None
+
+    def attend_sequences(
+        self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
+    ) -> Tensor:
+        """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
+
+        Args:
+            form: computes it.
+            packed_NE: the output of ``qkv``.
+            firsts_S: each sequence's first token.
+            lengths_S: its number of tokens.
+            keys_N: the dropout key of each token.
+            is_causal: whether tokens see no later ones.
+        """
+        dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
+        keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
+        qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
+        sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa)
+        y_NC: Tensor = y_NHK.flatten(1)
+        return y_NC
+
     def weight_dropout(self, keys_BT: Tensor) -> WeightDropout:
         """Return the dropout of the attention weights."""
         keys_BHT = head_keys(keys_BT, self.num_heads, self.first_head)
@@ -138,8 +170,15 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix tokens with earlier ones; see ``SelfAttention``."""
+        mask = context.get("mask")
+        if mask is None and (form := self.native_form(packed_BTE)) is not None:
+            batch, length = packed_BTE.shape[:2]
+            firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
+            keys_N = context["keys"].flatten()
+            y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
+            return y_NC.view(batch, length, -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        y_BHTK = causal_attention(*self.split(packed_BTE), mask=context.get("mask"), dropout=dropout)
+        y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
         return y_BHTK.transpose(1, 2).flatten(2)
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
@@ -172,7 +211,10 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
-        if "gather_index" in context:
+        if (form := self.native_form(packed_NE)) is not None:
+            sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
+            y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
+        elif "gather_index" in context:
             y_NC = self._attend_groups(packed_NE, context)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())

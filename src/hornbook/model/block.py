@@ -112,9 +112,10 @@ class PreNormBlock(_Block):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
-        mixed_BTD = self.attention(self.attention_norm(x_BTD), context)
-        x_BTD = x_BTD + self.attention_dropout(mixed_BTD, keys_BT)
-        changed_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
+        x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
+        x_BTD = x_BTD + self.attention_dropout(self.attention(normed_BTD, context), keys_BT)
+        x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
+        changed_BTD = self.feed_forward(normed_BTD)
         result: Tensor = x_BTD + self.feed_forward_dropout(changed_BTD, keys_BT)
         return result
 

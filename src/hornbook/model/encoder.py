@@ -42,10 +42,11 @@ class EncoderModel(LanguageModel):
     is_causal = False
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys``, the index maps of ``group_sequences``, and ``group_keys``."""
+        """Return ``keys``, the sequences, the index maps of ``group_sequences``, and ``group_keys``."""
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
         groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
-        context = cast(Context, {"keys": keys_BT, **groups})
+        sequences = {"firsts": batch["firsts"], "lengths": batch["lengths"]}
+        context = cast(Context, {"keys": keys_BT, **sequences, **groups})
         if "gather_index" in groups:
             context["group_keys"] = keys_BT.flatten()[groups["gather_index"].clamp(min=0)]
         return context

@@ -11,6 +11,7 @@ The convolution sees zeros beyond the ends of its sequence (`hornbook.ops.sequen
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -178,5 +179,6 @@ class GroupBlock(nn.Module):
             self.second_feed_forward,
         )
         for module, norm, dropout in zip(modules, self.norms, self.dropouts, strict=True):
-            x_BTD = x_BTD + dropout(module(norm(x_BTD)), context["keys"])
+            x_BTD, normed_BTD = cast(LayerNorm, norm).beside(x_BTD)
+            x_BTD = x_BTD + dropout(module(normed_BTD), context["keys"])
         return x_BTD

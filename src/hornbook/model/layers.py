@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
-from hornbook.ops.layers import affine_dtype, cast_for_few_rows, dropout, layer_norm, linear, sinusoidal
+from hornbook.ops.dropout import dropout
+from hornbook.ops.layers import affine_dtype, cast_for_few_rows, layer_norm, layer_norm_beside, linear, sinusoidal
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.cuts import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
-
-_ROW_MULTIPLE = 64
 
 
 class MakeLinear(Protocol):
@@ -85,6 +85,10 @@ class LayerNorm(nn.Module):
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
         return layer_norm(x, self.weight, self.bias, self.epsilon)
 
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``x`` and its norm, for ``x + f(norm(x))``; the gradients of the two are added in one pass."""
+        return layer_norm_beside(x, self.weight, self.bias, self.epsilon)
+
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the norm with gain and bias cast once."""
         dtype = affine_dtype(dtype, self.weight.device)
@@ -93,7 +97,7 @@ class LayerNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """`hornbook.ops.layers.dropout` at one site of the model, in training alone.
+    """`hornbook.ops.dropout.dropout` at one site of the model, in training alone.
 
     Args:
         probability: share of elements to drop; 0 makes the layer the identity.
@@ -113,11 +117,6 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
         return dropout(x, keys, self.site, self.probability) if self.drops else x
-
-
-def padded_rows(vocab_size: int) -> int:
-    """Return the rows of the token table in memory: a multiple of 64, which speeds up matrix products."""
-    return -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class Embedding(nn.Module):

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.layers import dropout as drop
-from hornbook.ops.layers import keep_mask
+from hornbook.ops.dropout import dropout as drop
+from hornbook.ops.dropout import keep_mask
 
 _QUERIES = 128
 _SCORES = 1 << 19
@@ -37,7 +37,7 @@ _MAX_WEIGHTS = 1 << 26
 
 
 class WeightDropout(NamedTuple):
-    """Which attention weights are dropped: see `hornbook.ops.layers`. The column is the position of the key."""
+    """Which attention weights are dropped: see `hornbook.ops.dropout`. The column is the position of the key."""
 
     keys: Tensor
     """``[B, H, T]`` int64, one a head and query."""

@@ -25,6 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.cross_entropy import cross_entropy_
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
@@ -70,51 +73,42 @@ class _Head(NamedTuple):
         return found
 
 
+class _Chunk(NamedTuple):
+    """What a chunk of tokens adds up to."""
+
+    losses: Tensor
+    """fp32, in nats; zero where nothing is scored."""
+    num_correct: Tensor
+    """Right predictions; zero if not asked for."""
+    gradient: Tensor
+    """Of the logits, in the dtype of the hidden states; anything if not asked for."""
+    bias_gradient: Tensor
+    """fp32; anything if there is no bias or it is not asked for."""
+
+
+class _TorchProducts:
+    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
+
+    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
+        self._weight = weight_VD.to(dtype)
+
+    def product(self, x_CD: Tensor) -> Tensor:
+        return x_CD @ self._weight.t()
+
+    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
+        torch.mm(gradient_CV, self._weight, out=out_CD)
+
+    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
+        total_VD += gradient_CV.t() @ x_CD
+
+
+def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
+    if FORMS and weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
+        return Products(form, weight_VD, x_ND.dtype)
+    return _TorchProducts(weight_VD, x_ND.dtype)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        targets_N: Tensor,
-        head: _Head,
-        with_count: bool,
-    ) -> tuple[Tensor, Tensor]:
-        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-        x_gradient = torch.empty_like(x_ND)
-        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
-        bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        compute_weight = weight_VD.to(x_ND.dtype)
-        for start in range(0, len(x_ND), _CHUNK_TOKENS):
-            rows = slice(start, start + _CHUNK_TOKENS)
-            x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, head)
-            picked, columns, is_own = _gather(log_probabilities, targets, head)
-            total -= picked.sum()
-            if with_count:
-                num_correct += _num_correct(log_probabilities, targets, head)
-            exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
-            exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-            exact[targets == NOT_SCORED] = 0.0
-            gradient = exact.to(x.dtype)
-            torch.mm(gradient, compute_weight, out=x_gradient[rows])
-            weight_gradient += gradient.t() @ x
-            if bias_gradient is not None:
-                bias_gradient += exact[:, : head.num_real].sum(0)
-        ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
-        ctx.mark_non_differentiable(num_correct)
-        ctx.cut = head.cut
-        return total, num_correct
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(gradients[0], ctx.cut, *ctx.saved_tensors), *[None] * 3
-
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The same with one part of the columns at a time."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -130,27 +124,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        parts = head.parts(chunks)
+        products = None if chunks > 1 else _products(x_ND, weight_VD)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            normalizer, picked, right = _summary(x, targets, parts, with_count=with_count)
-            total -= picked.sum()
-            num_correct += right
-            of_x = torch.zeros_like(x, dtype=torch.float32)
-            for part in parts:
-                compute_weight, first = part.weight.to(x.dtype), part.first - head.first
-                scores = _logits(x, compute_weight, part).float().sub_(normalizer)
-                columns, is_own = _own_columns(scores, targets, part)
-                exact = scores.exp_()
-                exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-                exact[targets == NOT_SCORED] = 0.0
-                gradient = exact.to(x.dtype)
-                of_x += gradient @ compute_weight
-                weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
-                if bias_gradient is not None:
-                    bias_gradient[first : first + part.num_real] += exact[:, : part.num_real].sum(0)
-            x_gradient[rows] = of_x
+            if products is None:
+                sums = (x_gradient[rows], weight_gradient, bias_gradient)
+                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, with_count=with_count)
+                total -= picked.sum()
+                num_correct += right
+                continue
+            chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
+            total += chunk.losses.sum()
+            num_correct += chunk.num_correct
+            products.input_gradient(chunk.gradient, x_gradient[rows])
+            products.add_weight_gradient(chunk.gradient, x, weight_gradient)
+            if bias_gradient is not None:
+                bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
         ctx.cut = head.cut
@@ -158,17 +148,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(gradients[0], ctx.cut, *ctx.saved_tensors), *[None] * 4
-
-
-def _scaled(
-    scale: Tensor, cut: Cut | None, x_gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
-    scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
-    if cut is not None:
-        scaled = cut.sum(scaled)  # each rank has that of its columns
-    return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale
+        scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
+        # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
+        scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+        if ctx.cut is not None:
+            scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
+        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 4
 
 
 def linear_cross_entropy(
@@ -190,7 +175,9 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
     head = _Head.of(weight_VD, None, vocab_size)
-    return _differentiable(x_ND, head, targets_N, with_count=False, chunks=chunks)[0]
+    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
+    total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    return total
 
 
 def counted_cross_entropy(
@@ -203,11 +190,13 @@ def counted_cross_entropy(
     """
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
-        return _differentiable(x_ND, head, targets_N, with_count=True, chunks=chunks)
+        arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
+        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return total, num_correct
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for _, picked, right in _scores(x_ND, targets_N, head, chunks, with_count=True):
-        total -= picked.sum()
-        num_correct += right
+    for _, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=True):
+        total += chunk.losses.sum()
+        num_correct += chunk.num_correct
     return total, num_correct
 
 
@@ -222,8 +211,8 @@ def token_losses(
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    for rows, picked, _ in _scores(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks):
-        losses_N[rows] = -picked
+    for rows, chunk in _chunks(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
+        losses_N[rows] = chunk.losses
     return losses_N
 
 
@@ -237,34 +226,73 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
-def _differentiable(
-    x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool, chunks: int
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses, with a gradient, and the number of right predictions, zero if not asked for."""
-    arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count)
-    if chunks > 1:
-        total, num_correct = _ChunkedCrossEntropy.apply(*arguments, chunks)  # type: ignore[no-untyped-call]
-    else:
-        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-    return total, num_correct
-
-
-def _scores(
-    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool = False
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield for each chunk of tokens the log-probabilities of its targets and the number of right predictions."""
-    parts = head.parts(chunks)
-    compute_weight = None if chunks > 1 else head.weight.to(x_ND.dtype)
+def _chunks(
+    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool
+) -> Iterator[tuple[slice, _Chunk]]:
+    """Yield the losses of each chunk of tokens."""
+    products = None if chunks > 1 else _products(x_ND, head.weight)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
-        if compute_weight is None:
-            _, picked, right = _summary(x, targets, parts, with_count=with_count)
+        if products is None:
+            _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
+            yield rows, _Chunk(-picked, num_correct, picked, picked)
         else:
-            scores = _log_probabilities(x, compute_weight, head)
-            picked = _gather(scores, targets, head)[0]
-            right = _num_correct(scores, targets, head) if with_count else picked.new_zeros(())
-        yield rows, picked, right
+            yield rows, _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=False)
+
+
+def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+    """Return losses and gradients of logits without the bias, which change."""
+    is_fp32 = head.bias is None or head.bias.dtype == torch.float32
+    if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+        losses, predictions, bias_gradient = cross_entropy_(
+            logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa
+        )
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        return _Chunk(losses, num_correct, logits, bias_gradient)
+    log_probabilities = _log_probabilities(logits, head)
+    picked, columns, is_own = _gather(log_probabilities, targets, head)
+    losses = -picked
+    num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
+    if not with_gradient:
+        return _Chunk(losses, num_correct, losses, losses)
+    exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+    exact[targets == NOT_SCORED] = 0.0
+    bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
+    return _Chunk(losses, num_correct, exact.to(logits.dtype), bias_gradient)
+
+
+def _add_by_parts(
+    x: Tensor,
+    targets: Tensor,
+    parts: "list[_Head]",
+    x_gradient: Tensor,
+    weight_gradient: Tensor,
+    bias_gradient: Tensor | None,
+    *,
+    with_count: bool,
+) -> tuple[Tensor, Tensor]:
+    """Write or add the gradients of some tokens' losses, one part of the columns after the other.
+
+    Returns:
+        The log-probability of each target and the number of right predictions; see ``_summary``.
+    """
+    normalizer, picked, num_correct = _summary(x, targets, parts, with_count=with_count)
+    of_x = torch.zeros_like(x, dtype=torch.float32)
+    for part in parts:
+        compute_weight, first = part.weight.to(x.dtype), part.first - parts[0].first
+        exact = _complete(x @ compute_weight.t(), part).float().sub_(normalizer).exp_()
+        columns, is_own = _own_columns(exact, targets, part)
+        exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+        exact[targets == NOT_SCORED] = 0.0
+        gradient = exact.to(x.dtype)
+        of_x += gradient @ compute_weight
+        weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
+        if bias_gradient is not None:
+            bias_gradient[first : first + part.num_real] += exact[:, : part.num_real].sum(0)
+    x_gradient.copy_(of_x)
+    return picked, num_correct
 
 
 def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,7 +307,7 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
     total, picked = torch.zeros_like(largest), torch.zeros_like(largest).squeeze(1)
     predicted = torch.zeros_like(targets)
     for part in parts:
-        logits = _logits(x, part.weight.to(x.dtype), part).float()
+        logits = _complete(x @ part.weight.to(x.dtype).t(), part).float()
         best = logits.amax(1, keepdim=True)
         if with_count:
             predicted = torch.where(best > largest, _first_largest(logits)[:, None] + part.first, predicted[:, None])
@@ -301,9 +329,9 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
     return normalizer, picked, (predicted == targets).sum()
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
-    logits = _logits(x, weight, head)
+def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
+    _complete(logits, head)
     if head.cut is None:
         return torch.log_softmax(logits, -1, dtype=torch.float32)
     logits = logits.float()
@@ -312,9 +340,8 @@ def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
     return logits
 
 
-def _logits(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
-    """Return the logits in the dtype of ``x``; those of padding are minus infinity."""
-    logits = x @ weight.t()
+def _complete(logits: Tensor, head: _Head) -> Tensor:
+    """Add the bias to logits in place, and make those of padding minus infinity."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf

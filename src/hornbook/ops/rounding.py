@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hornbook.ops.layers import mix
+from hornbook.ops.dropout import mix
 
 _SMALLEST_NORMAL = 2.0**-14
 _DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}

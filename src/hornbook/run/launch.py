@@ -17,6 +17,7 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
 from hornbook.exchange.upgrade import upgrade
+from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
@@ -135,7 +136,7 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        state, step_config = build_training(recipe, steps, world)
+        state, step_config = build_training(recipe, steps, world, folder.forms)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
@@ -189,6 +190,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
         "device": f"{_device(run)}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
+        "kernels": str(in_use()),
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
@@ -317,7 +319,7 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """
     folder, progress = run.folder, run.state.progress
     try:
-        folder.note_session(progress.step, run.num_steps)
+        folder.note_session(progress.step, run.num_steps, in_use())
     except HornbookError as error:  # the file is damaged or cannot be written; a run does without
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}

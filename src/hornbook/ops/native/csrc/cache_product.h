@@ -1,0 +1,214 @@
+// Products of small matrices that lie in the cache, for attention.
+//
+// Operands are 32-bit words: a float, or two bf16 that follow each other along the sum. `Kind` says which, and how words
+// are multiplied; layouts and loops are the same for both. In contrast to panels.h, products are added to their results,
+// and each group of rows may take part in fewer columns and words, which halves causal attention.
+//
+//   C[m][n] (+)= sum over words w of A(m, w) * B(w, n)
+//
+// A may lie in any two strides, since its words are broadcast; B lies in rows of whole vectors.
+#pragma once
+#include <algorithm>
+
+#include "simd.h"
+
+namespace {
+
+constexpr i64 W = Vec::lanes;
+
+struct Single {
+  static constexpr int depth = 1;
+  static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+  static constexpr int depth = 2;
+  static Vec multiply_add(Vec a, Vec b, Vec c) {
+    return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_castps_si512(a.v), (__m512bh)_mm512_castps_si512(b.v))};
+  }
+};
+#endif
+
+#if defined(__AVX512F__)
+constexpr int kVectors = 4;  // 6 x 4 sums, 4 vectors of B and a word of A fill 29 of 32 registers
+#else
+constexpr int kVectors = 2;  // 6 x 2 sums of 16 registers
+#endif
+constexpr int kRows = 6;
+constexpr int kPanel = kVectors * W;
+
+inline i64 words_of(i64 size, int depth) { return (size + depth - 1) / depth; }
+
+struct Left {
+  const float* words;
+  i64 row, word;  // strides
+};
+
+struct Right {
+  const float* words;
+  i64 panel, word;  // strides of kPanel columns and of a word
+};
+
+// Columns and words that a group of rows takes part in; the others of A are zero, or their products are not wanted.
+struct Part {
+  i64 columns, begin, end;
+};
+
+template <class Kind, int M, int N>
+void tile(const float* a, i64 row, i64 word, const float* b, i64 b_word, i64 count, float* c, i64 stride, bool add) {
+  Vec sums[M][N];
+  // unrolled, so that the sums are registers from the first pass of the compiler on
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) sums[m][n] = add ? load(c + m * stride + n * W) : set1(0.0f);
+  for (i64 w = 0; w < count; ++w, a += word, b += b_word) {
+    Vec columns[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) columns[n] = load(b + n * W);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const Vec one = set1(a[m * row]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) sums[m][n] = Kind::multiply_add(one, columns[n], sums[m][n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) store(c + m * stride + n * W, sums[m][n]);
+}
+
+using Tile = void (*)(const float* , i64, i64, const float* , i64, i64, float *, i64, bool);
+
+template <class Kind, int N> Tile tile_of(int rows) {
+  constexpr Tile tiles[kRows] = {tile<Kind, 1, N>, tile<Kind, 2, N>, tile<Kind, 3, N>,
+                   tile<Kind, 4, N>, tile<Kind, 5, N>, tile<Kind, 6, N>};
+  return tiles[rows - 1];
+}
+
+template <class Kind> Tile tile_of(int rows, int vectors) {
+  if (vectors == 1) return tile_of<Kind, 1>(rows);
+  if (vectors == 2) return tile_of<Kind, 2>(rows);
+#if defined(__AVX512F__)
+  if (vectors == 3) return tile_of<Kind, 3>(rows);
+  return tile_of<Kind, 4>(rows);
+#endif
+  __builtin_unreachable();
+}
+
+// c[rows][...] = or += a b, where `part(first row, rows)` bounds each group of up to kRows rows. Columns are whole vectors.
+template <class Kind, class Parts>
+void multiply(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Parts part) {
+  for (i64 n = 0; n < columns; n += kPanel)
+    for (i64 m = 0; m < rows; m += kRows) {
+      const int count = int(smaller(kRows, rows - m));
+      const Part bounds = part(m, count);
+      if (n >= bounds.columns) continue;
+      const int vectors = int((smaller(kPanel, bounds.columns - n) + W - 1) / W);
+      tile_of<Kind>(count, vectors)(a.words + m * a.row + bounds.begin * a.word, a.row, a.word,
+                      b.words + n / kPanel * b.panel + bounds.begin * b.word, b.word,
+                      bounds.end - bounds.begin, c + m * stride + n, stride, add);
+    }
+}
+
+// Write rows as words, [rows][words of a row]: an A summed over columns.
+inline void pack_rows(Single, const float* x, i64 stride, i64 rows, i64 size, float* words) {
+  for (i64 i = 0; i < rows; i++) std::memcpy(words + i * size, x + i * stride, sizeof(float) * static_cast<std::size_t>(size));
+}
+inline void pack_rows(Single, const bf16* x, i64 stride, i64 rows, i64 size, float* words) {
+  for (i64 i = 0; i < rows; i++)
+    for (i64 j = 0; j < size; j += W) {
+      const i64 lanes = smaller(W, size - j);
+      store(words + i * size + j, load(x + i * stride + j, lanes), lanes);
+    }
+}
+
+// Write rows as words, [rows][width], the columns beyond `size` zero: a B summed over rows.
+template <class T> void pack_for_rows(Single, const T* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
+  for (i64 i = 0; i < rows; i++)
+    for (i64 j = 0; j < width; j += W) {
+      const i64 lanes = smaller(W, size - j);
+      store(words + i * width + j, load(x + i * stride + j, lanes));
+    }
+}
+
+#if defined(__AVX512BF16__)
+inline void pack_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, float* words) {
+  const i64 width = (size + 1) / 2;
+  for (i64 i = 0; i < rows; i++) {
+    if (size % 2) words[i * width + width - 1] = 0.0f;
+    std::memcpy(words + i * width, x + i * stride, sizeof(bf16) * static_cast<std::size_t>(size));
+  }
+}
+
+// Two vectors as bf16: the first in the lower half.
+inline __m512i narrow_two(Vec low, Vec high) { return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v); }
+// Interleave the halves.
+inline __m512i pair_up(__m512i halves) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                    20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, halves);
+}
+
+inline void pack_for_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
+  for (i64 i = 0; i < rows; i += 2, words += width)
+    for (i64 j = 0; j < width; j += W) {
+      const __mmask16 lanes = first_lanes(smaller(W, size - j));
+      const __m256i low = _mm256_maskz_loadu_epi16(lanes, x + i * stride + j);
+      const __m256i high =
+        i + 1 < rows ? _mm256_maskz_loadu_epi16(lanes, x + (i + 1) * stride + j) : _mm256_setzero_si256();
+      _mm512_storeu_si512(words + j, pair_up(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)));
+    }
+}
+#endif
+
+#if defined(__AVX512F__)
+inline void transpose(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int half = 0; half < 2; half++) {
+      r[i + 2 * half] = _mm512_unpacklo_epi64(t[i + half], t[i + 2 + half]);
+      r[i + 2 * half + 1] = _mm512_unpackhi_epi64(t[i + half], t[i + 2 + half]);
+    }
+  for (int i = 0; i < 4; i++)
+    for (int part = 0; part < 2; part++) {
+      const __m512i a = r[8 * part + i], b = r[8 * part + 4 + i];
+      t[8 * part + i] = _mm512_shuffle_i32x4(a, b, 0x88);
+      t[8 * part + 4 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    }
+  for (int i = 0; i < 8; i++) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+  }
+}
+#endif
+
+// Write the words of rows[count][width] as panels [count / kPanel][width][kPanel], zero beyond `count`: a B summed over
+// columns.
+inline void transpose_words(const float* rows, i64 count, i64 width, float* panels) {
+  for (i64 first = 0; first < count; first += W) {
+    float* to = panels + first / kPanel * kPanel * width + first % kPanel;
+    const i64 some = smaller(W, count - first);
+    i64 j = 0;
+#if defined(__AVX512F__)
+    for (; j + W <= width && some == W; j += W) {
+      __m512i block[W];
+      for (int i = 0; i < W; i++) block[i] = _mm512_loadu_si512(rows + (first + i) * width + j);
+      transpose(block);
+      for (int i = 0; i < W; i++) _mm512_storeu_si512(to + (j + i) * kPanel, block[i]);
+    }
+#endif
+    for (; j < width; j++) {
+      for (i64 i = 0; i < some; i++) std::memcpy(to + j * kPanel + i, rows + (first + i) * width + j, 4);
+      for (i64 i = some; i < W; i++) to[j * kPanel + i] = 0.0f;
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,16 @@
+"""What native operators ask of their tensors: names of dtypes, and rows whose columns lie side by side."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""How the names of C functions end, by the dtype of the activations."""
+
+
+def rows(x: Tensor) -> Tensor:
+    """Return ``x`` ``[..., columns]`` as ``[rows, columns]`` with columns side by side, a view where possible."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

@@ -1,0 +1,148 @@
+"""Native attention of each instruction set against its formula in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_forms import NativeCalls, all_native, forms, threads
+
+from hornbook.model.attention import CausalSelfAttention, EncoderSelfAttention
+from hornbook.model.initialize import Draw
+from hornbook.model.layers import Dropout
+from hornbook.ops.dropout import keep_mask
+from hornbook.ops.native import attention as module
+from hornbook.ops.native.kernels import using
+from hornbook.ops.sequence_groups import group_sequences
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def example(lengths, heads, size, dtype, seed=0):
+    """Tokens and output gradient of sequences with a token of padding before each."""
+    draws = torch.Generator().manual_seed(seed)
+    firsts = [1 + sum(lengths[:number]) + number for number in range(len(lengths))]
+    num_tokens = sum(lengths) + len(lengths) + 2
+    qkv = torch.randn(num_tokens, 3, heads, size, generator=draws).to(dtype)
+    gradient = torch.randn(num_tokens, heads, size, generator=draws).to(dtype)
+    keys = torch.randint(1 << 32, (heads, num_tokens), generator=draws)
+    return qkv, gradient, torch.tensor(firsts, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64), keys
+
+
+def compute(form, qkv, gradient, *sequences):
+    y, log_sums = module._forward(form, qkv, *sequences)
+    return y, module._backward(form, gradient, qkv, log_sums, *sequences)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 5, 6, 7, 16, 23, 25, 49, 64, 65, 100]), max_size=3),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([1, 2, 7, 8, 16, 31, 64, 80]),
+    is_causal=st.booleans(),
+    probability=st.sampled_from([0.0, 0.3]),
+    dtype=st.sampled_from(DTYPES),
+    num_threads=st.integers(1, 2),
+)
+def test_attention_and_gradients(lengths, heads, size, is_causal, probability, dtype, num_threads):
+    qkv, gradient, firsts, lengths, keys = example(lengths, heads, size, dtype)
+    sequences = (firsts, lengths, is_causal, keys if probability else None, 3, probability)
+    right = module.exact_attention(gradient, qkv, *sequences)
+    for form in forms():
+        with threads(num_threads):
+            ours = compute(form, qkv, gradient, *sequences)
+        for own, exact in zip(ours, right, strict=True):
+            error = (own.double() - exact).norm() / max(float(exact.norm()), 1.0)
+            assert error < (2e-6 if dtype == torch.float32 else 6e-3)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_drops_what_the_hash_drops(is_causal):
+    length, keys = 70, torch.randint(1 << 32, (2, 70), generator=torch.Generator().manual_seed(0))
+    qkv = torch.zeros(length, 3, 2, length)
+    qkv[:, 2] = torch.eye(length).unsqueeze(1)  # each output column is the weight of one key
+    kept = keep_mask(keys, 5, length, 0.25)
+    if is_causal:
+        kept = kept & torch.ones(length, length, dtype=torch.bool).tril()
+    for form in forms():
+        y, _ = module._forward(form, qkv, torch.tensor([0]), torch.tensor([length]), is_causal, keys, 5, 0.25)
+        assert torch.equal(y.transpose(0, 1) != 0.0, kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_from_any_number_of_threads(dtype):
+    qkv, gradient, firsts, lengths, keys = example([40, 7, 64], 3, 16, dtype)
+    for form in forms():
+        results = []
+        for count in (1, 2, 3):
+            with threads(count):
+                sequences = (firsts, lengths, True, keys, 3, 0.1)
+                results.append(compute(form, qkv, gradient, *sequences))
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_operators_are_registered_properly():
+    qkv, gradient, firsts, lengths, keys = example([5, 9], 2, 8, torch.float32)
+    isa = forms()[0].isa
+    for sequences in ((True, None, 0, 0.0), (False, keys, 2, 0.2)):
+        torch.library.opcheck(module.attention, (qkv.requires_grad_(), firsts, lengths, *sequences, isa))
+    log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2, isa)[1]
+    arguments = (gradient, qkv.detach(), firsts, lengths, keys, log_sums, False, 2, 0.2, isa)
+    torch.library.opcheck(module.attention_backward, arguments)
+
+
+def test_wide_scores():
+    qkv = torch.zeros(4, 3, 1, 2)
+    qkv[:, 0, 0, 0], qkv[:, 1, 0, 0] = 1e4, torch.tensor([1.0, -1.0, 1.0, 0.0])
+    qkv[:, 2, 0, 1] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for form in forms():
+        y, log_sums = module._forward(form, qkv, torch.tensor([0]), torch.tensor([4]), False, None, 0, 0.0)
+        assert y[:, 0, 1].tolist() == pytest.approx([2.0] * 4)
+        assert log_sums.isfinite().all()
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.2])
+@pytest.mark.parametrize("kind", [CausalSelfAttention, EncoderSelfAttention])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_compute_with_it(kind, probability, dtype):
+    layer = kind(24, 3, 10, dropout=Dropout(probability, site=1), std=0.5, out_std=0.5)
+    layer.qkv.draw(Draw(0, "attention.qkv"))
+    layer.out.draw(Draw(0, "attention.out"))
+    draws = torch.Generator().manual_seed(0)
+    x, keys = torch.randn(2, 30, 24, generator=draws).to(dtype), torch.randint(1 << 32, (2, 30), generator=draws)
+    context = {"keys": keys}
+    if kind is EncoderSelfAttention:
+        firsts, lengths = torch.tensor([0, 17, 30]), torch.tensor([17, 9, 28])
+        groups = group_sequences(firsts, lengths, keys.shape, keys.device)
+        group_keys = keys.flatten()[groups["gather_index"].clamp(min=0)]
+        context |= {**groups, "firsts": firsts, "lengths": lengths, "group_keys": group_keys}
+
+    def run():
+        inputs = x.clone().requires_grad_()
+        layer.zero_grad()
+        y = layer(inputs, context)
+        y.float().square().sum().backward()
+        return y.detach(), inputs.grad, layer.qkv.weight.grad.clone(), layer.out.weight.grad.clone()
+
+    theirs = run()
+    with using(all_native()), NativeCalls() as calls:
+        ours = run()
+    assert calls.names >= {"attention", "attention_backward"}
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for own, other in zip(ours, theirs, strict=True):
+        assert (own - other).norm() <= tolerance * other.norm()
+
+
+def test_a_split_of_ones_own_is_respected():
+    class Reversed(CausalSelfAttention):
+        def split(self, packed_BTE):
+            q, k, v = super().split(packed_BTE)
+            return k, q, v
+
+    layer = Reversed(8, 2, 4, dropout=Dropout(0.0, site=1), std=0.5, out_std=0.5)
+    layer.qkv.draw(Draw(0, "attention.qkv"))
+    layer.out.draw(Draw(0, "attention.out"))
+    x, context = torch.randn(1, 9, 8), {"keys": torch.zeros(1, 9, dtype=torch.int64)}
+    right = layer(x, context)
+    with using(all_native()):
+        torch.testing.assert_close(layer(x, context), right)

@@ -1,0 +1,74 @@
+"""Whole forward and backward passes with native operators: no further from fp32 than PyTorch's bf16 is."""
+
+import pytest
+import torch
+from native_forms import NativeCalls, all_native, forms
+from tiny import random_batch, tiny_model
+from tiny_encoders import gradients_of, lay_out, loss_of, make_samples, tiny_encoder
+
+from hornbook.ops.native.kernels import Kernels, using
+
+OPERATORS = {"linear", "attention", "layer_norm", "cross_entropy_"}
+
+
+def gpt_gradients(dtype, seed=0):
+    model = tiny_model(compute_dtype=dtype, embedding_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1)
+    batch = random_batch(3, 24, unscored=0.2, seed=seed)
+    model.train()
+    loss = model(lambda head, x_BTD, batch: head.cross_entropy(x_BTD, batch["targets"]), batch)
+    loss.backward()
+    model.fold_tied_gradients()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.own_parameters()}
+
+
+def encoder_gradients(family, layout, dtype, seed):
+    model = tiny_encoder(family, compute_dtype=dtype, attention_dropout=0.1)
+    batch = lay_out(make_samples([24, 3, 11, 9, 17], seed=seed), layout)
+    model.train()
+    assert torch.isfinite(loss_of(model, batch))
+    return gradients_of(model, batch)
+
+
+CASES = {
+    "gpt": gpt_gradients,
+    "bert padded": lambda dtype, seed=0: encoder_gradients("bert", "padded", dtype, seed),
+    "bert unpadded": lambda dtype, seed=0: encoder_gradients("bert", "unpadded", dtype, seed),
+    "groupbert packed": lambda dtype, seed=0: encoder_gradients("groupbert", "packed", dtype, seed),
+}
+
+
+def error(found, right):
+    """The error of the loss, and that of all gradients as a share of their norm."""
+    own, exact = (torch.cat([side[1][name].flatten().double() for name in sorted(right[1])]) for side in (found, right))
+    return float((found[0] - right[0]).abs()), float((own - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bf16_errs_no_more_than_pytorch_does(case):
+    """On average: one batch alone says little, its errors differ by a sixth."""
+    right = [CASES[case](torch.float32, seed) for seed in range(5)]
+    theirs = sum(error(CASES[case](torch.bfloat16, seed), exact)[1] for seed, exact in enumerate(right))
+    for form in forms():
+        kernels = Kernels(why="test", forms=dict.fromkeys(all_native().forms, form.isa))
+        with using(kernels), NativeCalls() as calls:
+            ours = sum(error(CASES[case](torch.bfloat16, seed), exact)[1] for seed, exact in enumerate(right))
+        assert calls.names >= OPERATORS
+        assert ours <= 1.05 * theirs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fp32_equals_pytorch(case):
+    right = CASES[case](torch.float32)
+    for form in forms():
+        with using(Kernels(why="test", forms=dict.fromkeys(all_native().forms, form.isa))):
+            ours = CASES[case](torch.float32)
+        of_loss, of_gradients = error(ours, right)
+        assert of_loss <= 1e-5 * float(right[0])
+        assert of_gradients <= 3e-6
+
+
+def test_the_same_bits_twice():
+    with using(all_native()):
+        first, second = (gpt_gradients(torch.bfloat16) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
