@@ -39,6 +39,7 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
+from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -96,6 +97,9 @@ class TrainingConfig:
     global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
     micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
     seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
+    compile: Literal["none", "blocks"] = option(
+        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
+    )
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""
@@ -244,6 +248,12 @@ class Recipe:
         if self.sequence_length > model.max_positions:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)
+        if self.training.compile == "blocks" and self.parallel.tensor_parallel > 1:
+            message = "PyTorch compiles the sums of tensor parallelism to wrong gradients; set one of them back"
+            yield Problem(("training.compile", "parallel.tensor_parallel"), message)
+        if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
+            message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
+            yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)

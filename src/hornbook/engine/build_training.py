@@ -41,7 +41,7 @@ from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows, TokenSource
 
 _ZERO_BUBBLE_SINCE = (2, 13)
-"""In 2.11 its backward pass fails on functions with a backward pass of their own."""
+"""In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
 
 
 def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
@@ -116,8 +116,10 @@ def build_training(
     with torch.device("meta"):
         model = build_model(recipe.model, dtype)
     pipeline, is_pipelined = None, world.pipeline.size > 1
-    if is_pipelined or world.holders.size > 1:
-        pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    is_compiled = recipe.training.compile == "blocks"
+    if is_pipelined or world.holders.size > 1 or is_compiled:
+        make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+        pipeline = parallelize(model, world, make_pipeline, compiled=is_compiled)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -131,7 +133,7 @@ def build_training(
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(precision) if precision.scales_loss else StepConfig.loss_scale,
         world=world,
-        executor=pipeline or resident,
+        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config
@@ -171,11 +173,11 @@ def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeli
     """
     parallel, version = recipe.parallel, torch.__version__
     is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
-    if parallel.pipeline_schedule == "zero-bubble" and is_old:
+    if parallel.pipeline_schedule in ("zero-bubble", "v-shaped") and is_old:
         tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
         raise UserError(
-            f'parallel.pipeline_schedule = "zero-bubble" needs PyTorch {tested} or newer, and this is {version}: '
-            'choose "1f1b"'
+            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
+            f'{version}: choose "1f1b"'
         )
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)

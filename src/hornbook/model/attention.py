@@ -162,7 +162,7 @@ class CausalSelfAttention(SelfAttention):
         """Mix tokens, ``[B, T, D]``."""
         packed_BTE, mask = self.qkv(x_BTD), context.get("mask")
         if mask is None and (form := self.native_form(packed_BTE)) is not None:
-            batch, length = x_BTD.shape[:2]
+            batch, length = packed_BTE.shape[:2]
             firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
             keys_N = context["keys"].flatten()
             y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
@@ -203,7 +203,8 @@ class EncoderSelfAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence, ``[B, T, D]``; ``context`` has the entries of ``SequenceGroups``."""
-        packed_NE = self.qkv(x_BTD).flatten(0, 1)
+        packed_BTE = self.qkv(x_BTD)
+        packed_NE = packed_BTE.flatten(0, 1)
         if (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
@@ -211,7 +212,7 @@ class EncoderSelfAttention(SelfAttention):
             y_NC = self._attend_groups(packed_NE, context)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())
-        y_BTD: Tensor = self.out(y_NC.view(*x_BTD.shape[:2], -1))
+        y_BTD: Tensor = self.out(y_NC.view(*packed_BTE.shape[:2], -1))
         return y_BTD
 
     def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:

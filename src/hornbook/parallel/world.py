@@ -34,7 +34,6 @@ from hornbook.parallel import launched
 from hornbook.parallel.meeting import meet, named, open_store
 from hornbook.parallel.watch import Watch
 
-_BUCKET_ELEMENTS = 1 << 24
 _TIMEOUT = timedelta(minutes=10)
 _PATIENCE = timedelta(hours=12)
 """At a barrier."""
@@ -92,16 +91,16 @@ class Ranks:
                 dist.broadcast_object_list(values, group=self._host, group_src=source)
         return values[0]
 
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Add up the gradients of the ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
-        if self.size == 1:
-            return
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            self.sum_tensor(flat)
-            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+    def start_sum(self, tensor: Tensor) -> dist.Work:
+        """Begin to add up ``tensor`` over two or more ranks, in place; it may be used after ``end_sum``."""
+        with explained(self._watch):
+            work: dist.Work = dist.all_reduce(tensor, group=self.tensors, async_op=True)
+        return work
+
+    def end_sum(self, work: dist.Work) -> None:
+        """Wait for a sum."""
+        with explained(self._watch):
+            work.wait()
 
     def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
         total = torch.tensor(values, dtype=dtype)
@@ -119,6 +118,8 @@ class Axes:
     """Those that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with a part of each layer."""
+    sequence: Ranks = field(default_factory=Ranks)
+    """Those that hold a slice of the tokens each between the layers: those of ``tensor``, or a single one."""
     pipeline: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with some of the layers each."""
     holders: Ranks = field(default_factory=Ranks)
@@ -160,7 +161,7 @@ class World:
         self.is_first = self.rank == 0
         axes = axes or Axes(data=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
-        self.holders, self.mesh = axes.holders, axes.mesh
+        self.sequence, self.holders, self.mesh = axes.sequence, axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -186,7 +187,8 @@ class World:
 
         No process group is made then.
         """
-        sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
+        parallel = parallel or ParallelConfig()
+        parallel.sizes(launched.num_ranks())
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
@@ -203,7 +205,7 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        world = cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        world = cls(everyone, axes_of(parallel, everyone, device, watch), device=device, waiting=waiting, watch=watch)
         aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
         world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
         return world
@@ -214,10 +216,10 @@ class World:
         Raises:
             UserError: the axes do not multiply to the number of ranks.
         """
-        sizes = parallel.sizes(self.size)
+        parallel.sizes(self.size)
         if self._watch is None:
             return World(device=self.device)
-        axes = axes_of(sizes, self.everyone, self.device, self._watch)
+        axes = axes_of(parallel, self.everyone, self.device, self._watch)
         world = World(self.everyone, axes, self.device, self._waiting, self._watch)
         world.aside = self.aside
         return world
@@ -250,6 +252,12 @@ class World:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self.everyone.sum_integers(votes)) if count]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the ``values`` of each rank, of all the same number, the same on all ranks."""
+        own = [value if rank == self.rank else 0.0 for rank in range(self.size) for value in values]
+        everywhere = self.everyone.sum_floats(own)
+        return [everywhere[first : first + len(values)] for first in range(0, len(own), len(values))]
 
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
@@ -317,8 +325,9 @@ class World:
                 dist.barrier(group=self._waiting)
 
 
-def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
+def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
     """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
         return Axes(data=everyone)
     grid = torch.arange(everyone.size).view(sizes)
@@ -330,6 +339,8 @@ def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -
         axes["pipeline"] = grid.flatten(1).t()
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    if parallel.sequence_parallel:
+        ranks["sequence"] = ranks["tensor"]
     return Axes(**ranks, mesh=mesh)
 
 
@@ -357,15 +368,3 @@ def explained(watch: Watch | None) -> Iterator[None]:
         if watch is None:
             raise
         raise watch.explain(error) from error
-
-
-def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    buckets: list[list[Tensor]] = [[]]
-    size = 0
-    for gradient in gradients:
-        if size and size + gradient.numel() > _BUCKET_ELEMENTS:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(gradient)
-        size += gradient.numel()
-    return buckets
