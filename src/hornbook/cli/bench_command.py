@@ -113,12 +113,12 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
     model = recipe.model
-    facts = {"recipe": recipe.name, "num_parameters": model.num_parameters(), "vocab_size": model.vocab_size}
+    facts = {"recipe": recipe.name, "num_parameters": recipe.num_parameters(), "vocab_size": model.vocab_size}
     measured = speeds.pop("matmul", None)
     result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
     if product and measured:
         result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
-    print(f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
+    print(f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
     for name, speed in speeds.items():
         print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step")
     if "tflops" in result:

@@ -16,12 +16,21 @@ much text needs none.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from hornbook.config.options import Problem, choice_of, option
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
+
+
+class LinearShape(NamedTuple):
+    """The weights of a linear map, which may be several of equal shape side by side."""
+
+    num_out: int
+    num_in: int
+    num_parts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +86,20 @@ class TransformerConfig(ABC):
         width = self.num_heads * self.effective_head_size
         weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
         return 6.0 * weights + 12.0 * self.num_layers * width * length
+
+    def linears(self) -> dict[str, LinearShape]:
+        """Return the linear maps that may be block-sparse, by their name in the model."""
+        return {
+            f"blocks.{index}.{name}": shape for index in range(self.num_layers) for name, shape in self._block_linears()
+        }
+
+    def _block_linears(self) -> Iterator[tuple[str, LinearShape]]:
+        hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        heads = self.num_heads * self.effective_head_size
+        yield "attention.qkv", LinearShape(3 * heads, hidden, 3)
+        yield "attention.out", LinearShape(hidden, heads)
+        yield "feed_forward.up", LinearShape(inner, hidden)
+        yield "feed_forward.down", LinearShape(hidden, inner)
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""
@@ -167,6 +190,18 @@ class EncoderConfig(TransformerConfig):
         pair_head = pooler + _num_linear(hidden, 2) if self.has_pair_head else 0
         return transform + pair_head + (num_tokens if self.prediction_bias else 0)
 
+    def linears(self) -> dict[str, LinearShape]:
+        """Return the linear maps that may be block-sparse, by their name in the model: those of the head, too."""
+        hidden = self.hidden_size
+        square, pair = LinearShape(hidden, hidden), LinearShape(2, hidden)
+        head = {
+            "classification": {"pooler": square, "labels": LinearShape(self.num_labels or 0, hidden)},
+            "span": {"spans": pair},
+            "pretraining": ({"transform.dense": square} if self.head_transform else {})
+            | ({"pooler": square, "classifier": pair} if self.has_pair_head else {}),
+        }[self.head]
+        return super().linears() | {f"head.{name}": shape for name, shape in head.items()}
+
     def _num_head_weights(self) -> int:
         return super()._num_head_weights() + (self.hidden_size**2 if self.head_transform else 0)
 
@@ -231,6 +266,16 @@ class GroupBertConfig(EncoderConfig):
         grouped = norm + _num_linear(hidden, inner) + _num_linear(inner // self.feed_forward_groups, hidden) + last
         attention = norm + self._num_attention(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
         return convolution + 2 * grouped + attention
+
+    def _block_linears(self) -> Iterator[tuple[str, LinearShape]]:
+        hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        attention = [entry for entry in super()._block_linears() if entry[0].startswith("attention.")]
+        yield "convolution.up", LinearShape(2 * hidden, hidden)
+        yield "convolution.down", LinearShape(hidden, hidden)
+        for name in ("first_feed_forward", "second_feed_forward"):
+            yield f"{name}.up", LinearShape(inner, hidden)
+            yield f"{name}.down", LinearShape(hidden, hidden)
+        yield from attention
 
     def _num_block_weights(self) -> int:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size

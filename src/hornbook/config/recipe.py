@@ -39,6 +39,7 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
+from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -205,6 +206,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -215,10 +217,16 @@ class Recipe:
         """Tokens per sequence, given or derived."""
         return self.data.sequence_length or self.model.max_positions
 
+    def num_parameters(self) -> int:
+        """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
+        absent = sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else 0
+        return getattr(self.model, "num_parameters", lambda: absent)() - absent
+
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
         parallel = self.parallel.conflicts(self.model)
-        return [*self._exclusive(), *self._conflicts(), *parallel, *self._inapplicable()]
+        sparsity = self.sparsity.conflicts(self.model, self.parallel) if self.sparsity.linears else ()
+        return [*self._exclusive(), *self._conflicts(), *parallel, *sparsity, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:
@@ -278,6 +286,10 @@ class Recipe:
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),
         ]
+        if not self.sparsity.linears:
+            given, default = self.sparsity, SparsityConfig()
+            changed = [key for key in describe(SparsityConfig) if getattr(given, key) != getattr(default, key)]
+            rules += [(True, f"sparsity.{key}", "sparsity.linears", "the maps in linears") for key in changed]
         if encoder:
             is_foreign, is_counted = encoder.head not in ("pretraining", head), encoder.num_labels is not None
             rules += [

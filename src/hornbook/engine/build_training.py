@@ -12,7 +12,7 @@ from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
 from hornbook.errors import UserError
-from hornbook.model import LanguageModel, build_model, initialize
+from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.optim.schedules import build_schedule
@@ -37,7 +37,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     """
     refuse_layout(recipe, world)
     with torch.device("meta"):
-        model = build_model(recipe.model, compute_dtype(recipe.precision.compute, world.device))
+        model = model_of(recipe, compute_dtype(recipe.precision.compute, world.device))
     is_pipelined = world.pipeline.size > 1
     pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
     model.allocate(world.device, pipeline.stages if pipeline else None)

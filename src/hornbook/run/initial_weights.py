@@ -30,7 +30,7 @@ from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.restore import mismatches, read_source
 from hornbook.exchange.upgrade import upgrade
-from hornbook.model import build_model
+from hornbook.model import model_of
 from hornbook.optim.updates import build_update
 from hornbook.text.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
 def outline(recipe: Recipe) -> TrainState:
     """Return the state of a run on the meta device: names and shapes, and no memory for them."""
     with torch.device("meta"):
-        return TrainState.fresh(build_model(recipe.model, torch.float32), build_update(recipe.optimizer))
+        return TrainState.fresh(model_of(recipe, torch.float32), build_update(recipe.optimizer))
 
 
 def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
