@@ -11,6 +11,7 @@ from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
+from hornbook.engine.topology import Topology, with_blocks
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.forward import forward_cut, forward_resident
@@ -44,6 +45,8 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
+    if recipe.sparsity.linears:
+        update = with_blocks(update, model, recipe.sparsity)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
     config = StepConfig(
         objective=build_objective(recipe.objective),
@@ -54,6 +57,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
         world=world,
         executor=pipeline or resident,
+        topology=Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world),
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config

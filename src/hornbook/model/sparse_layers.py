@@ -26,6 +26,7 @@ from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
 from hornbook.ops.block_sparse import Choice, Pattern, Scores, block_sparse_linear, choose_kernel, to_dense
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.wording import counted
 
 
 class BlockSparseLinear(nn.Module):
@@ -125,6 +126,12 @@ class BlockSparseLinear(nn.Module):
             weights = 1 << torch.arange(8, dtype=torch.uint8, device=tried.device)
             tried |= (present.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
 
+    @property
+    def share_tried(self) -> float:
+        """Share of the positions at which a block is or was."""
+        bits = self.tried.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=self.tried.device) & 1
+        return int(bits.sum()) / (self.num_parts * self.grid_shape[0] * self.grid_shape[1])
+
     def in_parts(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return one of the layer's tensors part by part; there is one part unless maps lie side by side."""
         return tensor.unbind(0) if self.num_parts > 1 else (tensor,)
@@ -210,7 +217,7 @@ def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> N
             shape.num_out,
             block_size=config.block_size,
             density=grid.density,
-            std=float(module.std),  # type: ignore[arg-type]
+            std=module.std,
             bias=module.bias is not None,
             num_parts=shape.num_parts,
             kernel=config.kernel,
@@ -222,6 +229,17 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
     """Return the block-sparse linear maps of a model by name, without those that other ranks of a pipeline hold."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)}
     return {name: module for name, module in found.items() if not module.values.is_meta}
+
+
+def describe_blocks(model: nn.Module) -> str:
+    """Return in words how many linear maps of a model are sparse, what share of their weights exists, and by what."""
+    layers = sparse_layers(model).values()
+    kept = sum(layer.values.numel() for layer in layers)
+    total = sum(layer.num_out * layer.num_in for layer in layers)
+    sizes = sorted({layer.block_size for layer in layers})
+    kernels = "; ".join(sorted({f"{layer.kernel.kernel}: {layer.kernel.reason}" for layer in layers}))
+    share = f"{kept / max(total, 1):.1%} of {total:,} weights in blocks of {', '.join(map(str, sizes))}"
+    return f"{counted(len(layers), 'linear map')}, {share}; kernel {kernels}"
 
 
 def dense_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:

@@ -213,7 +213,12 @@ class Scores:
         num_rows, num_columns = self.total.shape
         dense = (gradient_NC.t() @ x_NC).abs_().float()
         grid = dense.view(num_rows, len(dense) // num_rows, num_columns, -1)
-        self.total += {"sum": grid.sum, "avg": grid.mean, "max": grid.amax}[self.pooling]((1, 3))
+        pools: dict[str, Callable[[Tensor], Tensor]] = {
+            "sum": lambda grid: grid.sum((1, 3)),
+            "avg": lambda grid: grid.mean((1, 3)),
+            "max": lambda grid: grid.amax((1, 3)),
+        }
+        self.total += pools[self.pooling](grid)
 
 
 def block_sparse_linear(
@@ -244,7 +249,7 @@ class _BlockSparse(torch.autograd.Function):
         return kernel.forward(x_NC, values, pattern)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x_NC, values = ctx.saved_tensors
         of_x = ctx.kernel.input_gradient(gradient_NC, values, ctx.pattern) if ctx.needs_input_grad[0] else None
