@@ -115,7 +115,10 @@ class Topology:
         progress = number / self._end
         replaced = num_replaced(num_kept, num_places - num_kept, self.config.prune_ratio, progress)
         values, rows, columns = map(layer.in_parts, (layer.values.detach(), layer.rows, layer.columns))
-        found = [rewire(*present, part, replaced) for *present, part in zip(values, rows, columns, growth, strict=True)]
+        present = zip(values, rows, columns, growth, strict=True)
+        found = [
+            rewire(blocks, own_rows, own_columns, part, replaced) for blocks, own_rows, own_columns, part in present
+        ]
         for tensor in (layer.values.detach(), *slot.state.values()):
             _carry(layer, tensor.view_as(layer.values), found)
         _carry(layer, layer.grown_at, found)
