@@ -186,3 +186,14 @@ def test_a_model_of_ones_own_is_asked_for_its_linear_maps() -> None:
     assert not recipe.problems()
     with pytest.raises(UserError, match="no linear map; the names are such as"):
         sparse_model(replace(recipe, sparsity=SparsityConfig(linears=("nothing.*",), block_size=4)))
+
+
+def test_a_picture_has_a_digit_a_place() -> None:
+    layer = BlockSparseLinear(8, 8, block_size=1, density=0.25, num_parts=2)
+    lines = layer.picture(most=4)
+    assert len(lines) == 4 and all(len(line) == 4 for line in lines)
+    dense = (layer.to_dense().view(8, 8) != 0).float()
+    for at, line in enumerate(lines):
+        for column, digit in enumerate(line):
+            share = dense[2 * at : 2 * at + 2, 2 * column : 2 * column + 2].mean().item()
+            assert int(digit, 16) == math.ceil(share * 15)

@@ -44,9 +44,11 @@ def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
     assert tiny_runs.digest(tmp_path / "parts", 8) == tiny_runs.digest(tmp_path / "whole", 8)
     rows = tiny_runs.metrics_without_time(tmp_path / "whole")
     assert tiny_runs.metrics_without_time(tmp_path / "parts") == rows
+    assert "Block-sparse patterns" in (tmp_path / "whole" / "run" / "report.html").read_text()
     moved = [row for row in rows if row["kind"] == "topology"]
     assert {row["step"] for row in moved} == {2, 4, 6} and len({row["layer"] for row in moved}) == 8
     for row in moved:
+        assert len(row["pattern"]) <= 32 and any(set(line) - {"0"} for line in row["pattern"])
         assert row["tried"] > row["density"] and row["pruned"] > 0
         assert ("score_mean" in row) == (update != "random")
 

@@ -146,7 +146,7 @@ def _facts(layer: BlockSparseLinear, replaced: int, scores: Tensor, found: list[
         )
         facts |= {"score_mean": float(scores.mean()), "score_max": float(scores.max())}
         facts |= {"score_grown": float(grown.mean()) if len(grown) else 0.0}
-    return facts
+    return facts | {"pattern": layer.picture()}
 
 
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:

@@ -132,6 +132,17 @@ class BlockSparseLinear(nn.Module):
         bits = self.tried.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=self.tried.device) & 1
         return int(bits.sum()) / (self.num_parts * self.grid_shape[0] * self.grid_shape[1])
 
+    def picture(self, most: int = 32) -> list[str]:
+        """Return the pattern in at most so many lines of as many hexadecimal digits: shares of blocks, in 15ths.
+
+        A place that has any block has a digit above 0; parts lie below each other.
+        """
+        grid = torch.zeros(self.num_parts * self.grid_shape[0], self.grid_shape[1])
+        grid[self.pattern.rows.cpu(), self.pattern.columns.cpu()] = 1.0
+        shape = (min(len(grid), most), min(grid.shape[1], most))
+        shares = functional.adaptive_avg_pool2d(grid.unsqueeze(0), shape)[0]
+        return ["".join(f"{digit:x}" for digit in line) for line in (shares * 15).ceil().int().tolist()]
+
     def in_parts(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return one of the layer's tensors part by part; there is one part unless maps lie side by side."""
         return tensor.unbind(0) if self.num_parts > 1 else (tensor,)
