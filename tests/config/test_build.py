@@ -115,8 +115,8 @@ def test_a_tag_can_be_switched_where_the_keys_fit(recipe):
 def test_a_tag_in_a_file_does_not_fit_what_stands_beside_it(tmp_path):
     path = write(tmp_path, RECIPE.replace('"cosine"', '"constant"'))
     assert problems(path) == [
-        f'schedule.final_fraction ({path}:15): applies only to schedule.name = "linear", "cosine" or '
-        '"polynomial", not "constant"; remove it or change schedule.name'
+        f'schedule.final_fraction ({path}:15): applies only to schedule.name = "linear", "cosine", '
+        '"warmup_stable_decay" or "polynomial", not "constant"; remove it or change schedule.name'
     ]
 
 
@@ -167,7 +167,7 @@ def test_two_lengths_on_the_command_line(recipe):
         (
             "--schedule.name=cosin",
             'schedule.name = cosin (command line): no such choice, expected one of "constant", "linear", "cosine", '
-            '"polynomial", "natural_exponential", "by_step"; did you mean "cosine"?',
+            '"warmup_stable_decay", "polynomial", "natural_exponential", "by_step"; did you mean "cosine"?',
         ),
         (
             "--model.activation=tanh",
@@ -250,8 +250,8 @@ def test_all_mistakes_at_once(tmp_path):
         'optimizer.lerning_rate (bad.toml:9): unknown key; did you mean "optimizer.learning_rate"?',
         "optimizer.beta1 = 2 (bad.toml:10): must be at least 0 and below 1",
         'optimizer.learning_rate = "3e-4" (bad.toml:11): expected a number, got a string',
-        'schedule.final_fraction (bad.toml:14): applies only to schedule.name = "linear", "cosine" or '
-        '"polynomial", not "constant"; remove it or change schedule.name',
+        'schedule.final_fraction (bad.toml:14): applies only to schedule.name = "linear", "cosine", '
+        '"warmup_stable_decay" or "polynomial", not "constant"; remove it or change schedule.name',
         "schedule.warmup_steps = true (bad.toml:15): expected an integer, got a boolean",
         "name = 3 (bad.toml:2): expected a string, got an integer",
         "training.global_batch_size = 7 (bad.toml:18), training.micro_batch_size = 2 (bad.toml:19): "

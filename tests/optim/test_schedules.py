@@ -1,5 +1,6 @@
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from hornbook.config import (
     LinearConfig,
     NaturalExponentialConfig,
     PolynomialConfig,
+    WarmupStableDecayConfig,
 )
 from hornbook.errors import UserError
 from hornbook.optim.schedules import (
@@ -133,7 +135,14 @@ def test_the_square_root_decay_to_a_minimum():
 )
 def test_a_warmup_given_as_a_fraction(fraction, num_steps, warmup_steps):
     """Of the decimal number, rounded up: 0.28 * 10500 is more than 2940 in floats."""
-    for kind in (ConstantConfig, LinearConfig, CosineConfig, PolynomialConfig, NaturalExponentialConfig):
+    for kind in (
+        ConstantConfig,
+        LinearConfig,
+        CosineConfig,
+        WarmupStableDecayConfig,
+        PolynomialConfig,
+        NaturalExponentialConfig,
+    ):
         config = kind(warmup_fraction=fraction)
         assert warmup_steps_of(config, num_steps) == warmup_steps
         schedule = build_schedule(config, num_steps)
@@ -141,7 +150,7 @@ def test_a_warmup_given_as_a_fraction(fraction, num_steps, warmup_steps):
         assert [schedule(step) for step in range(0, num_steps, 7)] == [same(step) for step in range(0, num_steps, 7)]
 
 
-@pytest.mark.parametrize("kind", [LinearConfig, CosineConfig, PolynomialConfig])
+@pytest.mark.parametrize("kind", [LinearConfig, CosineConfig, WarmupStableDecayConfig, PolynomialConfig])
 def test_a_decay_may_end_before_the_run(kind):
     """Megatron-LM's --lr-decay-iters counts the warm-up, and --lr-warmup-fraction is a fraction of it."""
     config = kind(warmup_fraction=0.01, decay_end=7000, final_fraction=0.1)
@@ -151,6 +160,24 @@ def test_a_decay_may_end_before_the_run(kind):
     steps = [0, 69, 70, 3500, 6999, 7000, 9999]
     assert [schedule(step) for step in steps] == [ends_there(step) for step in steps]
     assert schedule(9999) == pytest.approx(0.1)
+
+
+def test_a_stable_rate_then_a_decay():
+    """A fifth of 50 steps decays: linearly, or as 1 - sqrt(progress)."""
+    linearly = rates(WarmupStableDecayConfig(warmup_steps=5), 50, 2.0, 0, 4, 5, 40, 41, 45, 49, 50, 99)
+    assert linearly == pytest.approx([0.4, 2.0, 2.0, 2.0, 1.8, 1.0, 0.2, 0.0, 0.0])
+    by_root = WarmupStableDecayConfig(warmup_steps=5, decay_power=0.5, final_fraction=0.1)
+    assert rates(by_root, 50, 1.0, 40, 41, 50) == pytest.approx([1.0, 1 - 0.9 * math.sqrt(0.1), 0.1])
+    assert rates(WarmupStableDecayConfig(decay_fraction=1.0), 4, 1.0, 0, 1, 2, 3) == [1.0, 0.75, 0.5, 0.25]
+    assert rates(WarmupStableDecayConfig(warmup_steps=9), 10, 1.0, 7, 8, 9, 10) == pytest.approx([8 / 9, 1, 1, 0])
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.01, 1), st.floats(0.1, 3))
+def test_a_longer_run_has_the_same_rates_up_to_the_decay(warmup, more, fraction, power):
+    config = WarmupStableDecayConfig(warmup_steps=warmup, decay_fraction=fraction, decay_power=power)
+    short, long = (build_schedule(config, 60 + further) for further in (0, more))
+    start = max(warmup, 60 - math.ceil(Decimal(str(fraction)) * 60))
+    assert [short(step) for step in range(start + 1)] == [long(step) for step in range(start + 1)]
 
 
 def test_decay_steps_are_those_of_the_decay_without_the_warmup():

@@ -34,6 +34,7 @@ from hornbook.config.optimizers import (
     NaturalExponentialConfig,
     PolynomialConfig,
     SGDConfig,
+    WarmupStableDecayConfig,
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
 from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
@@ -88,6 +89,7 @@ __all__ = [
     "TrainingConfig",
     "TransformerConfig",
     "UnknownPart",
+    "WarmupStableDecayConfig",
     "bundled_recipes",
     "changed_keys",
     "choices",

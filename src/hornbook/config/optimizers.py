@@ -235,6 +235,18 @@ class CosineConfig(DecayConfig):
 
 @choice_of("schedule")
 @dataclass(frozen=True, kw_only=True)
+class WarmupStableDecayConfig(DecayConfig):
+    """Warm-up, the peak, then a decay over the last part of the run (Hu et al. 2024); a longer run goes on from it."""
+
+    name: str = "warmup_stable_decay"
+    decay_fraction: float = option(
+        0.2, help="steps of the decay as a fraction of the run, or of decay_end", above=0, maximum=1
+    )
+    decay_power: float = option(1.0, help="exponent of the decay's progress; 1: linear, 0.5: 1 - sqrt", above=0)
+
+
+@choice_of("schedule")
+@dataclass(frozen=True, kw_only=True)
 class PolynomialConfig(DecayConfig):
     """Warm-up and decay by powers of progress; GroupBERT's warm-up has the power 0.5."""
 

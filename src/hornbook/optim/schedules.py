@@ -31,6 +31,7 @@ from hornbook.config.optimizers import (
     NaturalExponentialConfig,
     PolynomialConfig,
     ScheduleConfig,
+    WarmupStableDecayConfig,
     read_steps,
     value_at,
 )
@@ -60,6 +61,22 @@ def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: floa
         return constant(step, warmup_steps=warmup_steps)
     height = (1.0 + math.cos(math.pi * _progress(step, num_steps, warmup_steps))) / 2.0
     return final_fraction + (1.0 - final_fraction) * height
+
+
+def warmup_stable_decay(
+    step: int, *, num_steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float, decay_power: float
+) -> float:
+    """Stay at the peak, then decay: ``1 - (1 - final_fraction) * progress ** decay_power``.
+
+    Progress runs over the last ``decay_fraction`` of the steps, rounded up, or over all that follow a longer warm-up.
+    Hu et al., "MiniCPM", 2024; Hägele et al., "Scaling laws and compute-optimal training beyond fixed training
+    durations", 2024, find that a power of 0.5 and a fifth of the steps serve as well as a cosine of that length.
+    """
+    if step < warmup_steps:
+        return constant(step, warmup_steps=warmup_steps)
+    start = max(warmup_steps, num_steps - math.ceil(Decimal(str(decay_fraction)) * num_steps))
+    progress = _progress(step, num_steps, start) if step > start else 0.0
+    return 1.0 - (1.0 - final_fraction) * math.pow(progress, decay_power)
 
 
 def polynomial(
@@ -129,6 +146,12 @@ SCHEDULES: dict[type, Callable[[Any, int], Schedule]] = {
     ConstantConfig: lambda config, num_steps: partial(constant, warmup_steps=warmup_steps_of(config, num_steps)),
     LinearConfig: lambda config, num_steps: partial(linear, **_decay_of(config, num_steps)),
     CosineConfig: lambda config, num_steps: partial(cosine, **_decay_of(config, num_steps)),
+    WarmupStableDecayConfig: lambda config, num_steps: partial(
+        warmup_stable_decay,
+        **_decay_of(config, num_steps),
+        decay_fraction=config.decay_fraction,
+        decay_power=config.decay_power,
+    ),
     PolynomialConfig: lambda config, num_steps: partial(
         polynomial,
         **_decay_of(config, num_steps),
