@@ -25,3 +25,13 @@ def denormals_are_back() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_back() -> Iterator[None]:
+    """Undo a training run's choice of operators."""
+    module = sys.modules.get("hornbook.ops.native.kernels")
+    before = module.in_use() if module else None
+    yield
+    if module := sys.modules.get("hornbook.ops.native.kernels"):
+        module.use(before or module.Kernels(why="a test has ended"))

@@ -19,6 +19,8 @@ from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
 VARIANTS = {
     "fp32": (),
     "bf16": ("--precision.compute=bf16",),
+    "native fp32": ("--precision.kernels=native",),
+    "native bf16": ("--precision.compute=bf16", "--precision.kernels=native"),
     "no accumulation": ("--training.micro-batch-size=4",),
     "attention dropout and document mask": ("--model.attention-dropout=0.2", "--data.document-mask"),
 }

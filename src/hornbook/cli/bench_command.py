@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (default: 5)"
     )
+    step.add_argument(
+        "--kernels",
+        choices=("torch", "native"),
+        nargs="+",
+        default=[],
+        help="also time the step with these operators (precision.kernels), alternating",
+    )
     add_device_arguments(step)
     step.set_defaults(handler=step_command)
     generate = commands.add_parser(
@@ -93,10 +100,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time hornbook's step, and the peer's in each of its precisions."""
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from hornbook.measure.peers import transformers_step
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
+    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.run.utilization import flops_per_token
@@ -106,6 +114,11 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     prepare(device, arguments.threads)
     world = World(device=device)
     contenders = {"hornbook": hornbook_step(recipe, world)}
+    kernels = {"hornbook": str(in_use())}
+    for choice in arguments.kernels:
+        other = replace(recipe, precision=replace(recipe.precision, kernels=choice))
+        contenders[f"hornbook {choice}"] = hornbook_step(other, world)
+        kernels[f"hornbook {choice}"] = str(in_use())
     product = matrix_product(recipe, world) if flops_per_token(recipe) else None
     if product:
         contenders["matmul"] = product
@@ -115,18 +128,25 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     model = recipe.model
     facts = {"recipe": recipe.name, "num_parameters": recipe.num_parameters(), "vocab_size": model.vocab_size}
     measured = speeds.pop("matmul", None)
-    result: dict[str, Any] = {**facts, "contenders": {name: asdict(speed) for name, speed in speeds.items()}}
+    result: dict[str, Any] = {
+        **facts,
+        "kernels": kernels,
+        "contenders": {name: asdict(speed) for name, speed in speeds.items()},
+    }
     if product and measured:
         result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
     print(f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
     for name, speed in speeds.items():
-        print(f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step")
+        print(
+            f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
+            + (f"  {kernels[name]}" if name in kernels else "")
+        )
     if "tflops" in result:
         print(
             f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
             "TFLOP/s of a plain product of the feed-forward's shape"
         )
-    best = max((speed.tokens_per_second for name, speed in speeds.items() if name != "hornbook"), default=None)
+    best = max((speed.tokens_per_second for name, speed in speeds.items() if name not in kernels), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")

@@ -101,10 +101,10 @@ def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     there, missing = ([name for name in extras if extras[name] is wanted] for wanted in (True, False))
     install = f"; not installed: {', '.join(missing)} (pip install 'hornbook[NAME]')" if missing else ""
     yield "extras", f"{', '.join(there) or 'none'}{install}"
-    yield "compiler", facts["compiler"] or "none; hornbook needs none"
+    yield "compiler", facts["compiler"] or "none; native operators need one"
     operators = facts["operators"]
     using = ", ".join([*operators["backends"], operators["cpu_capability"]])
-    yield "operators", f"{operators['source']}'s, with {using}"
+    yield "operators", f"{operators['kernels']}; PyTorch's use {using}"
 
 
 def _speed(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,9 @@ class PrecisionConfig:
     compute: Literal["auto", "fp32", "bf16"] = option(
         "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively"
     )
+    kernels: Literal["auto", "torch", "native"] = option(
+        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
+    )
     loss_scale: float = option(1.0, help="factor on the loss in the backward pass; fp32 and bf16 need none", above=0)
     loss_scale_by_step: tuple[str, ...] = option(
         (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"

@@ -1,6 +1,7 @@
 """From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -16,6 +17,8 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
+from hornbook.ops.native.choice import choose
+from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
 from hornbook.parallel.device import compute_dtype
@@ -25,20 +28,27 @@ _ZERO_BUBBLE_SINCE = (2, 13)
 """In 2.11 its backward pass fails on functions with a backward pass of their own."""
 
 
-def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainState, StepConfig]:
+def build_training(
+    recipe: Recipe, num_steps: int, world: World, forms: Mapping[str, str] | None = None
+) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
     Args:
         recipe: complete, with a vocabulary.
         num_steps: length of the run, for the schedule.
         world: gives the device and the axes over which the model is cut.
+        forms: of the native kernels that the run was computed with before; None for a new run.
+
+    From then on, the operators of the process are those of ``precision.kernels``.
 
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
     refuse_layout(recipe, world)
+    precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
+    use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
-        model = model_of(recipe, compute_dtype(recipe.precision.compute, world.device))
+        model = model_of(recipe, dtype)
     is_pipelined = world.pipeline.size > 1
     pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
     model.allocate(world.device, pipeline.stages if pipeline else None)
@@ -54,7 +64,7 @@ def build_training(recipe: Recipe, num_steps: int, world: World) -> tuple[TrainS
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(recipe.precision) if recipe.precision.scales_loss else StepConfig.loss_scale,
+        loss_scale=build_loss_scale(precision) if precision.scales_loss else StepConfig.loss_scale,
         world=world,
         executor=pipeline or resident,
         topology=Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world),

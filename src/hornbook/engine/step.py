@@ -21,6 +21,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.native.kernels import weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import Ranks, World
@@ -111,7 +112,8 @@ def train_step(
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
     if config.topology is not None:
         config.topology.watch(progress.num_updates + 1)
-    sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
+    with weights_unchanged():
+        sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
     terms = means(sums, counts)
     if scale != 1.0:
         home.divide_gradients(scale)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hornbook.errors import StorageError
+from hornbook.ops.native.choice import choose
 from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.utilization import Product, measure_rates
 from hornbook.storage.disk import disk_speed, file_system
@@ -72,7 +73,7 @@ def machine_facts(device: torch.device, output: Path) -> dict[str, Any]:
         "extras": {extra: util.find_spec(module) is not None for extra, module in _EXTRAS.items()},
         "processor": _processor(load),
         "compiler": compiler(),
-        "operators": _operators(),
+        "operators": _operators(device),
         "products": _products(device),
         "memory": {
             "total": memory_bytes(),
@@ -131,15 +132,17 @@ def compiler() -> str | None:
     return None
 
 
-def _operators() -> dict[str, Any]:
-    """Whose operators compute: PyTorch's, and what they use on a CPU."""
+def _operators(device: torch.device) -> dict[str, Any]:
+    """Whose operators compute what ``auto`` chooses, and what PyTorch's use on a CPU."""
+    kernels = choose("auto", device, compute_dtype("auto", device))
     backends = {
         "oneDNN": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         "MKL": torch.backends.mkl.is_available(),  # type: ignore[no-untyped-call]
         "OpenMP": torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
     }
     return {
-        "source": "PyTorch",
+        "kernels": str(kernels),
+        "native_forms": dict(kernels.forms),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "backends": [name for name, is_there in backends.items() if is_there],
     }

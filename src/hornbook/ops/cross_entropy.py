@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, local
 from hornbook.samples.windows import NOT_SCORED
@@ -56,6 +58,28 @@ class _Head(NamedTuple):
         return cls(weight, bias, num_real, first, cut)
 
 
+class _TorchProducts:
+    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
+
+    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
+        self._weight = weight_VD.to(dtype)
+
+    def product(self, x_CD: Tensor) -> Tensor:
+        return x_CD @ self._weight.t()
+
+    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
+        torch.mm(gradient_CV, self._weight, out=out_CD)
+
+    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
+        total_VD += gradient_CV.t() @ x_CD
+
+
+def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
+    if weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
+        return Products(form, weight_VD, x_ND.dtype)
+    return _TorchProducts(weight_VD, x_ND.dtype)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -71,11 +95,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        compute_weight = weight_VD.to(x_ND.dtype)
+        products = _products(x_ND, weight_VD)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(x, compute_weight, head)
+            log_probabilities = _log_probabilities(products.product(x), head)
             total -= _gather(log_probabilities, targets, head).sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets, head)
@@ -84,8 +108,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
             exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
-            torch.mm(gradient, compute_weight, out=x_gradient[rows])
-            weight_gradient += gradient.t() @ x
+            products.input_gradient(gradient, x_gradient[rows])
+            products.add_weight_gradient(gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += exact[:, : head.num_real].sum(0)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -170,15 +194,14 @@ def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count:
 
 def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
     """Yield the log-probabilities, fp32, of each chunk."""
-    compute_weight = head.weight.to(x_ND.dtype)
+    products = _products(x_ND, head.weight)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(x_ND[rows], compute_weight, head)
+        yield rows, _log_probabilities(products.product(x_ND[rows]), head)
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32; ``weight`` is the head's in the dtype of ``x``."""
-    logits = x @ weight.t()
+def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
+    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.tensor_parallel import cut_linear, cut_rows
 from hornbook.parallel.cuts import cut_of, local
 
@@ -62,6 +64,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if (cut := cut_of(weight)) is not None:
         return cut_linear(x, weight, bias, cut)
+    if weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
+        y: Tensor = native_linear(x, weight, bias, form.isa)
+        return y
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

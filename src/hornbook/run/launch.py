@@ -18,6 +18,7 @@ from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model.sparse_layers import describe_blocks
+from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, prepare, synchronize
 from hornbook.parallel.launched import num_ranks
 from hornbook.parallel.one_voice import told_once
@@ -137,7 +138,7 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        state, step_config = build_training(recipe, steps, world)
+        state, step_config = build_training(recipe, steps, world, folder.forms)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
@@ -192,6 +193,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
         "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "kernels": str(in_use()),
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
@@ -318,7 +320,7 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """
     folder, progress = run.folder, run.state.progress
     try:
-        folder.note_session(progress.step, run.num_steps)
+        folder.note_session(progress.step, run.num_steps, in_use())
     except HornbookError as error:  # the file is damaged or cannot be written; a run does without
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}

@@ -16,12 +16,13 @@ from typing import Any, get_type_hints
 
 from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
-from hornbook.errors import DataError, StorageError, UserError
+from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
+from hornbook.ops.native.kernels import Kernels
 from hornbook.run.initial_weights import InitFrom, Origin
 from hornbook.storage.files import remove_file, replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.track.environment import record_session
+from hornbook.track.environment import record_session, sessions
 
 _FORMAT = 1
 _MAY_CHANGE = (
@@ -34,6 +35,7 @@ _MAY_CHANGE = (
     "training.epochs",
     "training.tokens",
     "training.micro_batch_size",
+    "precision.kernels",
     "parallel.",
     "checkpoint.",
     "evaluation.",
@@ -61,6 +63,23 @@ class RunFolder:
     def samples(self) -> Path:
         """The log of sampled texts, one JSON object a line."""
         return self.path / "samples.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """What the run ran on, session by session."""
+        return self.path / "environment.json"
+
+    @property
+    def forms(self) -> dict[str, str] | None:
+        """The forms of native kernels in the last session of the run here; None if there is no run, or none is told."""
+        if not self.has_begun:
+            return None
+        try:
+            told = [session.get("kernels", {"forms": {}}) for session in sessions(self.environment)]
+        except HornbookError:  # a damaged record does not stop a run
+            return None
+        forms = told[-1].get("forms") if told and isinstance(told[-1], dict) else None
+        return forms if isinstance(forms, dict) else None
 
     @property
     def identity(self) -> Path:
@@ -138,9 +157,10 @@ class RunFolder:
             replace_file(path, content)
         return put_back
 
-    def note_session(self, from_step: int, to_step: int) -> None:
-        """Add this start, its machine and versions, and the run's last step to ``environment.json``."""
-        record_session(self.path / "environment.json", from_step, to_step)
+    def note_session(self, from_step: int, to_step: int, kernels: Kernels) -> None:
+        """Add this start, its machine, versions and kernels, and the run's last step to ``environment.json``."""
+        told = {"forms": dict(kernels.forms), "why": kernels.why}
+        record_session(self.environment, from_step, to_step, {"kernels": told})
 
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
         """Refuse a folder that holds another run, unless that never made a step; arguments and errors as `enter`."""

@@ -56,17 +56,22 @@ def capture() -> dict[str, Any]:
     }
 
 
-def record_session(path: Path, from_step: int, to_step: int) -> None:
+def record_session(path: Path, from_step: int, to_step: int, facts: Mapping[str, Any] | None = None) -> None:
     """Adds this process to ``environment.json`` as a session that goes on after ``from_step`` finished steps.
 
-    ``to_step`` is the run's last step, which a recipe whose length is in epochs or tokens does not say.
+    Args:
+        path: of ``environment.json``.
+        from_step: steps that the run has finished.
+        to_step: the run's last step, which a recipe whose length is in epochs or tokens does not say.
+        facts: what else to record.
 
     Raises:
         DataError: the file that is there is malformed.
         StorageError: it cannot be read or written.
     """
     earlier = sessions(path)
-    replace_file(path, dump_json({"sessions": [*earlier, {"from_step": from_step, "to_step": to_step, **capture()}]}))
+    session = {"from_step": from_step, "to_step": to_step, **capture(), **(facts or {})}
+    replace_file(path, dump_json({"sessions": [*earlier, session]}))
 
 
 def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:

@@ -1,0 +1,89 @@
+"""From ``precision.kernels`` to the form of each kernel.
+
+::
+
+    auto     bf16 on a CPU: each kernel's fastest form, where it beats PyTorch's operators on this machine
+    native   each kernel's fastest form, in fp32 too
+    torch    PyTorch's operators alone
+
+A run that goes on keeps the forms that it was computed with, as far as the machine has them, so that it goes on to the
+same bits.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from hornbook.ops.native import linear
+from hornbook.ops.native.build import BuildError
+from hornbook.ops.native.kernels import Kernels
+from hornbook.ops.native.library import PYTORCH, Kernel, instruction_sets, is_right, load, seconds
+
+KERNELS: tuple[Kernel, ...] = linear.KERNELS
+_AUTO_DTYPES = (torch.bfloat16,)
+"""In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
+_MIN_GAIN = 1.05
+
+
+def choose(
+    asked: Literal["auto", "torch", "native"],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    earlier: Mapping[str, str] | None = None,
+) -> Kernels:
+    """Return whose operators compute a run.
+
+    Args:
+        asked: ``precision.kernels``.
+        device: of the run.
+        dtype: of the activations.
+        earlier: the forms that the run was computed with before, by kernel; None for a new run.
+    """
+    if reason := _why_not(asked, device, dtype):
+        return Kernels(why=reason)
+    forms = {}
+    for kernel in KERNELS:
+        if kernel.dtype == dtype and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
+            forms[kernel.name] = isa
+    if not forms:
+        return Kernels(why="no native form is right and faster here")
+    why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
+    return Kernels(why=why, forms=forms)
+
+
+def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why no native operator can compute, None if one may."""
+    if asked == "torch":
+        return "precision.kernels"
+    if device.type != "cpu":
+        return "native operators are for CPUs"
+    if asked == "auto" and dtype not in _AUTO_DTYPES:
+        return "auto takes native operators for bf16 alone"
+    built = load()
+    if isinstance(built, BuildError):
+        return f"no native operators: {built}"
+    return None if instruction_sets() else "no native operators: the processor has no AVX2"
+
+
+def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool) -> str | None:
+    """Return the instruction set that computes a kernel, None for PyTorch.
+
+    Args:
+        kernel: which.
+        earlier: the forms of the run before.
+        is_free: whether PyTorch computes where it is faster.
+    """
+    if earlier is not None:
+        before = earlier.get(kernel.name)
+        if before is not None and is_right(kernel, before):
+            return before
+        if before is None and is_free:
+            return None
+    times = dict(seconds(kernel))
+    of_torch = times.pop(PYTORCH)
+    if not times:
+        return None
+    fastest = min(times, key=lambda isa: times[isa])
+    return fastest if not is_free or of_torch > _MIN_GAIN * times[fastest] else None

@@ -1,0 +1,39 @@
+// Which instruction sets this processor has and this process may use; compiled for any x86-64.
+#include <cpuid.h>
+
+#include <cstdint>
+
+namespace {
+
+struct Registers {
+  unsigned a, b, c, d;
+};
+
+Registers cpuid(unsigned leaf, unsigned subleaf) {
+  Registers r{0, 0, 0, 0};
+  if (__get_cpuid_max(leaf & 0x80000000u, nullptr) >= leaf) __cpuid_count(leaf, subleaf, r.a, r.b, r.c, r.d);
+  return r;
+}
+
+std::uint64_t enabled_state() {
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+bool has(unsigned bits, int bit) { return bits >> bit & 1u; }
+
+}  // namespace
+
+// Bits: 1 AVX2 with FMA, 2 AVX-512 (F, BW, DQ, VL), 4 AVX512-BF16.
+extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
+  const Registers first = cpuid(1, 0), seventh = cpuid(7, 0), more = cpuid(7, 1);
+  if (!has(first.c, 27)) return 0;  // the system saves no vector registers
+  const std::uint64_t state = enabled_state();
+  int found = 0;
+  if ((state & 0x6) == 0x6 && has(first.c, 28) && has(first.c, 12) && has(seventh.b, 5)) found |= 1;
+  const bool wide = has(seventh.b, 16) && has(seventh.b, 17) && has(seventh.b, 30) && has(seventh.b, 31);
+  if ((found & 1) && (state & 0xE6) == 0xE6 && wide) found |= 2;
+  if ((found & 2) && has(more.a, 5)) found |= 4;
+  return found;
+}

@@ -1,0 +1,220 @@
+// The products of a linear layer: output, gradient of the input, gradients of weight and bias; fp32 and bf16.
+//
+// Weights are fp32 [num_out][num_in] and packed once for all products with them. Each element of a result is added up
+// over the contraction in one order, whatever the number of rows or threads: the same call gives the same bits.
+#include "activations.h"
+#include "panels.h"
+
+namespace {
+
+#if defined(__AVX512BF16__)
+using Bf16Product = PairProduct;
+#else
+using Bf16Product = FloatProduct;
+#endif
+
+constexpr i64 row_block = 48;            // rows that meet a panel while it lies in the cache; a multiple of all P::rows
+constexpr i64 group_bytes = 768 << 10;   // panels that stay in the second-level cache
+constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
+constexpr i64 gradient_width = 48;       // rows of a weight gradient that are packed side by side
+
+// T is the dtype of the activations: weights are rounded to it, also where the product takes floats.
+template <class P, class T>
+void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool for_gradient,
+                 typename P::Element* packed, i64 threads) {
+  const i64 columns = for_gradient ? num_in : num_out, depth = for_gradient ? num_out : num_in;
+  parallel(threads, [=](int thread, int count) {
+    const Range own = share(columns, P::width, thread, count);
+    const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
+    pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
+      const float value = weight[k * step_of_k + column * step_of_column];
+      if constexpr (sizeof(T) == 2)
+        return to_bf16(value);
+      else
+        return value;
+    });
+  });
+}
+
+// Rows of the left operand as the product takes them: as they lie, or converted and filled up with zeros.
+template <class P, class T>
+const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64 padded, i64* new_stride) {
+  if constexpr (sizeof(T) == sizeof(typename P::Element)) {
+    if (depth == padded) {
+      *new_stride = stride;
+      return reinterpret_cast<const typename P::Element*>(x);
+    }
+  }
+  auto* copy = static_cast<typename P::Element*>(scratch(0, row_block * padded * i64(sizeof(typename P::Element))));
+  for (i64 row = 0; row < rows; row++)
+    for (i64 k = 0; k < padded; k++) copy[row * padded + k] = k < depth ? P::convert(x[row * stride + k]) : 0;
+  *new_stride = padded;
+  return copy;
+}
+
+// What happens to a block of results [rows][width] before it is stored.
+template <class T>
+struct Epilogue {
+  const float* bias;    // [columns] or null
+  const T* residual;    // [rows][columns], added last, or null
+  i64 residual_stride;
+  T* before;            // [rows][columns]: the results before the activation, or null
+  const T* derivative;  // [rows][columns]: multiply by the activation's derivative there; null: apply the activation
+  i64 derivative_stride;
+  T* out;
+  i64 out_stride;
+
+  template <Activation activation>
+  void store_block(const float* block, i64 width, i64 row, i64 rows, i64 column, i64 columns) const {
+    for (i64 r = row; r < row + rows; r++, block += width)
+      for (i64 c = 0; c < columns; c += Vec::lanes) {
+        const i64 n = smaller(Vec::lanes, columns - c), at = column + c;
+        Vec y = load(block + c);
+        if (bias) y = y + load(bias + at, n);
+        if (before) store(before + r * out_stride + at, y, n);
+        if (derivative)
+          y = y * activation_derivative<activation>(load(derivative + r * derivative_stride + at, n));
+        else
+          y = activate<activation>(y);
+        if (residual) y = y + load(residual + r * residual_stride + at, n);
+        store(out + r * out_stride + at, y, n);
+      }
+  }
+};
+
+template <class T>
+using StoreBlock = void (Epilogue<T>::*)(const float*, i64, i64, i64, i64, i64) const;
+
+template <class T>
+StoreBlock<T> store_block(Activation activation) {
+  switch (activation) {
+    case Activation::gelu: return &Epilogue<T>::template store_block<Activation::gelu>;
+    case Activation::gelu_tanh: return &Epilogue<T>::template store_block<Activation::gelu_tanh>;
+    case Activation::relu: return &Epilogue<T>::template store_block<Activation::relu>;
+    default: return &Epilogue<T>::template store_block<Activation::none>;
+  }
+}
+
+template <class P, class T>
+void multiply_range(const T* x, i64 stride, const typename P::Element* packed, Range rows, Range columns, i64 depth,
+                    StoreBlock<T> store, const Epilogue<T>& epilogue) {
+  const i64 steps = num_steps<P>(depth), padded = steps * P::depth;
+  const i64 panel_bytes = padded * P::width * i64(sizeof(typename P::Element));
+  const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width;
+  alignas(64) float block[P::rows * P::width];
+  for (i64 begin = columns.begin; begin < columns.end; begin += group) {
+    const i64 end = smaller(begin + group, columns.end);
+    for (i64 first = rows.begin; first < rows.end; first += row_block) {
+      const i64 last = smaller(first + row_block, rows.end);
+      i64 row_stride;
+      const auto* a = operand_rows<P>(x + first * stride, stride, last - first, depth, padded, &row_stride);
+      for (i64 column = begin; column < end; column += P::width) {
+        const i64 width = smaller(P::width, end - column);
+        for (i64 row = first; row < last; row += P::rows) {
+          const i64 count = smaller(P::rows, last - row);
+          multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, packed + column * padded, width,
+                      steps, block);
+          (epilogue.*store)(block, P::width, row, count, column, width);
+        }
+      }
+    }
+  }
+}
+
+template <class P, class T>
+void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows, i64 columns, i64 depth,
+             Activation activation, const Epilogue<T>& epilogue, i64 threads) {
+  const bool by_rows = rows >= threads * P::rows;
+  const StoreBlock<T> store = store_block<T>(activation);
+  parallel(threads, [&](int thread, int count) {
+    const Range own = by_rows ? share(rows, P::rows, thread, count) : share(columns, P::width, thread, count);
+    multiply_range<P, T>(x, stride, packed, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own, depth,
+                         store, epilogue);
+  });
+}
+
+// Adds (or stores, if `is_first`) a block of a weight gradient.
+inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
+  for (i64 r = 0; r < rows; r++, block += width, to += stride)
+    for (i64 c = 0; c < columns; c += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, columns - c);
+      const Vec sum = load(block + c);
+      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
+    }
+}
+
+// dW[out][in] (+)= Σ_tokens gᵀ x and db (+)= Σ_tokens g, for a range of outputs and one of inputs.
+template <class P, class T>
+void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens, Range outputs, Range inputs,
+                         float* weight_gradient, i64 stride, float* bias_gradient, bool accumulate) {
+  using Element = typename P::Element;
+  const i64 num_inputs = inputs.end - inputs.begin, most = num_steps<P>(token_chunk) * P::depth;
+  auto* right = static_cast<Element*>(scratch(0, round_up(num_inputs, Vec::lanes) * most * i64(sizeof(Element))));
+  auto* left = static_cast<Element*>(scratch(1, gradient_width * most * i64(sizeof(Element))));
+  alignas(64) float block[P::rows * P::width];
+  for (i64 token = 0; token == 0 || token < tokens; token += token_chunk) {
+    const i64 count = smaller(token_chunk, tokens - token), steps = num_steps<P>(count);
+    const bool is_first = token == 0 && !accumulate;
+    pack_rows<P>(x + token * x_stride + inputs.begin, x_stride, count, num_inputs, P::width, right, nullptr);
+    for (i64 output = outputs.begin; output < outputs.end; output += gradient_width) {
+      const i64 rows = smaller(gradient_width, outputs.end - output), padded = round_up(rows, Vec::lanes);
+      pack_rows<P>(g + token * g_stride + output, g_stride, count, rows, gradient_width, left,
+                   bias_gradient ? bias_gradient + output : nullptr);
+      for (i64 column = 0; column < num_inputs; column += P::width) {
+        const i64 width = smaller(P::width, num_inputs - column);
+        for (i64 row = 0; row < rows; row += P::rows) {
+          const i64 height = smaller(P::rows, rows - row);
+          multiply<P>(left + row * P::depth, height, P::depth, padded * P::depth, right + column * steps * P::depth,
+                      width, steps, block);
+          float* to = weight_gradient + (output + row) * stride + inputs.begin + column;
+          add_block(block, P::width, to, stride, height, width, is_first);
+        }
+      }
+    }
+  }
+}
+
+template <class P, class T>
+void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens, i64 num_out, i64 num_in,
+                     float* of_weight, float* of_bias, bool accumulate, i64 threads) {
+  if (of_bias && !accumulate) std::memset(of_bias, 0, static_cast<std::size_t>(num_out) * sizeof(float));
+  // The wider side is shared out, and each thread packs the other for itself: lines that another core has written
+  // cost more than packing them twice.
+  const bool by_outputs = num_out >= num_in;
+  parallel(threads, [=](int thread, int count) {
+    const Range own = by_outputs ? share(num_out, gradient_width, thread, count) : share(num_in, P::width, thread, count);
+    float* sums = by_outputs || thread == 0 ? of_bias : nullptr;
+    if (own.begin < own.end || sums)
+      add_weight_gradient<P>(g, g_stride, x, x_stride, tokens, by_outputs ? own : Range{0, num_out},
+                             by_outputs ? Range{0, num_in} : own, of_weight, num_in, sums, accumulate);
+  });
+}
+
+}  // namespace
+
+#define HB_LINEAR(name, T, P)                                                                                         \
+  HB_EXPORT(i64, linear_packed_bytes_##name)(i64 columns, i64 depth) {                                                     \
+    return packed_size<P>(columns, depth) * i64(sizeof(P::Element));                                                  \
+  }                                                                                                                   \
+  HB_EXPORT(void, linear_pack_##name)(const float* weight, i64 stride, i64 num_out, i64 num_in, i64 for_gradient,      \
+                                     void* packed, i64 threads) {                                                     \
+    pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, static_cast<P::Element*>(packed), threads);    \
+  }                                                                                                                   \
+  HB_EXPORT(void, linear_product_##name)(const T* x, i64 stride, const void* packed, i64 rows, i64 columns, i64 depth, \
+                                        i64 activation, const float* bias, const T* residual, i64 residual_stride,    \
+                                        T* before, const T* derivative, i64 derivative_stride, T* out,                \
+                                        i64 out_stride, i64 threads) {                                                \
+    const Epilogue<T> epilogue{bias, residual, residual_stride, before, derivative, derivative_stride, out,           \
+                               out_stride};                                                                           \
+    product<P>(x, stride, static_cast<const P::Element*>(packed), rows, columns, depth,                               \
+               static_cast<Activation>(activation), epilogue, threads);                                               \
+  }                                                                                                                   \
+  HB_EXPORT(void, linear_weight_gradient_##name)(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens,       \
+                                                i64 num_out, i64 num_in, float* of_weight, float* of_bias,            \
+                                                i64 accumulate, i64 threads) {                                        \
+    weight_gradient<P>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
+                       threads);                                                                                      \
+  }
+
+HB_LINEAR(f32, float, FloatProduct)
+HB_LINEAR(bf16, bf16, Bf16Product)

@@ -1,0 +1,172 @@
+// Matrix products of a few rows by a panel of columns, and the panels.
+//
+//   panel of W columns        [steps][W][depth]      a step is the `depth` values that one instruction multiplies
+//   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
+//   result                    [rows][W] floats, added up over the steps in order
+//
+// Two kinds of product: floats, and bf16 pairs with AVX512-BF16. Without the latter, bf16 is converted to float when it
+// is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
+#pragma once
+#include "simd.h"
+#include "threads.h"
+
+namespace {
+
+struct FloatProduct {
+  using Element = float;
+  using Operand = Vec;
+  static constexpr i64 depth = 1, rows = 6, vectors = Vec::lanes == 16 ? 4 : 2, width = vectors * Vec::lanes;
+  static constexpr i64 step_multiple = 1;
+  static Operand load_panel(const float* p) { return load(p); }
+  static Operand broadcast(const float* p) { return set1(*p); }
+  static Vec dot(Vec sum, Operand a, Operand b) { return fma(a, b, sum); }
+  template <class T>
+  static void pack_step(const T* row, const T*, i64 n, float* out) {
+    store(out, load(row, n));
+  }
+  static float convert(float value) { return value; }
+  static float convert(bf16 value) { return to_float(value); }
+};
+
+#ifdef __AVX512BF16__
+struct PairProduct {
+  using Element = bf16;
+  using Operand = __m512bh;
+  static constexpr i64 depth = 2, rows = 6, vectors = 4, width = 64, step_multiple = 1;
+  static Operand load_panel(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Operand broadcast(const bf16* p) {
+    int pair;
+    std::memcpy(&pair, p, 4);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static Vec dot(Vec sum, Operand a, Operand b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
+  // 16 pairs of the values of two rows; `second` may be null.
+  static void pack_step(const bf16* first, const bf16* second, i64 n, bf16* out) {
+    const __mmask16 mask = first_lanes(n);
+    __m512i pairs = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, first));
+    if (second) {
+      const __m512i upper = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, second));
+      pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(upper, 16));
+    }
+    _mm512_storeu_si512(out, pairs);
+  }
+  static bf16 convert(float value) { return to_bf16(value); }
+  static bf16 convert(bf16 value) { return value; }
+};
+#endif
+
+template <class P, int num_rows, int num_vectors>
+void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
+                    i64 steps, float* out) {
+  Vec sums[num_rows][num_vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < num_rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; v++) sums[r][v] = set1(0.0f);
+  for (i64 step = 0; step < steps; step++) {
+    typename P::Operand columns[num_vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; v++) columns[v] = P::load_panel(panel + v * Vec::lanes * P::depth);
+#pragma GCC unroll 8
+    for (int r = 0; r < num_rows; r++) {
+      const typename P::Operand value = P::broadcast(a + r * row_stride);
+#pragma GCC unroll 8
+      for (int v = 0; v < num_vectors; v++) sums[r][v] = P::dot(sums[r][v], value, columns[v]);
+    }
+    panel += num_vectors * Vec::lanes * P::depth;
+    a += step_stride;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < num_rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; v++) store(out + r * P::width + v * Vec::lanes, sums[r][v]);
+}
+
+template <class P, int num_rows>
+__attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
+                   i64 num_vectors, i64 steps, float* out) {
+  if (num_vectors == P::vectors)
+    multiply_block<P, num_rows, P::vectors>(a, row_stride, step_stride, panel, steps, out);
+  else if (num_vectors == 1)
+    multiply_block<P, num_rows, 1>(a, row_stride, step_stride, panel, steps, out);
+  else if (num_vectors == 2)
+    multiply_block<P, num_rows, 2>(a, row_stride, step_stride, panel, steps, out);
+  else
+    multiply_block<P, num_rows, 3>(a, row_stride, step_stride, panel, steps, out);
+}
+
+// Multiplies up to P::rows rows by a panel of `columns` columns; `out` is [rows][P::width].
+template <class P>
+void multiply(const typename P::Element* a, i64 num_rows, i64 row_stride, i64 step_stride,
+              const typename P::Element* panel, i64 columns, i64 steps, float* out) {
+  const i64 vectors = (columns + Vec::lanes - 1) / Vec::lanes;
+  switch (num_rows) {
+    case 1: return multiply_rows<P, 1>(a, row_stride, step_stride, panel, vectors, steps, out);
+    case 2: return multiply_rows<P, 2>(a, row_stride, step_stride, panel, vectors, steps, out);
+    case 3: return multiply_rows<P, 3>(a, row_stride, step_stride, panel, vectors, steps, out);
+    case 4: return multiply_rows<P, 4>(a, row_stride, step_stride, panel, vectors, steps, out);
+    case 5: return multiply_rows<P, 5>(a, row_stride, step_stride, panel, vectors, steps, out);
+    default: return multiply_rows<P, 6>(a, row_stride, step_stride, panel, vectors, steps, out);
+  }
+}
+
+template <class P>
+i64 num_steps(i64 depth) {
+  return round_up((depth + P::depth - 1) / P::depth, P::step_multiple);
+}
+
+// Values of a packed matrix of `columns` columns; the last panel has whole vectors, filled up with zeros.
+template <class P>
+i64 packed_size(i64 columns, i64 depth) {
+  return round_up(columns, Vec::lanes) * num_steps<P>(depth) * P::depth;
+}
+
+// Packs columns [begin, end) of a matrix given by element(k, column); `begin` is a multiple of P::width. The elements
+// are those that the product takes, or floats or bf16.
+template <class P, class Get>
+void pack_panels(i64 begin, i64 end, i64 depth, typename P::Element* packed, Get element) {
+  const i64 steps = num_steps<P>(depth);
+  for (i64 first = begin; first < end; first += P::width) {
+    const i64 columns = smaller(P::width, end - first), padded = round_up(columns, Vec::lanes);
+    typename P::Element* panel = packed + first * steps * P::depth;
+    for (i64 step = 0; step < steps; step++)
+      for (i64 column = 0; column < padded; column++)
+        for (i64 d = 0; d < P::depth; d++) {
+          const i64 k = step * P::depth + d;
+          const bool is_there = k < depth && column < columns;
+          *panel++ = is_there ? P::convert(element(k, first + column)) : typename P::Element(0);
+        }
+  }
+}
+
+// Packs rows x columns of `source` with the rows as the contraction, in panels of `width` columns; adds the columns'
+// sums to `sums` unless it is null.
+template <class P, class T>
+void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, typename P::Element* packed,
+               float* sums) {
+  const i64 steps = num_steps<P>(rows);
+  for (i64 first = 0; first < columns; first += width) {
+    const i64 padded = round_up(smaller(width, columns - first), Vec::lanes);
+    for (i64 column = 0; column < padded; column += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, columns - first - column);
+      const T* from = source + first + column;
+      typename P::Element* to = packed + (first * steps + column) * P::depth;
+      for (i64 step = 0; step < steps; step++, to += padded * P::depth) {
+        const i64 row = step * P::depth;
+        if (row >= rows) {
+          std::memset(to, 0, static_cast<std::size_t>(Vec::lanes * P::depth) * sizeof(typename P::Element));
+          continue;
+        }
+        P::pack_step(from + row * stride, row + 1 < rows ? from + (row + 1) * stride : nullptr, n, to);
+      }
+      if (sums) {
+        Vec total = set1(0.0f);
+        for (i64 row = 0; row < rows; row++) total = total + load(from + row * stride, n);
+        float* sum = sums + first + column;
+        store(sum, load(sum, n) + total, n);
+      }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,76 @@
+// Work on several threads of the OpenMP pool that PyTorch has loaded, with denormal numbers flushed to zero.
+//
+// The library names no OpenMP of its own: GOMP_parallel is libgomp's entry, which Intel's and LLVM's runtimes have too,
+// so that g++ and clang++ both build it and the process keeps one pool.
+#pragma once
+#include <immintrin.h>
+
+#include "isa.h"
+
+extern "C" {
+void GOMP_parallel(void (*function)(void*), void* data, unsigned num_threads, unsigned flags);
+void GOMP_barrier();
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
+
+namespace {
+
+// Sets flush-to-zero and denormals-are-zero, with rounding to nearest and all exceptions masked, for its scope.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9FC0); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+template <class Function>
+void parallel_entry(void* data) {
+  FlushDenormals flush;
+  (*static_cast<Function*>(data))(omp_get_thread_num(), omp_get_num_threads());
+}
+
+// Calls function(thread, threads) on each of `threads` threads, or of fewer if the pool gives fewer.
+template <class Function>
+void parallel(i64 threads, Function function) {
+  if (threads <= 1) {
+    FlushDenormals flush;
+    function(0, 1);
+  } else {
+    GOMP_parallel(parallel_entry<Function>, &function, static_cast<unsigned>(threads), 0);
+  }
+}
+
+struct Range {
+  i64 begin, end;
+};
+
+// The share of `count` items that belongs to a thread, in whole multiples of `unit`.
+inline Range share(i64 count, i64 unit, int thread, int threads) {
+  const i64 units = (count + unit - 1) / unit;
+  const i64 begin = units * thread / threads * unit, end = units * (thread + 1) / threads * unit;
+  return {smaller(begin, count), smaller(end, count)};
+}
+
+// Memory of one thread that is kept between calls; `slot` tells buffers apart that are in use at once.
+inline void* scratch(int slot, i64 bytes) {
+  struct Buffer {
+    void* data = nullptr;
+    i64 size = 0;
+    ~Buffer() { _mm_free(data); }
+  };
+  static thread_local Buffer buffers[4];
+  Buffer& buffer = buffers[slot];
+  if (buffer.size < bytes) {
+    _mm_free(buffer.data);
+    buffer.size = round_up(bytes, 4096);
+    buffer.data = _mm_malloc(static_cast<std::size_t>(buffer.size), 64);
+  }
+  return buffer.data;
+}
+
+}  // namespace

@@ -1,0 +1,85 @@
+"""Whose operators compute: PyTorch's, or hornbook's own (``precision.kernels``).
+
+One setting of the process, like the number of threads: ``use`` sets it, and the operators of `hornbook.ops` ask
+``form_of`` when they are called. `hornbook.ops.native.choice` makes the setting of a run.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hornbook.ops.native.library import Form
+
+_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Whose operators compute, and why."""
+
+    why: str
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """The instruction set of each kernel that computes, by its name; PyTorch computes all others."""
+
+    def __str__(self) -> str:
+        forms = ", ".join(f"{kernel} {isa}" for kernel, isa in self.forms.items())
+        return f"native: {forms} ({self.why})" if forms else f"torch ({self.why})"
+
+
+_in_use = Kernels(why="nothing else was asked for")
+_periods = itertools.count(1)
+_period: int | None = None
+
+
+def use(kernels: Kernels) -> Kernels:
+    """Let ``kernels`` compute from now on in this process; returns those before."""
+    global _in_use
+    before, _in_use = _in_use, kernels
+    return before
+
+
+@contextmanager
+def using(kernels: Kernels) -> Iterator[None]:
+    """Let ``kernels`` compute within the block."""
+    before = use(kernels)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+def in_use() -> Kernels:
+    """Return whose operators compute now."""
+    return _in_use
+
+
+@contextmanager
+def weights_unchanged() -> Iterator[None]:
+    """Promise that weights stay as they are within the block, so that each is packed once.
+
+    A weight's version counter does not tell: PyTorch's fused optimizers leave it, and so does FSDP when it gathers a
+    weight anew.
+    """
+    global _period
+    before, _period = _period, next(_periods)
+    try:
+        yield
+    finally:
+        _period = before
+
+
+def period() -> int | None:
+    """Return a number of the block of ``weights_unchanged`` around the caller, None outside of one."""
+    return _period
+
+
+def form_of(operator: str, x: Tensor) -> Form | None:
+    """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it."""
+    if not _in_use.forms or x.device.type != "cpu" or x.dtype not in _SUFFIXES:
+        return None
+    isa = _in_use.forms.get(f"{operator}_{_SUFFIXES[x.dtype]}")
+    return None if isa is None else Form(isa)

@@ -1,0 +1,161 @@
+"""The compiled library, loaded once, and its kernels: which of their forms are right here, and how fast.
+
+::
+
+    Kernel("linear_bf16", dtype, check, trial)      a group of C functions that are chosen together
+    seconds(kernel)  ->  {"avx512": 0.0011, "avx512bf16": 0.0018, "torch": 0.0019}
+    Form("avx512")("linear_product_bf16", x, ...)   calls hb_avx512_linear_product_bf16
+
+Age does not tell which form is the fastest: an Intel processor without AMX multiplies bf16 pairs at half the rate of
+floats, an AMD one at twice. So each form is timed once a machine, in milliseconds, and the times are kept beside the
+library. A form is compared with PyTorch when a process chooses it; one that disagrees is never used.
+"""
+
+import ctypes
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.errors import DataError, StorageError
+from hornbook.ops.native.build import INSTRUCTION_SETS, BuildError, library
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.environment import cpu_model
+
+PYTORCH = "torch"
+"""Stands for PyTorch's operators among the names of instruction sets."""
+_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Form:
+    """The functions of the library for one instruction set."""
+
+    isa: str
+    """A key of ``INSTRUCTION_SETS``."""
+
+    def __call__(self, name: str, *arguments: "int | Tensor | None") -> None:
+        """Call ``hb_<isa>_<name>``, which returns nothing.
+
+        A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; all C
+        functions of the library take nothing else.
+        """
+        _function(self.isa, name)(*map(_word, arguments))
+
+    def integer(self, name: str, *arguments: int) -> int:
+        """Call ``hb_<isa>_<name>``, which returns an int64."""
+        return int(_function(self.isa, name)(*map(_word, arguments)))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A group of C functions that are checked, timed and chosen together."""
+
+    name: str
+    """Ends in the dtype: ``linear_bf16``."""
+    dtype: torch.dtype
+    """Of the activations."""
+    check: Callable[[Form], bool]
+    """Compares a form with PyTorch's operators on small inputs."""
+    trial: Callable[[Form | None], None]
+    """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL | BuildError:
+    """Return the library, built if this machine does not have it, or why it cannot be built or loaded here."""
+    try:
+        return ctypes.CDLL(str(library()))
+    except BuildError as error:
+        return error
+    except (OSError, StorageError) as error:
+        return BuildError(str(error))
+
+
+@functools.cache
+def instruction_sets() -> tuple[str, ...]:
+    """Return the forms that library and processor have, the newest first; none where nothing can be built."""
+    built = load()
+    if isinstance(built, BuildError):
+        return ()
+    bits = built.hb_instruction_sets()
+    present = [isa for bit, isa in enumerate(INSTRUCTION_SETS) if bits >> bit & 1]
+    return tuple(isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_exists"))
+
+
+@functools.cache
+def is_right(kernel: Kernel, isa: str) -> bool:
+    """Tell whether this machine has the form, and whether it passes the kernel's check; checked once a process."""
+    with torch.no_grad():
+        return isa in instruction_sets() and kernel.check(Form(isa))
+
+
+def seconds(kernel: Kernel) -> Mapping[str, float]:
+    """Return by instruction set, and for ``PYTORCH``, what the kernel's trial takes; wrong forms are left out.
+
+    Measured on one thread by processor time, which a busy machine hardly changes, and once a machine, so that the
+    choice is the same tomorrow.
+    """
+    times = _known_seconds().get(kernel.name)
+    if times is None or not set(times) >= {PYTORCH, *instruction_sets()}:
+        times = _measure(kernel)
+        with suppress(StorageError):  # a cache that cannot be written is measured again
+            of_processor = {**_known_seconds(), kernel.name: times}
+            replace_file(_times_file(), dump_json({**_all_seconds(), cpu_model(): of_processor}))
+    return {isa: taken for isa, taken in times.items() if isa == PYTORCH or is_right(kernel, isa)}
+
+
+def _measure(kernel: Kernel) -> dict[str, float]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *instruction_sets())}
+    try:
+        with torch.no_grad():
+            for _ in range(1 + _ROUNDS):
+                for isa, times in taken.items():
+                    start = time.thread_time()
+                    kernel.trial(None if isa == PYTORCH else Form(isa))
+                    times.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return {isa: statistics.median(times[1:]) for isa, times in taken.items()}
+
+
+def _times_file() -> Path:
+    return library().with_name("seconds.json")
+
+
+def _all_seconds() -> dict[str, Any]:
+    try:
+        content = read_json(_times_file(), "the times of native operators") if _times_file().exists() else {}
+    except (DataError, StorageError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _known_seconds() -> dict[str, dict[str, float]]:
+    """Return the measured times of this kind of processor, by kernel."""
+    known = _all_seconds().get(cpu_model())
+    return known if isinstance(known, dict) else {}
+
+
+@functools.cache
+def _function(isa: str, name: str) -> Any:
+    """Return the C function ``hb_<isa>_<name>``; its arguments and its result are 64-bit words."""
+    found = getattr(load(), f"hb_{isa}_{name}")
+    found.restype = ctypes.c_int64
+    return found
+
+
+def _word(argument: "int | Tensor | None") -> ctypes.c_int64 | ctypes.c_void_p:
+    if argument is None:
+        return ctypes.c_void_p(None)
+    return ctypes.c_int64(argument.data_ptr() if isinstance(argument, Tensor) else argument)

@@ -1,0 +1,107 @@
+"""The build of the native library: found again, anew after a change, once for processes that start together."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hornbook.ops.native import build
+from hornbook.ops.native.build import BuildError, find_compiler, library, openmp_runtime
+from hornbook.ops.native.library import load
+
+try:
+    find_compiler()
+except BuildError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+TINY = """
+#include "isa.h"
+extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() { return 0; }
+"""
+
+
+@pytest.fixture
+def tiny_sources(tmp_path, monkeypatch):
+    """Sources that compile at once, and a compiler that counts how often it runs."""
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "isa.h").write_bytes((build.SOURCES / "isa.h").read_bytes())
+    (sources / "cpu.cpp").write_text(TINY)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    compiler, log = tmp_path / "compiler", tmp_path / "log"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {find_compiler()[0]} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return sources
+
+
+def links(tmp_path: Path) -> int:
+    return (tmp_path / "log").read_text().count("-shared")
+
+
+def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first = library(cache)
+    assert library(cache) == first
+    assert links(tmp_path) == 1
+    (tiny_sources / "cpu.cpp").write_text(TINY + "\n// changed\n")
+    second = library(cache)
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
+    assert len({first, second, library(cache)}) == 3
+    assert links(tmp_path) == 3
+    assert sorted(path.name for path in first.parent.iterdir()) == ["libhornbook.so", "lock"]
+
+
+def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from hornbook.ops.native import build; "
+        "build.SOURCES = Path(sys.argv[1]); print(build.library(Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", program, str(tiny_sources), str(tmp_path / "cache")]
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(lambda _: subprocess.check_output(command, text=True, env=os.environ), range(3)))
+    assert len(set(paths)) == 1
+    assert links(tmp_path) == 1
+
+
+def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):
+    (tiny_sources / "cpu.cpp").write_text("#error out of tune\n")
+    with pytest.raises(BuildError, match=r"fails: .*out of tune"):
+        library(tmp_path / "cache")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler; install"):
+        library(tmp_path / "cache")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(BuildError, match="this is aarch64"):
+        library(tmp_path / "cache")
+
+
+def test_the_process_has_one_pool_of_threads():
+    built = load()
+    if isinstance(built, BuildError):
+        pytest.skip(str(built))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {line.split()[5] for line in lines if build._RUNTIME.search(line)}
+    assert runtimes == {str(openmp_runtime())}
+
+
+@pytest.mark.slow
+def test_every_source_compiles_without_a_warning(tmp_path):
+    compiler = find_compiler()[0]
+    quiet = {"-w"}  # GCC 12 warns of its own intrinsics (PR 105593)
+    flags = [flag for flag in build._FLAGS if flag not in quiet]
+    flags += [
+        "-Wall",
+        "-Wextra",
+        "-Wno-maybe-uninitialized",
+        "-Wno-uninitialized",
+        "-Wno-ignored-attributes",
+        "-Werror",
+    ]
+    for source in sorted(build.SOURCES.glob("*.cpp")):
+        isa = ["-DHB_ISA=avx512bf16", *build.INSTRUCTION_SETS["avx512bf16"]]
+        subprocess.run([compiler, *flags, *isa, "-c", str(source), "-o", str(tmp_path / "object.o")], check=True)

@@ -1,0 +1,93 @@
+"""Whose operators compute: the option, the machine, what was measured, and what a run was computed with before."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hornbook.ops.native import choice, library
+from hornbook.ops.native.build import BuildError
+from hornbook.ops.native.choice import choose
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def on_this_machine():
+    """Skip where native operators cannot be built or run."""
+    if len(instruction_sets()) < 2:
+        pytest.skip("the machine has fewer than two native forms")
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """What the kernels are told to take, by instruction set; tests change it."""
+    told = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
+    monkeypatch.setattr(choice, "seconds", lambda kernel: told)
+    return told
+
+
+def test_auto_takes_the_fastest_form_for_bf16_if_it_beats_pytorch(times):
+    oldest, newest = instruction_sets()[-1], instruction_sets()[0]
+    assert choose("auto", CPU, torch.bfloat16).forms == {"linear_bf16": oldest}
+    times[newest] = 0.5
+    assert choose("auto", CPU, torch.bfloat16).forms == {"linear_bf16": newest}
+    times[PYTORCH] = 0.5
+    assert choose("auto", CPU, torch.bfloat16).forms == {}
+    assert choose("native", CPU, torch.bfloat16).forms == {"linear_bf16": newest}
+
+
+def test_fp32_other_devices_and_the_option_leave_pytorch(times):
+    assert choose("auto", CPU, torch.float32).forms == {}
+    assert choose("native", CPU, torch.float32).forms == {"linear_f32": instruction_sets()[-1]}
+    assert choose("native", CPU, torch.float16).forms == {}
+    for asked, device in (("torch", "cpu"), ("auto", "meta"), ("native", "meta")):
+        kernels = choose(asked, torch.device(device), torch.bfloat16)
+        assert kernels.forms == {}
+        assert kernels.why in str(kernels)
+
+
+def test_a_run_keeps_the_forms_that_it_was_computed_with(times):
+    newest = instruction_sets()[0]
+    assert choose("auto", CPU, torch.bfloat16, earlier={"linear_bf16": newest}).forms == {"linear_bf16": newest}
+    assert choose("native", CPU, torch.bfloat16, earlier={"linear_bf16": newest}).forms == {"linear_bf16": newest}
+    assert choose("auto", CPU, torch.bfloat16, earlier={}).forms == {}, "it was computed by PyTorch"
+    oldest = {"linear_bf16": instruction_sets()[-1]}
+    assert choose("auto", CPU, torch.bfloat16, earlier={"linear_bf16": "of another machine"}).forms == oldest
+
+
+def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):
+    monkeypatch.setattr(choice, "load", lambda: BuildError("there is no C++ compiler"))
+    kernels = choose("native", CPU, torch.bfloat16)
+    assert kernels.forms == {}
+    assert "there is no C++ compiler" in str(kernels)
+
+
+def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    wrong, right = instruction_sets()[0], instruction_sets()[-1]
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form: form == Form(right), lambda form: None)
+    assert not is_right(kernel, wrong)
+    assert not is_right(kernel, "of another machine")
+    assert set(seconds(kernel)) == {PYTORCH, right}
+    monkeypatch.setattr(choice, "KERNELS", (kernel,))
+    assert choose("native", CPU, torch.bfloat16).forms == {"odd_bf16": right}
+
+
+def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
+    path = tmp_path / "seconds.json"
+    monkeypatch.setattr(library, "_times_file", lambda: path)
+    calls = []
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form: True, calls.append)
+    first = seconds(kernel)
+    num_calls = len(calls)
+    assert set(calls) == {None, *map(Form, instruction_sets())}
+    assert seconds(kernel) == first
+    assert seconds(replace(kernel, name="even_bf16"))
+    assert num_calls < len(calls) <= 2 * num_calls
+    (of_processor,) = json.loads(path.read_text()).values()
+    assert set(of_processor) == {"odd_bf16", "even_bf16"}
+    path.write_text("damaged")
+    assert set(seconds(kernel)) == set(first)

@@ -1,0 +1,199 @@
+"""The native products of a linear layer against float64, form by form, and its operators against autograd."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from hornbook.ops.layers import linear as any_linear
+from hornbook.ops.native import linear as module
+from hornbook.ops.native.build import INSTRUCTION_SETS
+from hornbook.ops.native.choice import choose
+from hornbook.ops.native.kernels import use, weights_unchanged
+from hornbook.ops.native.library import Form, instruction_sets
+from hornbook.ops.native.linear import linear
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+"""Of the largest value; a bf16 result is rounded to one part in 256."""
+_PLAIN = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "nesterov": False,
+    "maximize": False,
+    "is_first_step": True,
+}
+CASES = list(itertools.product(INSTRUCTION_SETS, DTYPES))
+
+
+@pytest.fixture(autouse=True)
+def on_this_machine(request):
+    """Skip forms that this machine does not have, and everything where it has none."""
+    isas = request.node.callspec.params.get("isa") if hasattr(request.node, "callspec") else None
+    if not instruction_sets() or (isas and isas not in instruction_sets()):
+        pytest.skip("the machine lacks the instruction set, or a compiler")
+
+
+def drawn(*shape, seed=0, dtype=torch.float32, is_strided=False):
+    """Normal numbers; strided ones are every second row of a wider matrix and begin at an odd address."""
+    draws = torch.Generator().manual_seed(seed)
+    if not is_strided:
+        return torch.randn(shape, generator=draws).to(dtype)
+    return torch.randn(2 * shape[0] + 1, shape[1] + 3, generator=draws).to(dtype)[1::2, 1 : 1 + shape[1]]
+
+
+def assert_near(ours, expected, tolerance, summands=None):
+    """Largest difference at most ``tolerance`` of the largest value, or of the largest sum of absolute summands."""
+    assert ours.shape == expected.shape
+    if expected.numel():
+        scale = (expected if summands is None else summands).abs().max()
+        assert (ours.double() - expected).abs().max() <= tolerance * max(scale, 1e-3)
+
+
+@pytest.mark.parametrize(("isa", "name"), CASES)
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.sampled_from([0, 1, 5, 6, 7, 48, 49, 97, 260]),
+    num_in=st.integers(1, 150),
+    num_out=st.integers(1, 150),
+    is_strided=st.booleans(),
+    threads=st.integers(1, 2),
+)
+def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_strided, threads):
+    dtype, form = DTYPES[name], Form(isa)
+    x = drawn(rows, num_in, dtype=dtype, is_strided=is_strided)
+    g = drawn(rows, num_out, seed=1, dtype=dtype, is_strided=is_strided)
+    weight, bias = drawn(num_out, num_in, seed=2, is_strided=is_strided), drawn(num_out, seed=3)
+    of_weight, of_bias = torch.full((num_out, num_in), 2.0), torch.full((num_out,), 3.0)
+    exact_weight = weight.to(dtype).double()
+    torch.set_num_threads(threads)
+    try:
+        y = module._product(form, x, module._pack(form, weight, dtype, False, None), weight, bias)
+        of_x = module._product(form, g, module._pack(form, weight, dtype, True, None), weight, None, for_gradient=True)
+        module._add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+    finally:
+        torch.set_num_threads(1)
+    assert y.dtype == of_x.dtype == dtype
+    x, g = x.double(), g.double()
+    summands = x.abs() @ exact_weight.abs().t() + bias.abs(), g.abs() @ exact_weight.abs(), g.t().abs() @ x.abs() + 2
+    assert_near(y, x @ exact_weight.t() + bias, TOLERANCE[dtype], summands[0])
+    assert_near(of_x, g @ exact_weight, TOLERANCE[dtype], summands[1])
+    assert_near(of_weight, g.t() @ x + 2, 1e-6, summands[2])  # fp32 whatever the activations are
+    assert_near(of_bias, g.sum(0) + 3, 1e-6, g.abs().sum(0) + 3)
+
+
+@pytest.mark.parametrize(("isa", "name"), CASES)
+def test_threads_and_rows_change_no_bit(isa, name):
+    dtype, form = DTYPES[name], Form(isa)
+    x, g, weight = drawn(391, 70, dtype=dtype), drawn(391, 90, seed=1, dtype=dtype), drawn(90, 70, seed=2)
+    packed = module._pack(form, weight, dtype, False, None)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        of_weight, of_bias = torch.empty(90, 70), torch.empty(90)
+        module._add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
+        found.append((module._product(form, x, packed, weight, None), of_weight, of_bias))
+    torch.set_num_threads(1)
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
+    alone = torch.cat([module._product(form, x[row : row + 1], packed, weight, None) for row in range(20)])
+    assert torch.equal(alone, found[0][0][:20])
+
+
+@pytest.mark.parametrize(("isa", "name"), CASES)
+@pytest.mark.parametrize(("number", "activation"), list(enumerate(("none", "gelu", "gelu_tanh", "relu"))))
+def test_epilogues_fuse_activation_derivative_and_residual(isa, name, number, activation):
+    functions = {
+        "none": lambda u: u,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda u: functional.gelu(u, approximate="tanh"),
+        "relu": torch.relu,
+    }
+    dtype, form = DTYPES[name], Form(isa)
+    x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
+    residual, at = drawn(13, 37, seed=3, dtype=dtype), 3 * drawn(13, 37, seed=4, dtype=dtype)
+    packed = module._pack(form, weight, dtype, False, None)
+    name_c = f"linear_product_{module._NAMES[dtype]}"
+    exact = x.double() @ weight.to(dtype).double().t()
+    y, before, slope = (torch.empty_like(residual) for _ in range(3))
+    form(name_c, x, 33, packed, 13, 37, 33, number, bias, residual, 37, before, None, 0, y, 37, 1)
+    assert_near(before, exact + bias, TOLERANCE[dtype])
+    assert_near(y, functions[activation](exact + bias) + residual.double(), TOLERANCE[dtype])
+    form(name_c, x, 33, packed, 13, 37, 33, number, None, None, 0, None, at, 37, slope, 37, 1)
+    place = at.double().requires_grad_()
+    (derivative,) = torch.autograd.grad(functions[activation](place).sum(), place)
+    assert_near(slope, exact * derivative, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(11, 17), (3, 11, 17)], ids=["matrix", "stack"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_gradients_are_those_of_autograd(name, shape, has_bias):
+    dtype = DTYPES[name]
+    weight = drawn(*shape).requires_grad_()
+    bias = drawn(*shape[:-1], seed=1).requires_grad_() if has_bias else None
+    x = drawn(2, 5, 17, seed=2, dtype=dtype).requires_grad_()
+    upstream = drawn(2, 5, weight[..., 0].numel(), seed=3, dtype=dtype)
+    leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
+    ours = torch.autograd.grad(linear(x, weight, bias, instruction_sets()[0]), leaves, upstream)
+    exact = [leaf.detach().to(dtype if leaf is weight else leaf.dtype).double().requires_grad_() for leaf in leaves]
+    y = exact[0] @ exact[1].flatten(0, -2).t() + (exact[2].flatten() if has_bias else 0.0)
+    for own, expected, leaf in zip(ours, torch.autograd.grad(y, exact, upstream.double()), leaves, strict=True):
+        assert own.dtype == leaf.dtype
+        assert_near(own, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_operators_pass_opcheck(name):
+    dtype, isa = DTYPES[name], instruction_sets()[0]
+    x, weight = drawn(2, 5, 17, dtype=dtype).requires_grad_(), drawn(3, 4, 17).requires_grad_()
+    bias, g = drawn(3, 4).requires_grad_(), drawn(2, 5, 12, dtype=dtype)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(linear, (x, weight, bias, isa), test_utils=tests)
+    torch.library.opcheck(linear, (x, weight, None, isa), test_utils=tests)
+    torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa), test_utils=tests)
+    torch.library.opcheck(module.linear_weight_gradient, (g, x.detach(), True, isa), test_utils=tests)
+
+
+def test_a_changed_weight_is_packed_anew():
+    weight, x, isa = torch.nn.Parameter(torch.ones(4, 3)), torch.ones(2, 3), instruction_sets()[0]
+    for value in (1.0, 2.0, 3.0):
+        with torch.no_grad():
+            torch._fused_sgd_([weight.detach()], [weight - value], [], lr=1.0, **_PLAIN)  # which moves no version
+        with weights_unchanged():
+            assert linear(x, weight, None, isa)[0, 0] == 3 * value
+            assert linear(x, weight, None, isa)[0, 0] == 3 * value
+        weight.data = torch.full((4, 3), 5.0)
+        assert linear(x, weight, None, isa)[0, 0] == 15
+
+
+def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch):
+    packed = []
+    pack = module._pack
+    monkeypatch.setattr(module, "_pack", lambda *given: packed.append(given) or pack(*given))
+    weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
+    for _ in range(2):
+        with weights_unchanged():
+            for _ in range(3):
+                linear(torch.ones(2, 3, requires_grad=True), weight, None, isa).sum().backward()
+    assert len(packed) == 4, "for the output and for the gradient, in each of two periods"
+    for _ in range(2):
+        linear(torch.ones(2, 3), weight, None, isa)
+    assert len(packed) == 6
+
+
+def test_the_layers_take_the_native_form_only_where_it_is_chosen(monkeypatch):
+    called = []
+    monkeypatch.setattr("hornbook.ops.layers.native_linear", lambda *given: called.append(given) or linear(*given))
+    x, weight = drawn(4, 6), drawn(5, 6)
+    for asked, expected in (("torch", 0), ("native", 1)):
+        use(choose(asked, x.device, x.dtype))
+        assert_near(any_linear(x, weight, None), x.double() @ weight.double().t(), 1e-6)
+        assert len(called) == expected
+    any_linear(x.bfloat16(), weight, None)  # the choice was for fp32
+    any_linear(x.double(), weight.double(), None)
+    assert len(called) == 1
