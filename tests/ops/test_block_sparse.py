@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from hornbook.errors import UserError
 from hornbook.ops.block_sparse import (
-    KERNELS,
     Pattern,
     Scores,
     block_sparse_linear,
@@ -15,9 +15,11 @@ from hornbook.ops.block_sparse import (
     from_dense,
     to_dense,
 )
+from hornbook.ops.native import block_sparse as native
+from hornbook.ops.native.library import Form
 
 CPU = torch.device("cpu")
-kernels = pytest.mark.parametrize("kernel", KERNELS)
+kernels = pytest.mark.parametrize("kernel", ["reference", "torch"])
 
 
 def pattern_of(num_rows: int, num_columns: int, positions: list[int]) -> Pattern:
@@ -123,12 +125,16 @@ def test_scores_are_not_made_for_blocks_that_do_not_learn() -> None:
     assert not scores.total.any()
 
 
-def test_auto_takes_the_faster_kernel_and_says_why() -> None:
+def test_auto_takes_the_faster_kernel_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "form", lambda: "no compiler")
     assert choose_kernel("auto", 32, 0.1, CPU).kernel == "torch"
-    assert choose_kernel("auto", 32, 0.5, CPU) == (
-        "reference",
-        "dense products are faster for blocks of 32 at a density of 0.5",
-    )
+    reason = "dense products are faster for blocks of 32 at a density of 0.5"
+    assert choose_kernel("auto", 32, 0.5, CPU) == ("reference", reason)
     assert choose_kernel("auto", 4, 0.1, CPU).kernel == "reference"
     assert choose_kernel("torch", 4, 0.9, CPU) == ("torch", "as asked")
     assert choose_kernel("auto", 32, 0.1, torch.device("cuda")).kernel == "reference"
+    with pytest.raises(UserError, match='cannot compute here: no compiler; set it to "auto"'):
+        choose_kernel("native", 4, 0.1, CPU)
+    monkeypatch.setattr(native, "form", lambda: Form("avx2"))
+    assert choose_kernel("auto", 4, 0.1, CPU).kernel == "native"
+    assert choose_kernel("auto", 1, 0.1, CPU).kernel == choose_kernel("auto", 4, 0.5, CPU).kernel == "reference"

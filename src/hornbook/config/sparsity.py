@@ -19,7 +19,7 @@ from hornbook.config.options import Problem, option
 from hornbook.config.parallel import ParallelConfig
 from hornbook.wording import first_few
 
-Kernel = Literal["auto", "reference", "torch"]
+Kernel = Literal["auto", "reference", "torch", "native"]
 TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
@@ -57,7 +57,9 @@ class SparsityConfig:
         "uniform", help="every matrix has this density (uniform), or small ones more and large ones less (erdos_renyi)"
     )
     kernel: Kernel = option(
-        "auto", help="reference: dense products, masked; torch: products of the blocks; auto: the faster one"
+        "auto",
+        help="reference: dense products, masked; torch: products of the blocks; native: the same, compiled; "
+        "auto: the fastest one",
     )
     update: TopologyUpdate = option(
         "static",
@@ -144,6 +146,9 @@ class SparsityConfig:
             sizes = f"{', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}"
             yield Problem(("sparsity.block_size",), f"must be {sizes}")
             return
+        if self.kernel == "native" and self.block_size == 1:
+            message = "the native kernel needs blocks of 4 or more; set another"
+            yield Problem(("sparsity.kernel", "sparsity.block_size"), message)
         for name, shape in linears.items():
             num_out = shape.num_out // shape.num_parts
             if self.covers(name) and (num_out % self.block_size or shape.num_in % self.block_size):

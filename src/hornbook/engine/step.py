@@ -119,7 +119,8 @@ def train_step(
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
     skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
-    learning_rate, rewired = config.schedule(progress.num_updates), []
+    learning_rate = config.schedule(progress.num_updates)
+    rewired: Sequence[Mapping[str, object]] = ()
     if not skipped:
         count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():

@@ -7,10 +7,10 @@
     y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i, and nowhere else
     dx = dy W        [N, C·b]
 
-Two kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
+Three kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
-product ``[N, k·b] · [k·b, b]`` computes its output.
+product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`).
 
 On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
@@ -18,14 +18,23 @@ by block: the scores by which RigL grows new blocks (Evci et al. 2020).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from hornbook.errors import UserError
+from hornbook.ops.native import block_sparse as native
+from hornbook.ops.native.library import Form
 
 _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 """Block size -> density up to which the products of the blocks took less time than dense ones on a CPU."""
+
+_DENSEST_NATIVE: Final = 0.4
+"""The same of the native kernel, for any size."""
 
 
 class Line(NamedTuple):
@@ -50,6 +59,12 @@ class Pattern:
     columns: Tensor
     num_rows: int
     num_columns: int
+    row_starts: Tensor
+    """int64 ``[R + 1]``: the first block of each row, and n."""
+    column_starts: Tensor
+    """int64 ``[C + 1]``, of blocks in the order of columns, then rows."""
+    column_order: Tensor
+    """int64 ``[n]``: the blocks in that order."""
     by_row: tuple[Line, ...]
     by_column: tuple[Line, ...]
 
@@ -57,31 +72,34 @@ class Pattern:
     def of(cls, rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> "Pattern":
         """Return the pattern of blocks at ``rows`` and ``columns``, integers ``[n]``, sorted by row, then column."""
         rows, columns = rows.long(), columns.long()
-        by_row = []
-        for number, first, last in _runs(rows, num_rows):
-            by_row.append(Line(number, slice(first, last), columns[first:last]))
         order = torch.argsort(columns, stable=True)
+        row_starts, column_starts = _starts(rows, num_rows), _starts(columns, num_columns)
+        by_row = [Line(row, slice(*ends), columns[slice(*ends)]) for row, ends in _runs(row_starts)]
         by_column = [
-            Line(number, order[first:last], rows[order[first:last]])
-            for number, first, last in _runs(columns[order], num_columns)
+            Line(column, order[slice(*ends)], rows[order[slice(*ends)]]) for column, ends in _runs(column_starts)
         ]
         return cls(
             rows=rows,
             columns=columns,
             num_rows=num_rows,
             num_columns=num_columns,
+            row_starts=row_starts,
+            column_starts=column_starts,
+            column_order=order,
             by_row=tuple(by_row),
             by_column=tuple(by_column),
         )
 
 
-def _runs(numbers: Tensor, count: int) -> list[tuple[int, int, int]]:
-    """Return (number, first, last) of each run of equal ones in sorted ``numbers``, all below ``count``."""
-    ends = torch.bincount(numbers, minlength=count).cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    return [
-        (number, first, last) for number, (first, last) in enumerate(zip(starts, ends, strict=True)) if last > first
-    ]
+def _starts(numbers: Tensor, count: int) -> Tensor:
+    """Return how many of ``numbers`` are below each of 0 … ``count``, int64 ``[count + 1]``."""
+    return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
+
+
+def _runs(starts: Tensor) -> list[tuple[int, tuple[int, int]]]:
+    """Return the number and the two ends of each run that is not empty."""
+    ends = starts.tolist()
+    return [(number, (first, last)) for number, (first, last) in enumerate(pairwise(ends)) if last > first]
 
 
 class Kernel(NamedTuple):
@@ -154,6 +172,30 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
     return result
 
 
+def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    own = _native_form()
+    y_NC = native.product(own, x_NC, values.float(), pattern.row_starts, pattern.columns, pattern.num_rows)
+    return y_NC.to(x_NC.dtype)
+
+
+def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    order = pattern.column_order
+    turned = values.float()[order].transpose(1, 2).contiguous()
+    args = (turned, pattern.column_starts, pattern.rows[order], pattern.num_columns)
+    return native.product(_native_form(), gradient_NC, *args).to(gradient_NC.dtype)
+
+
+def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
+    found = native.weight_gradient(_native_form(), gradient_NC, x_NC, pattern.row_starts, pattern.columns, size)
+    return found.to(x_NC.dtype)
+
+
+def _native_form() -> Form:
+    form = native.form()
+    assert isinstance(form, Form), "whoever chose the kernel has asked"
+    return form
+
+
 def _feature_major(x_NC: Tensor, num_blocks: int) -> Tensor:
     """Return ``[N, blocks·b]`` as ``[blocks, b, N]``, contiguous; a copy unless it lies so in memory."""
     size = x_NC.shape[1] // num_blocks
@@ -165,7 +207,9 @@ KERNELS: Final[dict[str, Kernel]] = {
     "torch": Kernel(
         lambda x_NC: x_NC.t().contiguous().t(), _by_rows_forward, _by_columns_input_gradient, _by_rows_weight_gradient
     ),
+    "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
 }
+"""By name; ``native`` takes blocks of a multiple of 4 and gives fp32's precision at best."""
 
 
 class Choice(NamedTuple):
@@ -183,11 +227,18 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         block_size: b.
         density: share of the blocks that exist.
         device: of the blocks.
+
+    Raises:
+        UserError: the native kernel is asked for, and cannot be built or is not right here.
     """
+    if device.type != "cpu" and asked in ("auto", "native"):
+        return Choice("reference", f"no other is for {device.type}")
+    if asked == "native" and isinstance(native.form(), str):
+        raise UserError(f'sparsity.kernel = "native" cannot compute here: {native.form()}; set it to "auto"')
     if asked != "auto":
         return Choice(asked, "as asked")
-    if device.type != "cpu":
-        return Choice("reference", f"there is none for {device.type}")
+    if density <= _DENSEST_NATIVE and block_size in native.BLOCK_SIZES and not isinstance(native.form(), str):
+        return Choice("native", f"blocks of {block_size} at a density of at most {_DENSEST_NATIVE:g}")
     densest = _DENSEST.get(block_size, 0.0)
     if density <= densest:
         return Choice("torch", f"blocks of {block_size} at a density of at most {densest:g}")
@@ -233,6 +284,8 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
+    if kernel == "native" and x.dtype == torch.float64:
+        kernel = "reference"  # native products are fp32
     rows = x.reshape(-1, x.shape[-1])
     y: Tensor = _BlockSparse.apply(rows, values.to(x.dtype), pattern, KERNELS[kernel], scores)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[-1])
