@@ -55,8 +55,10 @@ def build_training(
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
+    topology = None
     if recipe.sparsity.linears:
         update = with_blocks(update, model, recipe.sparsity)
+        topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
     config = StepConfig(
         objective=build_objective(recipe.objective),
@@ -67,7 +69,7 @@ def build_training(
         loss_scale=build_loss_scale(precision) if precision.scales_loss else StepConfig.loss_scale,
         world=world,
         executor=pipeline or resident,
-        topology=Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world),
+        topology=topology,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState.fresh(model, update, world), config

@@ -56,7 +56,7 @@ class Topology:
         cls, model: nn.Module, config: SparsityConfig, *, num_steps: int, seed: int, world: World
     ) -> "Topology | None":
         """Return the topology of a run; None if no pattern changes."""
-        if not config.linears or config.update == "static":
+        if config.update == "static":
             return None
         return cls(config=config, layers=sparse_layers(model), num_steps=num_steps, seed=seed, world=world)
 
