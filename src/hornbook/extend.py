@@ -24,12 +24,11 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.attention import CausalSelfAttention, Context
 from hornbook.model.block import FeedForward, PreNormBlock
-from hornbook.model.embedding import Embedding
 from hornbook.model.forward import Forward
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
+from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, head_keys
 from hornbook.optim.adam import STATE_NAMES as ADAMW_STATE_NAMES

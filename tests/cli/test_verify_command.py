@@ -52,7 +52,7 @@ def test_ranks_resume_and_scale(recipe):
     done = python("-m", "hornbook", "verify", "topology", *recipe, "--processes", "2", "--json")
     assert done.returncode == 0, done.stderr
     layouts = {row["layout"]: row for row in json.loads(done.stdout)["layouts"]}
-    pipelines = {f"pipeline 2, {schedule}" for schedule in ("gpipe", "1f1b", "interleaved", "zero-bubble")}
+    pipelines = {f"pipeline 2, {schedule}" for schedule in ("gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped")}
     assert {"replicate 2", "shard 2", "tensor 2"} | pipelines == set(layouts)
     for name, row in layouts.items():
         tolerance = 0.0 if name in pipelines else 1e-6

@@ -3,6 +3,7 @@
 import pytest
 
 from hornbook.config import ParallelConfig, cut_dimension, load_recipe
+from hornbook.config.parallel import sees_slice
 from hornbook.errors import RecipeError, UserError
 
 
@@ -35,6 +36,7 @@ def test_a_world_that_the_sizes_do_not_divide_is_refused():
     [
         (["--parallel.data-parallel=hybrid"], "shard_size and data_parallel"),
         (["--parallel.shard-size=2"], "shard_size and data_parallel"),
+        (["--parallel.sequence-parallel"], "sequence_parallel applies only to tensor parallelism; set tensor_parallel"),
         (["--parallel.tensor-parallel=5"], "tensor_parallel must divide num_heads, which is 12"),
         (
             ["--parallel.tensor-parallel=2", "--model.feed-forward-size=33"],
@@ -64,3 +66,17 @@ def test_parameters_that_are_split():
         "head.bias": None,
     }
     assert {name: cut_dimension(name) for name in cuts} == cuts
+
+
+def test_parameters_that_see_the_tokens_of_their_rank_alone():
+    """With sequence parallelism: what is replicated, but for the head, which takes all tokens."""
+    seen = [
+        "embedding.positions",
+        "embedding.norm.bias",
+        "blocks.0.attention.out.bias",
+        "blocks.1.convolution.up.weight",
+    ]
+    assert all(map(sees_slice, seen))
+    assert not any(
+        map(sees_slice, ["embedding.tokens", "blocks.0.attention.qkv.bias", "head.norm.weight", "head.table"])
+    )

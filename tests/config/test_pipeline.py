@@ -5,12 +5,13 @@ from itertools import product
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.pipeline import rounds_of, split_layers
+from hornbook.config.pipeline import rank_of, rounds_of, split_layers
 from hornbook.errors import RecipeError, UserError
 
 PIPELINE = "--parallel.pipeline-parallel"
 LISTED = "--parallel.layers-per-stage"
 INTERLEAVED = "--parallel.pipeline-schedule=interleaved"
+V_SHAPED = "--parallel.pipeline-schedule=v-shaped"
 
 
 @pytest.mark.parametrize("num_layers", [2, 3, 5, 8])
@@ -47,6 +48,13 @@ def test_stages_that_are_listed():
     interleaved = stages_of("gpt2-small", f"{PIPELINE}=2", f"{LISTED}=1,2,3,2,3,1", INTERLEAVED)
     assert list(map(len, interleaved)) == [1, 2, 3, 2, 3, 1]
     assert len(stages_of("gpt2-small", f"{PIPELINE}=2", INTERLEAVED)) == 4
+    assert stages_of("gpt2-small", f"{PIPELINE}=2", f"{LISTED}=0,6,6,0", V_SHAPED)[::3] == [[], []]
+    assert len(stages_of("gpt2-small", f"{PIPELINE}=2", V_SHAPED)) == 4
+
+
+def test_ranks_of_stages():
+    assert [rank_of(stage, 3, "v-shaped") for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert [rank_of(stage, 3, "interleaved") for stage in range(9)] == [0, 1, 2] * 3
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,8 @@ def test_stages_that_are_listed():
         ([f"{PIPELINE}=2", f"{LISTED}=5,6"], "adds up to 11, and the model has 12 layers; change one of them"),
         ([f"{PIPELINE}=2", f"{LISTED}=5,6,1"], "needs 2 numbers and has 3; list one for each stage"),
         ([f"{PIPELINE}=2", f"{LISTED}=6,6", INTERLEAVED], "needs 2 x 2 = 4 or another multiple of 2 numbers and has 2"),
+        ([f"{PIPELINE}=2", f"{LISTED}=6,6", V_SHAPED], "needs 2 x 2 = 4 numbers and has 2; list one for each stage"),
+        ([f"{PIPELINE}=2", f"{LISTED}=2,2,2,2,2,2", V_SHAPED], "needs 2 x 2 = 4 numbers and has 6"),
         ([f"{PIPELINE}=3", f"{LISTED}=12,0,0"], "only the first and the last stage may have no layers"),
         ([f"{LISTED}=12"], "layers_per_stage applies only to a pipeline; set pipeline_parallel, or remove it"),
         ([f"{PIPELINE}=16"], "a pipeline of 16 stages needs at least 14 layers; add some"),
@@ -65,7 +75,7 @@ def test_pipelines_that_a_model_does_not_have_are_refused(words, message):
         load_recipe("gpt2-small", words, require_data=False)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("num_micro_batches", [24, 48, 240, 264, 4096 * 3])
 def test_rounds_are_bounded_and_large_enough(schedule, num_ranks, num_micro_batches):

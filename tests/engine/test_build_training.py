@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
-from hornbook.config import AdamWConfig, CausalLMConfig, ParallelConfig, Recipe
+from hornbook.config import AdamWConfig, CausalLMConfig, GPTConfig, ParallelConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
 from hornbook.parallel.world import Axes, Ranks, World
@@ -45,3 +46,30 @@ def of_two(*, tensor: int = 1) -> World:
 def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message):
     with pytest.raises(UserError, match=message):
         build_training(replace(Recipe(), **changes), 1, world)
+
+
+def in_pipeline(schedule: str, rank: int = 0) -> tuple[Recipe, World]:
+    """A tiny recipe, and a rank of a pipeline of two; nothing can be sent."""
+    model = GPTConfig(vocab_size=70, hidden_size=32, num_heads=2, num_layers=4, max_positions=16)
+    recipe = Recipe(model=model, parallel=ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule))
+    return recipe, World(Ranks(rank, 2), Axes(pipeline=Ranks(rank, 2)))
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "v-shaped"])
+def test_a_schedule_that_an_older_torch_cannot_run_is_refused(schedule, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
+    recipe, world = in_pipeline(schedule)
+    with pytest.raises(
+        UserError, match=rf'"{schedule}" needs PyTorch 2.13 or newer, and this is 2.12.1\+cu130: choose'
+    ):
+        build_training(recipe, 1, world)
+
+
+@pytest.mark.parametrize(("schedule", "tables"), [("1f1b", [1, 1]), ("v-shaped", [1, 0])])
+def test_the_ranks_of_a_pipeline_that_hold_the_tied_table(schedule, tables):
+    """Once where embedding and head are on one rank; the head's rank holds a copy of it elsewhere."""
+    for rank, num_tables in enumerate(tables):
+        recipe, world = in_pipeline(schedule, rank)
+        model = build_training(recipe, 1, world)[0].model
+        held = [table for table in (model.embedding.tokens, model.head.table) if not table.is_meta]
+        assert len({table.data_ptr() for table in held}) == num_tables

@@ -10,10 +10,9 @@ from hornbook.generate.decoder import CachedDecoder, PlainDecoder, _warn_once
 from hornbook.generate.incremental_model import IncrementalModel, incremental
 from hornbook.model import LanguageModel, initialize
 from hornbook.model.block import PreNormBlock
-from hornbook.model.embedding import Embedding
 from hornbook.model.forward import forward_resident
 from hornbook.model.head import CausalHead
-from hornbook.model.layers import Linear
+from hornbook.model.layers import Embedding, Linear
 from hornbook.ops.layers import linear
 
 GREEDY = Sampling(temperature=0.0)

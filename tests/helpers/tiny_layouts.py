@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tiny_labelled import QUESTIONS, labelled_rows, word_pieces, write_jsonl, write_squad
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from hornbook.config import Recipe, load_recipe
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.parallel.world import World
@@ -21,7 +22,6 @@ from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
-from hornbook.samples.training_samples import build_samples
 
 SIZES = """
 model.num_layers=2 model.hidden_size=32 model.num_heads=4 model.vocab_size=70 model.max_positions=16
@@ -33,12 +33,17 @@ MODELS = {
     "gpt": "gpt2-small",
     "gpt in rounds": "gpt2-small training.micro_batch_size=1 training.global_batch_size=40 optimizer.clip_norm=0.1",
     "deep gpt": "gpt2-small model.num_layers=6",
+    "gpt one by one": "gpt2-small training.micro_batch_size=1",
+    "deep bert one by one": "bert-tiny data.layout=packed model.num_layers=6 training.micro_batch_size=1",
     "deep bert padded": "bert-tiny data.layout=padded model.num_layers=6",
     "deep bert packed": "bert-tiny data.layout=packed model.num_layers=6",
     "deep bert unpadded": "bert-tiny data.layout=unpadded model.num_layers=6",
     "deep groupbert": "groupbert-base-phase1 data.layout=unpadded model.num_layers=6",
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
+    "bert unpadded": "bert-tiny data.layout=unpadded",
+    "bert odd": "bert-tiny data.layout=padded data.sequence_length=15",
+    "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
 }
 OPTIMIZERS = {
@@ -54,12 +59,28 @@ LAYOUTS = {
     "hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2",
     "tensor 2": "parallel.tensor_parallel=2",
     "tensor 4": "parallel.tensor_parallel=4",
+    "sequence 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true",
+    "sequence 4": "parallel.tensor_parallel=4 parallel.sequence_parallel=true",
+    "sequence 2 x data 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true",
+    "sequence 2 x shard 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true parallel.data_parallel=shard",
+    "1f1b 2 x sequence 2": "parallel.tensor_parallel=2 parallel.sequence_parallel=true parallel.pipeline_parallel=2",
     "tensor 2 x data 2": "parallel.tensor_parallel=2",
     "gpipe 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=gpipe",
     "1f1b 2": "parallel.pipeline_parallel=2",
     "1f1b 2, listed": "parallel.pipeline_parallel=2 parallel.layers_per_stage=0,6",
     "interleaved 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=interleaved",
     "zero-bubble 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble",
+    "v-shaped 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped",
+    "v-shaped 2, listed": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.layers_per_stage=0,3,3,0",
+    "v-shaped 4": "parallel.pipeline_parallel=4 parallel.pipeline_schedule=v-shaped",
+    "v-shaped 2 x shard 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.data_parallel=shard",
+    "v-shaped 2 x sequence 2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.tensor_parallel=2 parallel.sequence_parallel=true",
+    "1f1b 2 x hybrid 2x2": "parallel.pipeline_parallel=2 parallel.data_parallel=hybrid parallel.shard_size=2",
+    "v-shaped 2 x hybrid 2x2": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=v-shaped "
+    "parallel.data_parallel=hybrid parallel.shard_size=2",
     "1f1b 2 x data 2": "parallel.pipeline_parallel=2",
     "1f1b 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard",
     "interleaved 2 x shard 2": "parallel.pipeline_parallel=2 parallel.data_parallel=shard "
@@ -165,6 +186,24 @@ def live_wires(world: World, num_micro_batches: int) -> int:
         train_step(state, next(loader), config)
     gc.collect()
     return sum(type(value) is Tensor and tuple(value.shape) == (3 * 16, 32) for value in gc.get_objects())
+
+
+def kept_tensors(world: World, layout: str) -> list[int]:
+    """How many hidden states of 15 tokens, and of 8 of them, the blocks of a GPT keep for the backward pass."""
+    recipe = recipe_of("gpt odd", "adamw", layout)
+    recipe = replace(recipe, training=replace(recipe.training, micro_batch_size=1))
+    state, _, loader = begin(recipe, world.laid_out(recipe.parallel))
+    model, kept = state.model, {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor  # alive, so that no other tensor gets its memory
+        return tensor
+
+    hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
+    model.blocks[0].register_forward_pre_hook(lambda *_: hooks.__enter__())
+    model(lambda head, x_BTD, batch: hooks.__exit__(), next(loader)[0])
+    sizes = [tensor.numel() for tensor in kept.values()]
+    return [sizes.count(num_tokens * 32) for num_tokens in (15, 8)]
 
 
 def run_on(

@@ -28,9 +28,13 @@ TWO = {
         ("bert padded", "lamb", "shard 2"),
         ("bert packed", "adamw", "tensor 2"),
         ("groupbert", "lamb", "tensor 2"),
+        ("gpt odd", "lamb", "sequence 2"),
+        ("bert unpadded", "adamw", "sequence 2"),
+        ("groupbert", "lamb", "sequence 2"),
     ],
-    "chain": ["data 2", "tensor 2", "shard 2"],
-    "labelled": [("classification", "tensor 2"), ("span", "shard 2")],
+    "chain": ["data 2", "tensor 2", "shard 2", "sequence 2"],
+    "labelled": [("classification", "sequence 2"), ("span", "shard 2")],
+    "kept": ["tensor 2", "sequence 2"],
 }
 FOUR = {
     "cases": [
@@ -40,9 +44,13 @@ FOUR = {
         ("bert packed", "lamb", "tensor 2 x shard 2"),
         ("groupbert", "adamw", "tensor 2 x shard 2"),
         ("bert padded", "adamw", "shard 4"),
+        ("bert odd", "adamw", "sequence 4"),
+        ("bert packed", "lamb", "sequence 2 x shard 2"),
+        ("gpt", "adamw", "sequence 2 x data 2"),
     ],
-    "chain": ["shard 4", "tensor 2 x shard 2", "hybrid 2x2"],
-    "labelled": [("span", "tensor 2 x shard 2"), ("classification", "hybrid 2x2")],
+    "chain": ["shard 4", "tensor 2 x shard 2", "hybrid 2x2", "sequence 4"],
+    "labelled": [("span", "sequence 2 x shard 2"), ("classification", "hybrid 2x2")],
+    "kept": [],
 }
 WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 
@@ -62,7 +70,7 @@ def ranks(request, tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps(list(plan.values()))]
+    command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps(plan)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
     return folder, plan
@@ -111,6 +119,15 @@ def test_heads_of_labeled_data_learn_and_are_validated_as_in_one_process(ranks, 
         assert_same_rows(found, expected, 1e-6, but=["seconds", "tokens_per_second", "tflops", "mfu"])
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_rank_keeps_a_slice_of_the_hidden_states(ranks):
+    """For the backward pass, of two layers of a GPT: the inputs of both norms, of attention and of the feed-forward."""
+    folder, _ = ranks
+    for rank in range(2):
+        whole, slices = json.loads((folder / f"kept-{rank}.json").read_text())
+        assert (whole, slices) == ([8, 0], [0, 8])
+
+
 @WORLDS
 def test_each_rank_writes_what_it_holds(ranks):
     folder, plan = ranks
@@ -118,5 +135,5 @@ def test_each_rank_writes_what_it_holds(ranks):
         path = checkpoint.folder_of(folder / layout / "checkpoints", 4 * (number + 1))
         assert checkpoint.verify(path) == []
         num_files = len(list(path.glob("model-*.safetensors")))
-        assert num_files == {"data 2": 1, "hybrid 2x2": 2, "tensor 2": 2, "shard 2": 2}.get(layout, 4)
+        assert num_files == {"data 2": 1, "hybrid 2x2": 2, "tensor 2": 2, "shard 2": 2, "sequence 2": 2}.get(layout, 4)
         assert not list(path.glob("share-*"))

@@ -11,10 +11,12 @@ SCRIPT = """
 import sys
 from datetime import timedelta
 from hornbook.errors import RankError
-from hornbook.parallel import meeting
+from hornbook.parallel import launched, meeting
 meeting.ARRIVAL = timedelta(seconds=float(sys.argv[2]))
 try:
-    meeting.meet(meeting.open_store(), {"training": {"seed": int(sys.argv[1])}, "data": {"train": [sys.argv[1]]}})
+    place = launched.rank(), launched.num_ranks()
+    recipe = {"training": {"seed": int(sys.argv[1])}, "data": {"train": [sys.argv[1]]}}
+    meeting.meet(meeting.open_store(*place), *place, recipe)
 except RankError as error:
     print(error.exit_code, error.is_told, error)
 """

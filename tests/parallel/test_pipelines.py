@@ -28,8 +28,10 @@ TWO = {
         ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
+        ("deep gpt", "lamb", "v-shaped 2"),
+        ("deep bert packed", "adamw", "v-shaped 2, listed"),
     ],
-    "chain": ["data 2", "1f1b 2", "interleaved 2"],
+    "chain": ["data 2", "1f1b 2", "interleaved 2", "v-shaped 2"],
     "labelled": [("classification", "1f1b 2"), ("span", "gpipe 2")],
     "num_micro_batches": [32, 96],
 }
@@ -43,12 +45,28 @@ FOUR = {
         ("gpt", "adamw", "zero-bubble 2 x shard 2"),
         ("deep bert packed", "lamb", "1f1b 2 x shard 2"),
         ("deep bert packed", "adamw", "1f1b 2 x tensor 2"),
+        ("deep gpt", "lamb", "v-shaped 4"),
+        ("deep bert unpadded", "adamw", "v-shaped 4"),
+        ("deep bert packed", "lamb", "v-shaped 2 x shard 2"),
+        ("deep bert unpadded", "adamw", "1f1b 2 x sequence 2"),
     ],
-    "chain": ["1f1b 2 x data 2", "interleaved 2 x shard 2", "1f1b 2 x tensor 2"],
-    "labelled": [("span", "1f1b 2 x shard 2"), ("classification", "1f1b 2 x tensor 2")],
+    "chain": ["1f1b 2 x data 2", "interleaved 2 x shard 2", "1f1b 2 x tensor 2", "v-shaped 2 x shard 2"],
+    "labelled": [("span", "1f1b 2 x shard 2"), ("classification", "v-shaped 2 x sequence 2")],
     "num_micro_batches": [],
 }
-WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+EIGHT = {
+    "cases": [
+        ("gpt one by one", "adamw", "1f1b 2 x hybrid 2x2"),
+        ("deep bert one by one", "lamb", "v-shaped 2 x hybrid 2x2"),
+    ],
+    "chain": ["1f1b 2 x hybrid 2x2", "v-shaped 2 x hybrid 2x2"],
+    "labelled": [],
+    "num_micro_batches": [],
+}
+PLANS = {2: TWO, 4: FOUR, 8: EIGHT}
+WORLDS = pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))], indirect=True
+)
 RUN = """
     train gpt2-small --data.train corpus --data.validation corpus --output run --model.num-layers 3
     --model.hidden-size 32 --model.num-heads 2 --model.max-positions 16 --model.residual-dropout 0.1
@@ -80,15 +98,15 @@ def write_data(folder):
     build_tiny(folder / "corpus")
     write_labelled(folder)
     write_jsonl(folder / "passages.jsonl", [{"text": text.strip()} for text in TEXTS[1:6]])
-    return ["evaluation.tasks=lambada", f"evaluation.task_data=lambada={folder / 'passages.jsonl'}"]
+    tasks = ["evaluation.tasks=lambada", f"evaluation.task_data=lambada={folder / 'passages.jsonl'}"]
+    return [*tasks, "training.micro_batch_size=1"]
 
 
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     """The folder of what so many processes did, and their cases."""
-    plan, folder = {2: TWO, 4: FOUR}[request.param], tmp_path_factory.mktemp("pipelines")
-    more = write_data(folder)
-    given = [plan["cases"], plan["chain"], plan["labelled"], more, plan["num_micro_batches"]]
+    plan, folder = PLANS[request.param], tmp_path_factory.mktemp("pipelines")
+    given = plan | {"more": write_data(folder)}
     done = torchrun(request.param, str(HERE / "layout_ranks.py"), str(folder), json.dumps(given))
     assert done.returncode == 0, done.stderr
     return folder, plan
@@ -149,6 +167,10 @@ def test_each_rank_writes_its_stage(ranks):
         "1f1b 2 x data 2": 2,
         "interleaved 2 x shard 2": 4,
         "1f1b 2 x tensor 2": 4,
+        "v-shaped 2": 2,
+        "v-shaped 2 x shard 2": 4,
+        "1f1b 2 x hybrid 2x2": 4,
+        "v-shaped 2 x hybrid 2x2": 4,
     }
     for number, layout in enumerate(plan["chain"]):
         path = checkpoint.folder_of(folder / layout / "checkpoints", 4 * (number + 1))

@@ -59,6 +59,16 @@ def test_a_task_whose_data_one_rank_misses_at_the_start_is_refused_by_all(ranks)
     ]
 
 
+def test_a_rank_with_other_data_is_refused_by_all_and_named_by_itself(folder, ranks):
+    """The same data may lie elsewhere on each rank."""
+    line = "rank 1 of 2: the data differ from those of rank 0; start all ranks with the same data"
+    assert [rank["other_data"] for rank in ranks] == [
+        ["it began", f"2 RankError: {line}"],
+        ["it began", f"2 UserError: {line}"],
+    ]
+    assert [path.name for path in (folder / "other_data").iterdir()] == ["0"]
+
+
 def test_a_task_whose_data_one_rank_misses_is_left_out_by_all(folder, ranks):
     assert [rank["data"] for rank in ranks] == 2 * [{"step": 8, "error": None}]
     rows = [row for row in read(folder / "data" / "metrics.jsonl") if row["kind"] == "task"]

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from tiny import random_batch, snapshot, tiny_state, tiny_step_config
+from tiny_text import build_tiny, write_texts
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hornbook import checkpoint
@@ -113,6 +114,21 @@ def miss_the_data(world: World, folder: Path) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def differ_in_data(world: World, folder: Path) -> list[str]:
+    """Each rank reads a corpus of its own: the same texts, then one less on the second rank."""
+    seen = []
+    for number, missing in enumerate((0, world.rank)):
+        own = folder.parent / f"data-{number}-{world.rank}"
+        build_tiny(own / "corpus", inputs=write_texts(own / "texts")[: 10 - missing])
+        data = ("--data.synthetic=false", f"--data.train={own / 'corpus'}", "--model.vocab-size=300")
+        try:
+            with open_run(load_recipe("demo", (*TINY, *data)).recipe, folder / str(number), world):
+                seen.append("it began")
+        except HornbookError as error:
+            seen.append(f"{error.exit_code} {type(error).__name__}: {error}")
+    return seen
+
+
 def lose_the_data(world: World, folder: Path) -> dict[str, Any]:
     """A task whose data the second rank does not see after step 3."""
     step = [0]
@@ -187,6 +203,7 @@ def main(folder: Path) -> None:
         save_file(tensors, folder / f"{world.rank}-{step}.safetensors")
     seen = {
         "start": miss_the_data(world, folder / "start"),
+        "other_data": differ_in_data(world, folder / "other_data"),
         "data": lose_the_data(world, folder / "data"),
         "weights": spoil_weights(world, folder / "weights"),
         "resumed": resume_damaged(world, folder / "resumed"),

@@ -7,7 +7,7 @@ Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoin
 
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.contents import Contents, Shard
-from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, require_space, resolve, steps_in
+from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
 from hornbook.checkpoint.load import load
 from hornbook.checkpoint.manifest import folder_of, step_of, verify
 
@@ -20,7 +20,6 @@ __all__ = [
     "load",
     "newest_sound",
     "prune",
-    "require_space",
     "resolve",
     "save",
     "save_share",

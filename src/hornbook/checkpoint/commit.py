@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
-from hornbook.checkpoint.listing import committed, require_space
+from hornbook.checkpoint.listing import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,
     Entry,
@@ -37,7 +37,7 @@ from hornbook.checkpoint.tensors import DTYPES, encode
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
-from hornbook.storage.system import process_is_alive, storage_errors
+from hornbook.storage.system import process_is_alive, require_space, storage_errors
 
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
 _SHARE: Final = re.compile(r"share-[0-9]{5,10}\.json")

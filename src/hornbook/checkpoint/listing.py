@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, verify
 from hornbook.config.suggest import did_you_mean_path
-from hornbook.errors import CheckpointError, StorageError
-from hornbook.storage.system import format_bytes, free_bytes, storage_errors
+from hornbook.errors import CheckpointError
+from hornbook.storage.system import storage_errors
 from hornbook.text.hub_client import is_model_name
 
 _logger = logging.getLogger("hornbook.checkpoint")
@@ -110,13 +110,3 @@ def is_checkpoint(path: Path) -> bool:
 def checkpoints_of(path: Path) -> Path:
     """Return the folder of checkpoints, given it or the folder of a run."""
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
-    free = free_bytes(folder)
-    if free < needed:
-        raise StorageError(
-            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
-            "free some space or choose another folder"
-        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
-from hornbook.parallel.one_voice import told_once
+from hornbook.parallel.launched import leave_cleanly, told_once
 
 if TYPE_CHECKING:
     from hornbook.config import Resolved
@@ -50,7 +50,6 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
     from hornbook.config import recipe_to_dict, recipe_to_toml
-    from hornbook.run.signals import leave_cleanly
 
     looking = arguments.print_recipe
     with leave_cleanly():

@@ -59,9 +59,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the chosen subcommand on all ranks; the first one prints."""
     from hornbook.config import load_recipe, recipe_to_dict
     from hornbook.parallel import launched
-    from hornbook.parallel.one_voice import told_once
 
-    with told_once():
+    with launched.told_once():
         recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if not recipe.data.train:
         recipe = replace(recipe, data=replace(recipe.data, synthetic=True))
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
 
-    with told_once():
+    with launched.told_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())

@@ -71,6 +71,11 @@ class ParallelConfig:
     tensor_parallel: int = option(
         1, help="ranks that split each layer: vocabulary, attention heads, feed-forward", minimum=1
     )
+    sequence_parallel: bool = option(
+        False,
+        help="tensor-parallel ranks hold a slice of the tokens each outside of attention and feed-forward: in norms, "
+        "residual connections and dropouts",
+    )
     pipeline_parallel: int = option(1, help="ranks that compute one group of layers after the other", minimum=1)
     layers_per_stage: tuple[int, ...] = option(
         (), help="layers of each pipeline stage; []: balanced, the head counted as layers", minimum=0
@@ -78,13 +83,15 @@ class ParallelConfig:
     pipeline_schedule: PipelineSchedule = option(
         "1f1b",
         help="order of forward and backward: all forwards first (gpipe), in turn (1f1b), in turn with two or more "
-        "stages a rank (interleaved), or with the gradients of weights computed last (zero-bubble)",
+        "stages a rank (interleaved), with the gradients of weights computed last (zero-bubble), or the same with two "
+        "stages a rank, there and back, so that the first rank has embedding and head (v-shaped)",
     )
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline: one a rank, but for an interleaved schedule, which has two unless it lists more."""
-        return len(self.layers_per_stage) or self.pipeline_parallel * (1 + (self.pipeline_schedule == "interleaved"))
+        """Stages of the pipeline: one or two a rank, or more with an interleaved schedule that lists them."""
+        has_two = self.pipeline_schedule in ("interleaved", "v-shaped")
+        return len(self.layers_per_stage) or self.pipeline_parallel * (1 + has_two)
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""
@@ -92,6 +99,9 @@ class ParallelConfig:
         if (self.data_parallel == "hybrid") != (self.shard_size is not None):
             message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
             problems.append(Problem(("shard_size", "data_parallel"), message))
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            message = "sequence_parallel applies only to tensor parallelism; set tensor_parallel, or remove it"
+            problems.append(Problem(("sequence_parallel", "tensor_parallel"), message))
         if self.pipeline_parallel > 1:
             problems += self._pipeline_problems()
         elif self.layers_per_stage:
@@ -101,10 +111,13 @@ class ParallelConfig:
 
     def _pipeline_problems(self) -> Iterator[Problem]:
         ranks, listed = self.pipeline_parallel, len(self.layers_per_stage)
-        is_interleaved = self.pipeline_schedule == "interleaved"
-        fits = listed % ranks == 0 and listed > ranks if is_interleaved else listed == ranks
+        fits, wanted = listed == ranks, f"{ranks}"
+        if self.pipeline_schedule == "interleaved":
+            fits = listed % ranks == 0 and listed > ranks
+            wanted = f"2 x {ranks} = {2 * ranks} or another multiple of {ranks}"
+        elif self.pipeline_schedule == "v-shaped":
+            fits, wanted = listed == 2 * ranks, f"2 x {ranks} = {2 * ranks}"
         if listed and not fits:
-            wanted = f"2 x {ranks} = {2 * ranks} or another multiple of {ranks}" if is_interleaved else f"{ranks}"
             message = f"layers_per_stage needs {wanted} numbers and has {listed}; list one for each stage"
             yield Problem(("layers_per_stage", "pipeline_parallel"), message)
         elif 0 in self.layers_per_stage[1:-1]:
@@ -171,3 +184,11 @@ class ParallelConfig:
 def cut_dimension(name: str) -> int | None:
     """Return the dimension of a parameter that tensor parallelism splits, None if it is replicated."""
     return next((dimension for pattern, dimension in TENSOR_CUTS.items() if fnmatchcase(name, pattern)), None)
+
+
+def sees_slice(name: str) -> bool:
+    """Tell whether a parameter, with sequence parallelism, sees the tokens of its rank alone.
+
+    Its gradient is then the sum over the tensor-parallel ranks. The head takes all tokens.
+    """
+    return name.startswith(("embedding.", "blocks.")) and cut_dimension(name) is None

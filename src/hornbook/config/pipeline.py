@@ -4,6 +4,7 @@
 
     gpipe, 1f1b, zero-bubble     rank 0: embedding 0 1 2    rank 1: 3 4 head
     interleaved                  rank 0: embedding 0        rank 1: 1 2         rank 0: 3 4     rank 1: head
+    v-shaped                     rank 0: embedding 0        rank 1: 1 2         rank 1: 3 4     rank 0: head
     rounds                       70 micro-batches on 2 ranks: 23, 23 and 24, each of a round with buffers of its own
 
 A schedule keeps one receive buffer a micro-batch, forward and backward. Rounds bound them, at the price of filling and
@@ -16,12 +17,18 @@ from typing import Final, Literal
 from hornbook.config.models import LabelledConfig, MaskingConfig
 from hornbook.errors import UserError
 
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"]
 
 _ROUND_SIZE: Final = 16
 """Most micro-batches of a round, for each rank of the pipeline."""
 _IN_GROUPS: Final = ("interleaved", "zero-bubble")
 """Schedules that take one micro-batch for each rank of the pipeline at a time."""
+
+
+def rank_of(stage: int, num_ranks: int, schedule: PipelineSchedule) -> int:
+    """Return the rank of a pipeline that computes a stage: in turn, or there and back where that is the schedule."""
+    turn, place = divmod(stage, num_ranks)
+    return num_ranks - 1 - place if schedule == "v-shaped" and turn % 2 else place
 
 
 def split_layers(num_layers: int, num_stages: int, head_cost: float) -> tuple[int, ...]:

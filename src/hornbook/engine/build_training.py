@@ -1,12 +1,23 @@
-"""From the sections of a recipe to the parts of a training: each section's dataclass chooses its builder."""
+"""From a recipe and its data to the parts of a training: each section's dataclass chooses its builder.
 
+::
+
+    [objective]                            samples
+    causal_lm            windows of the stream of tokens
+    mlm                  texts with masks            } laid out in rows without wasted padding
+    mlm_nsp              pairs of texts with masks   }
+
+An objective of one's own learns from windows.
+"""
+
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
 
 import torch
 
-from hornbook.config import Recipe
+from hornbook.config import MaskingConfig, Recipe
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.loss_scale import build_loss_scale
 from hornbook.engine.parallelize import parallelize
@@ -23,9 +34,65 @@ from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
 from hornbook.parallel.device import compute_dtype
 from hornbook.parallel.world import World
+from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.encoder_samples import encoder_samples
+from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
+from hornbook.samples.mixture import Mixture
+from hornbook.samples.sources import Sources, open_windows
+from hornbook.samples.windows import EvaluationWindows, TokenSource
 
 _ZERO_BUBBLE_SINCE = (2, 13)
-"""In 2.11 its backward pass fails on functions with a backward pass of their own."""
+"""In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
+
+
+def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
+    """Return the samples for what the recipe's objective learns.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        sources: the opened stores.
+        on_cpu: where the model runs, which decides how an encoder's sequences are laid out.
+
+    Raises:
+        UserError, DataError: the stores do not serve the objective.
+    """
+    if isinstance(sources, LabelledSources):
+        return labelled_samples(recipe, sources, on_cpu=on_cpu)
+    if isinstance(recipe.objective, MaskingConfig):
+        return encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
+    return _window_samples(recipe, sources)
+
+
+def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
+    windows = open_windows(recipe, sources)
+    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    if isinstance(windows, Mixture):
+        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
+
+    def scored(source: TokenSource) -> HeldOutWindows:
+        held_out = EvaluationWindows(source, recipe.sequence_length, score_end_of_text=False)
+        return HeldOutWindows(held_out, document_mask=mask)
+
+    return Samples(
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
+        num_samples=windows.num_items,
+        tokens_per_sample=recipe.sequence_length,
+        held_out=None if sources.validation is None else scored(sources.validation),
+        held_out_bytes=sources.num_validation_bytes,
+        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
+        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
+    )
+
+
+def num_steps(recipe: Recipe, samples: Samples) -> int:
+    """Return the length of the run in steps, whichever way the recipe gives it."""
+    training = recipe.training
+    if training.steps is not None:
+        return training.steps
+    if training.tokens is not None:
+        return math.ceil(training.tokens / (training.global_batch_size * samples.tokens_per_sample))
+    assert training.epochs is not None, "the validator asks for exactly one length"
+    return math.ceil(training.epochs * samples.num_samples / training.global_batch_size)
 
 
 def build_training(
@@ -49,8 +116,9 @@ def build_training(
     use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
-    is_pipelined = world.pipeline.size > 1
-    pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    pipeline, is_pipelined = None, world.pipeline.size > 1
+    if is_pipelined or world.holders.size > 1:
+        pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -109,11 +177,11 @@ def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeli
     """
     parallel, version = recipe.parallel, torch.__version__
     is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
-    if parallel.pipeline_schedule == "zero-bubble" and is_old:
+    if parallel.pipeline_schedule in ("zero-bubble", "v-shaped") and is_old:
         tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
         raise UserError(
-            f'parallel.pipeline_schedule = "zero-bubble" needs PyTorch {tested} or newer, and this is {version}: '
-            'choose "1f1b"'
+            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
+            f'{version}: choose "1f1b"'
         )
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hornbook.checkpoint.contents import Shard
+from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
@@ -77,7 +78,13 @@ class InMemory:
         self.model, self.moments, self._world = model, moments, world
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
         self._parameters = [
-            (name, parameter, role_of(name, parameter), num_parts_of(name))
+            (
+                name,
+                parameter,
+                role_of(name, parameter),
+                num_parts_of(name),
+                None if world.mesh is None else Holders(world.holders, world.num_copies(cut_axes(parameter))),
+            )
             for name, parameter in model.own_parameters()
             if not parameter.is_meta
         ]
@@ -113,9 +120,16 @@ class InMemory:
 
         An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
         zero then, so a parameter has a gradient if it has one on any rank, as it would in one process. Sharded
-        gradients are sums already.
+        gradients are sums already. With sequence parallelism, what sees the tokens of its rank alone is summed over
+        those ranks, too.
         """
         self.model.fold_tied_gradients()
+        self._sum_over_data()
+        if self._world.sequence.size > 1:
+            sliced = [parameter.grad for name, parameter, *_ in self._parameters if sees_slice(name)]
+            self._world.sequence.sum_gradients([local(gradient) for gradient in sliced if gradient is not None])
+
+    def _sum_over_data(self) -> None:
         ranks = self._world.data
         if ranks.size == 1 or self._world.is_sharded:
             return
@@ -141,7 +155,7 @@ class InMemory:
     def slots(self, part: str) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
         slots = []
-        for name, parameter, role, num_parts in self._parameters:
+        for name, parameter, role, num_parts, holders in self._parameters:
             if parameter.grad is None:
                 continue
             weight, gradient = local(parameter.detach()), local(parameter.grad)
@@ -154,7 +168,7 @@ class InMemory:
                     state={key: tensor.view(shape) for key, tensor in self.moments[name].items()},
                     role=role,
                     num_parts=num_parts,
-                    holders=self._holders(parameter),
+                    holders=holders,
                 )
             )
         yield slots
@@ -178,11 +192,6 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
-
-    def _holders(self, parameter: Tensor) -> Holders | None:
-        if self._world.mesh is None:
-            return None
-        return Holders(self._world.holders, self._world.num_copies(cut_axes(parameter)))
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

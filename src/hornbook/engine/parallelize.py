@@ -4,6 +4,7 @@
 
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
+                              and, with sequence parallelism, its own tokens between them
       2. pipeline             layers become stages; those of other ranks stay on the meta device
       3. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hornbook.config.parallel import cut_dimension
 from hornbook.engine.executors.pipeline import Pipeline
+from hornbook.engine.sequence_parallel import slice_tokens
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
@@ -48,6 +50,8 @@ def parallelize(
     if world.tensor.size > 1:
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
+    if world.sequence.size > 1:
+        slice_tokens(model, world.sequence)
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None

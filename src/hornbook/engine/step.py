@@ -24,7 +24,7 @@ from hornbook.objective import Objective, weighted_loss
 from hornbook.ops.native.kernels import weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
-from hornbook.parallel.world import Ranks, World
+from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, Size, size_of, to_device
 
 
@@ -107,14 +107,20 @@ def train_step(
     weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
-    counts, size = global_counts(micro_batches, objective, ranks)
+    counted = [objective.counts(batch) for batch in micro_batches]
+    own = [sum(count[name] for count in counted) for name in objective.weights]
+    own += map(sum, zip(*map(size_of, micro_batches), strict=True))
+    numbers = ranks.sum_integers(own)  # of the global batch: scored items by term, then its size
+    counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
     if config.topology is not None:
         config.topology.watch(progress.num_updates + 1)
     with weights_unchanged():
-        sums = global_sums(config.executor(state, micro_batches, scaled, counts, begin), ranks)
-    terms = means(sums, counts)
+        own_sums = config.executor(state, micro_batches, scaled, counts, begin)
+    totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
+    sums = dict(zip(own_sums, totals, strict=True))
+    loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
@@ -138,7 +144,7 @@ def train_step(
     progress.skipped_steps += skipped
     progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
     return StepResult(
-        loss=loss_of(terms, objective.weights),
+        loss=loss,
         terms=terms,
         sums=sums,
         counts=counts,
@@ -151,27 +157,14 @@ def train_step(
     )
 
 
-def global_counts(micro_batches: Sequence[Batch], objective: Objective, ranks: Ranks) -> tuple[dict[str, int], Size]:
-    """Return by term the scored items of the global batch, all micro-batches of all ranks, and its size."""
-    counts = [objective.counts(batch) for batch in micro_batches]
-    own = [sum(count[name] for count in counts) for name in objective.weights]
-    own += map(sum, zip(*map(size_of, micro_batches), strict=True))
-    everywhere = ranks.sum_integers(own)
-    size = Size(*everywhere[len(objective.weights) :])
-    return dict(zip(objective.weights, everywhere, strict=False)), size
+def losses(
+    sums: Mapping[str, float], counts: Mapping[str, int], weights: Mapping[str, float]
+) -> tuple[float | None, dict[str, float | None]]:
+    """Return the loss, which is the weighted sum of the terms, and each term, its sum divided by its count.
 
-
-def global_sums(sums: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
-    """Return by term the sum over all ranks; waits for the device once."""
-    return dict(zip(sums, ranks.sum_tensor(torch.stack(list(sums.values()))).tolist(), strict=True))
-
-
-def means(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float | None]:
-    """Return by term its sum divided by its count, None where nothing is scored."""
-    return {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
-
-
-def loss_of(terms: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """Return the weighted sum of the terms that were scored; None if no term with a weight was."""
+    A term is None where nothing is scored, and the loss where no term with a weight is.
+    """
+    terms = {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
     scored = {name: mean for name, mean in terms.items() if mean is not None}
-    return sum(weights[name] * mean for name, mean in scored.items()) if any(weights[name] for name in scored) else None
+    has_weight = any(weights[name] for name in scored)
+    return sum(weights[name] * mean for name, mean in scored.items()) if has_weight else None, terms

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hornbook.config import DataConfig, LabelledConfig, Recipe
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
 from hornbook.ops.native.kernels import in_use, using
@@ -26,7 +26,6 @@ from hornbook.parallel.world import World
 from hornbook.run.utilization import Product, flops_per_token
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
-from hornbook.samples.training_samples import build_samples
 
 _WARM_UP = 2
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.pipeline import PipelineSchedule
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal, UserError
@@ -30,7 +30,6 @@ from hornbook.run.launch import open_data, open_run
 from hornbook.run.loop import train_until_done
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.batches import Batch, Loader, refuse_misfit
-from hornbook.samples.training_samples import build_samples
 from hornbook.track.metrics import read
 
 _CLOCKS = ("seconds", "tokens_per_second", "tflops", "mfu")
@@ -155,6 +154,7 @@ def _fits(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> bool:
 def _name(parallel: ParallelConfig, num_ranks: int) -> str:
     sizes = parallel.sizes(num_ranks)._asdict()
     layout = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one rank"
+    layout += ", sequence parallel" if parallel.sequence_parallel else ""
     return f"{layout}, {parallel.pipeline_schedule}" if sizes["pipeline"] > 1 else layout
 
 

@@ -20,9 +20,8 @@ import torch
 from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
 from hornbook.errors import UserError
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
-from hornbook.model.gpt import build_gpt
 from hornbook.model.initialize import initialize
-from hornbook.model.language_model import LanguageModel
+from hornbook.model.language_model import LanguageModel, build_gpt
 from hornbook.model.sparse_layers import sparsify
 
 __all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize", "model_of"]

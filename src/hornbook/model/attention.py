@@ -162,12 +162,13 @@ class EncoderSelfAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence, ``[B, T, D]``; ``context`` has the entries of ``SequenceGroups``."""
-        packed_NE = self.qkv(x_BTD).flatten(0, 1)
+        packed_BTE = self.qkv(x_BTD)
+        packed_NE = packed_BTE.flatten(0, 1)
         if "gather_index" in context:
             y_NC = self._attend_groups(packed_NE, context)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())
-        y_BTD: Tensor = self.out(y_NC.view(*x_BTD.shape[:2], -1))
+        y_BTD: Tensor = self.out(y_NC.view(*packed_BTE.shape[:2], -1))
         return y_BTD
 
     def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:

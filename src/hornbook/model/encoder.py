@@ -19,13 +19,12 @@ from torch import nn
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
 from hornbook.model.attention import Context
 from hornbook.model.block import PostNormBlock
-from hornbook.model.embedding import Embedding
 from hornbook.model.encoder_head import EncoderHead, Transform
 from hornbook.model.group_block import GroupBlock
 from hornbook.model.head import OutputHead
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.model.language_model import LanguageModel
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.samples.batches import Batch
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.embedding import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import LayerNorm, padded_rows
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.parallel.cuts import local
@@ -135,13 +134,13 @@ class CausalHead(OutputHead):
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        x_ND = self.norm(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        x_ND = self.norm(x_BTD).flatten(0, 1)
         return token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size).view_as(targets_BT)
 
 

@@ -1,4 +1,4 @@
-"""A language model in three parts, whatever the parts are.
+"""A language model in three parts, whatever the parts are; with causal blocks it is a GPT.
 
 ::
 
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hornbook.config import GPTConfig
 from hornbook.model.attention import Context
-from hornbook.model.embedding import Embedding
-from hornbook.model.head import OutputHead
+from hornbook.model.block import PreNormBlock
+from hornbook.model.head import CausalHead, OutputHead
+from hornbook.model.layers import Embedding
 from hornbook.ops.attention import document_mask
 from hornbook.samples.batches import Batch
 
@@ -147,3 +149,19 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """Parameters without padding, a tied table counted once."""
         return sum(math.prod(self.logical_shape(name, parameter)) for name, parameter in self.own_parameters())
+
+
+def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
+    """Return a GPT-2 or GPT-3 (Radford et al. 2019, Brown et al. 2020) whose parameters are not yet initialized."""
+    assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
+    embedding = Embedding(
+        config.vocab_size,
+        config.max_positions,
+        config.hidden_size,
+        dropout=config.embedding_dropout,
+        std=config.initializer_std,
+        compute_dtype=compute_dtype,
+    )
+    blocks: list[nn.Module] = [PreNormBlock(config, index) for index in range(config.num_layers)]
+    head = CausalHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
+    return LanguageModel(embedding, blocks, head, max_positions=config.max_positions)

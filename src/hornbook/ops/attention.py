@@ -76,7 +76,9 @@ def causal_attention(
             None for ``causal_mask``.
         dropout: of the weights, if any.
     """
-    k_BHTK, v_BHTK = (_per_query(tensor, q_BHTK.shape[1]) for tensor in (k_BHTK, v_BHTK))
+    if k_BHTK.shape[1] != q_BHTK.shape[1]:
+        per_key = q_BHTK.shape[1] // k_BHTK.shape[1]
+        k_BHTK, v_BHTK = (tensor.repeat_interleave(per_key, 1) for tensor in (k_BHTK, v_BHTK))
     if dropout is not None:
         seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
@@ -136,12 +138,6 @@ def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask
         enable_gqa=q_BHTK.shape[1] != keys_BGSK.shape[1],
     )
     return y_BHTK.to(q_BHTK.dtype)
-
-
-def _per_query(tensor_BGTK: Tensor, num_heads: int) -> Tensor:
-    """Return keys or values with a head for each of the queries."""
-    num_groups = tensor_BGTK.shape[1]
-    return tensor_BGTK if num_groups == num_heads else tensor_BGTK.repeat_interleave(num_heads // num_groups, 1)
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:

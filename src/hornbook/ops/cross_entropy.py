@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import Products
 from hornbook.ops.tensor_parallel import enter
-from hornbook.parallel.cuts import Cut, cut_of, local
+from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
@@ -48,36 +48,13 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "_Head":
-        cut = cut_of(weight_VD)
-        if cut is None:
+        if not is_cut(weight_VD):
             return cls(weight_VD, bias_V, vocab_size)
-        weight = local(weight_VD)
+        cut, weight = cut_of(weight_VD), local(weight_VD)
         first = cut.rank * len(weight)
         num_real = min(max(vocab_size - first, 0), len(weight))
         bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
         return cls(weight, bias, num_real, first, cut)
-
-
-class _TorchProducts:
-    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
-
-    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
-        self._weight = weight_VD.to(dtype)
-
-    def product(self, x_CD: Tensor) -> Tensor:
-        return x_CD @ self._weight.t()
-
-    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
-        torch.mm(gradient_CV, self._weight, out=out_CD)
-
-    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
-        total_VD += gradient_CV.t() @ x_CD
-
-
-def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
-    if weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
-        return Products(form, weight_VD, x_ND.dtype)
-    return _TorchProducts(weight_VD, x_ND.dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -95,25 +72,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        products = _products(x_ND, weight_VD)
+        products = Products(form, weight_VD, x_ND.dtype) if FORMS and (form := form_of("linear", x_ND)) else None
+        compute_weight = weight_VD if products else weight_VD.to(x_ND.dtype)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            log_probabilities = _log_probabilities(products.product(x), head)
-            total -= _gather(log_probabilities, targets, head).sum()
+            logits = x @ compute_weight.t() if products is None else products.product(x)
+            log_probabilities = _log_probabilities(logits, head)
+            picked, columns, is_own = _gather(log_probabilities, targets, head)
+            total -= picked.sum()
             if with_count:
                 num_correct += _num_correct(log_probabilities, targets, head)
-            columns, is_own = _own_columns(log_probabilities, targets, head)
             exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
             exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
             exact[targets == NOT_SCORED] = 0.0
             gradient = exact.to(x.dtype)
-            products.input_gradient(gradient, x_gradient[rows])
-            products.add_weight_gradient(gradient, x, weight_gradient)
+            if products is None:
+                torch.mm(gradient, compute_weight, out=x_gradient[rows])
+                weight_gradient += gradient.t() @ x
+            else:
+                products.input_gradient(gradient, x_gradient[rows])
+                products.add_weight_gradient(gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += exact[:, : head.num_real].sum(0)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         ctx.mark_non_differentiable(num_correct)
+        ctx.cut = head.cut
         return total, num_correct
 
     @staticmethod
@@ -121,6 +105,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
         # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+        if ctx.cut is not None:
+            scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
         return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 3
 
 
@@ -139,7 +125,10 @@ def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, voc
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size).sum()
-    return _differentiable(x_ND, _Head.of(weight_VD, None, vocab_size), targets_N, with_count=False)[0]
+    head = _Head.of(weight_VD, None, vocab_size)
+    arguments = (x_ND, head.weight, None, targets_N, head, False)
+    total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    return total
 
 
 def counted_cross_entropy(
@@ -152,10 +141,12 @@ def counted_cross_entropy(
     """
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
-        return _differentiable(x_ND, head, targets_N, with_count=True)
+        arguments = (x_ND, head.weight, head.bias, targets_N, head, True)
+        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return total, num_correct
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
     for rows, log_probabilities in _scores(x_ND, head):
-        total -= _gather(log_probabilities, targets_N[rows], head).sum()
+        total -= _gather(log_probabilities, targets_N[rows], head)[0].sum()
         num_correct += _num_correct(log_probabilities, targets_N[rows], head)
     return total, num_correct
 
@@ -170,34 +161,26 @@ def token_losses(
         _Head.of(weight_VD, bias_V, vocab_size),
     )
     for rows, log_probabilities in _scores(x_ND, head):
-        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)
+        losses_N[rows] = -_gather(log_probabilities, targets_N[rows], head)[0]
     return losses_N
 
 
 def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None) -> Tensor:
     """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if cut."""
-    if (cut := cut_of(weight_VD)) is None:
+    if not is_cut(weight_VD):
         bias = None if bias_V is None else bias_V.to(x.dtype)
         return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     own = functional.linear(x, local(weight_VD).to(x.dtype))
-    logits = cut.side_by_side(own)[..., :vocab_size]
+    logits = cut_of(weight_VD).side_by_side(own)[..., :vocab_size]
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
-
-
-def _differentiable(x_ND: Tensor, head: _Head, targets_N: Tensor, *, with_count: bool) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses, with a gradient, and the number of right predictions, zero if not asked for."""
-    x_ND = x_ND if head.cut is None else enter(x_ND, head.cut)
-    arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count)
-    total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-    return total, num_correct
 
 
 def _scores(x_ND: Tensor, head: _Head) -> Iterator[tuple[slice, Tensor]]:
     """Yield the log-probabilities, fp32, of each chunk."""
-    products = _products(x_ND, head.weight)
+    compute_weight = head.weight.to(x_ND.dtype)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        yield rows, _log_probabilities(products.product(x_ND[rows]), head)
+        yield rows, _log_probabilities(x_ND[rows] @ compute_weight.t(), head)
 
 
 def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
@@ -213,18 +196,16 @@ def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
     return logits
 
 
-def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
-    """Return the log-probability of each target, zero where there is none."""
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
-    return picked if head.cut is None else head.cut.sum(picked)
+def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of each target, zero where there is none, and where it was found.
 
-
-def _own_columns(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where there is none on this rank, and where there is one."""
+    That is the target's column, any one where this rank has none, and whether this rank has one.
+    """
     columns = targets - head.first
     is_own = (columns >= 0) & (columns < log_probabilities.shape[1])
-    return columns.masked_fill(~is_own, 0), is_own
+    columns = columns.masked_fill(~is_own, 0)
+    picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+    return picked if head.cut is None else head.cut.sum(picked), columns, is_own
 
 
 def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native.kernels import form_of
+from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import linear as native_linear
-from hornbook.ops.tensor_parallel import cut_linear, cut_rows
-from hornbook.parallel.cuts import cut_of, local
+from hornbook.ops.tensor_parallel import cut_linear
+from hornbook.parallel.cuts import is_cut, local
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -62,21 +62,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             cut over ranks, see ``cut_linear``.
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
-    if (cut := cut_of(weight)) is not None:
-        return cut_linear(x, weight, bias, cut)
-    if weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
+    if is_cut(weight):
+        return cut_linear(x, weight, bias)
+    if FORMS and weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
         y: Tensor = native_linear(x, weight, bias, form.isa)
         return y
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def look_up(indices: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the rows of a table at ``indices``, ``[..., D]``; its rows may be cut over ranks."""
-    if (cut := cut_of(table_VD)) is not None:
-        return cut_rows(indices, table_VD, cut)
-    return functional.embedding(indices, table_VD)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -8,16 +8,25 @@
 
 So a pair of layers costs one sum over the ranks forward and one backward. The weights say how they are cut
 (`hornbook.parallel.cuts`), so the modules of a model do not know.
+
+With sequence parallelism (Korthikanti et al. 2022, section 4.2), a rank holds a slice of the tokens outside of the
+pairs. The sum over the ranks becomes two halves that move as many bytes together::
+
+    x, tokens of this rank --all-gather--> x W₁ᵀ --> f --> h W₂ᵀ --reduce-scatter--> y, tokens of this rank
+      backward:        reduce-scatter                                 all-gather
+
+The first layer keeps the slice for its backward pass and gathers the tokens once more there.
 """
 
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.parallel.cuts import Cut, local
+from hornbook.parallel.cuts import Cut, cut_of, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:
@@ -27,37 +36,100 @@ def enter(x: Tensor, cut: Cut) -> Tensor:
 
 
 def leave(x: Tensor, cut: Cut) -> Tensor:
-    """Return the sum of ``x`` over the ranks, the same on all of them; each summand gets the gradient of the sum."""
-    y: Tensor = _Leave.apply(x, cut.group)  # type: ignore[no-untyped-call]
+    """Return the sum of ``x`` over the ranks, the same on all of them; each summand gets the gradient of the sum.
+
+    With sequence parallelism, return the tokens of this rank alone, ``[B, t, ...]`` for ``[B, T, ...]``.
+    """
+    slices = SLICES.get()
+    y: Tensor = _Leave.apply(x, cut.group) if slices is None else _Scatter.apply(x, slices)  # type: ignore[no-untyped-call]
     return y
 
 
-def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+class Slices(NamedTuple):
+    """The tokens of a micro-batch ``[B, T, ...]``, cut along T into one slice ``[B, t, ...]`` for each rank.
+
+    Where the ranks do not divide T, the last slices end with zeros, which nobody reads.
+    """
+
+    num_tokens: int
+    """T."""
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+
+    @property
+    def width(self) -> int:
+        """The number of tokens of a slice, t."""
+        return -(-self.num_tokens // self.size)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return this rank's slice of ``[B, T, ...]``; its gradient is zero for the other tokens."""
+        return self._padded(x).narrow(1, self.rank * self.width, self.width)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all tokens, ``[B, T, ...]``, of which each rank has a slice; without a gradient."""
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.cat(parts, 1).narrow(1, 0, self.num_tokens)
+
+    def sum_own(self, x: Tensor) -> Tensor:
+        """Return this rank's slice of the sum over the ranks of ``[B, T, ...]``; without a gradient."""
+        parts = [part.contiguous() for part in self._padded(x).chunk(self.size, 1)]
+        total = torch.empty_like(parts[0])
+        dist.reduce_scatter(total, parts, group=self.group)
+        return total
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return all tokens; the gradient is the sum of those of the ranks, each of which computes a summand."""
+        y: Tensor = _Gather.apply(x, self, True)  # type: ignore[no-untyped-call]
+        return y
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Return all tokens, whose gradient is the same on all ranks."""
+        y: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
+        return y
+
+    def _padded(self, x: Tensor) -> Tensor:
+        missing = self.width * self.size - self.num_tokens
+        return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1) if missing else x
+
+
+SLICES: ContextVar[Slices | None] = ContextVar("SLICES", default=None)
+"""Of the embedding or block that computes now, set by `hornbook.engine.sequence_parallel`; None: all tokens."""
+
+
+def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + b`` in the dtype of ``x``, as `hornbook.ops.layers.linear` does.
+
+    With sequence parallelism, a weight that is cut by outputs takes a slice of the tokens and returns all of them, and
+    one that is cut by inputs the other way round.
 
     Args:
         x: ``[..., num_in]``; the rank's share of the last dimension where the weight is cut by inputs.
-        weight: ``[num_out, num_in]`` or a stack of such.
+        weight: ``[num_out, num_in]`` or a stack of such, cut by outputs or by inputs.
         bias: cut like the outputs; whole where the weight is cut by inputs.
-        cut: of the weight.
 
     Returns:
         ``[..., num_out]``; the rank's share of the last dimension where the weight is cut by outputs.
     """
-    matrix = local(weight).flatten(0, -2).to(x.dtype)
+    cut, matrix = cut_of(weight), local(weight).flatten(0, -2).to(x.dtype)
     offset = None if bias is None else local(bias).flatten().to(x.dtype)
     if cut.dimension < weight.dim() - 1:
-        return functional.linear(enter(x, cut), matrix, offset)
+        slices = SLICES.get()
+        if slices is None:
+            return functional.linear(enter(x, cut), matrix, offset)
+        gathered: Tensor = _GatherLinear.apply(x, matrix, offset, slices)  # type: ignore[no-untyped-call]
+        return gathered
     y = leave(functional.linear(x, matrix), cut)
     return y if offset is None else y + offset
 
 
-def cut_rows(indices: Tensor, table_VD: Tensor, cut: Cut) -> Tensor:
+def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     """Return the rows of a table whose rows are cut, ``[..., D]``: each rank looks up its own, zero for the others.
 
     DTensor's own look-up would give each rank the gradient of the whole table.
     """
-    rows = local(table_VD)
+    cut, rows = cut_of(table_VD), local(table_VD)
     own = indices - cut.rank * len(rows)
     absent = (own < 0) | (own >= len(rows))
     found = functional.embedding(own.masked_fill(absent, 0), rows)
@@ -87,3 +159,43 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slices: Slices, is_summand: bool) -> Tensor:
+        ctx.back = slices.sum_own if is_summand else slices.own
+        return slices.gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slices: Slices) -> Tensor:
+        ctx.slices = slices
+        return slices.sum_own(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.slices.gather(gradients[0]), None
+
+
+class _GatherLinear(torch.autograd.Function):
+    """``x Wᵀ + b`` of all tokens, which keeps the slice ``x`` of this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.slices = slices
+        return functional.linear(slices.gather(x), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, weight), slices = gradients, ctx.saved_tensors, ctx.slices
+        of_x = slices.sum_own(gradient @ weight)
+        rows = gradient.flatten(0, -2)
+        of_weight = rows.t() @ slices.gather(x).flatten(0, -2)
+        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -55,10 +55,8 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-def cut_of(weight: Tensor) -> Cut | None:
-    """Return how the weight of a layer is cut by tensor parallelism while the layer computes; None if it is not."""
-    if not is_cut(weight):
-        return None
+def cut_of(weight: Tensor) -> Cut:
+    """Return how the weight of a layer, which is cut by tensor parallelism, is cut while the layer computes."""
     cut: Any = weight
     (placement,) = cut.placements
     return Cut(placement.dim, cut.device_mesh.get_local_rank(), cut.device_mesh.get_group())

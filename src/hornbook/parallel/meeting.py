@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hornbook.errors import HornbookError, RankError, UserError
-from hornbook.parallel import launched
 
 ARRIVAL = timedelta(minutes=5)
 """How long ranks wait for the others at the start."""
@@ -27,8 +26,8 @@ LAUNCHER = -1
 _TOLD = "told"
 
 
-def open_store() -> Store:
-    """Connect to the store of this start.
+def open_store(rank: int, size: int) -> Store:
+    """Connect to the store of this start, as one of ``size`` ranks.
 
     Raises:
         HornbookError: nothing answers within ``ARRIVAL``.
@@ -39,15 +38,15 @@ def open_store() -> Store:
         store = TCPStore(
             address,
             port,
-            launched.num_ranks(),
-            is_master=launched.rank() == 0 and not is_elsewhere,
+            size,
+            is_master=rank == 0 and not is_elsewhere,
             timeout=ARRIVAL,
             wait_for_workers=False,
             multi_tenant=not is_elsewhere,
         )
     except dist.DistError as error:
         raise HornbookError(
-            f"rank {launched.rank()} cannot reach the other ranks at {address}:{port} within "
+            f"rank {rank} cannot reach the other ranks at {address}:{port} within "
             f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
         ) from error
     return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -58,16 +57,15 @@ def start_of(store: Store, restart: str) -> Store:
     return PrefixStore(f"start {restart}", store)
 
 
-def meet(store: Store, recipe: Mapping[str, object]) -> None:
+def meet(store: Store, rank: int, size: int, recipe: Mapping[str, object]) -> None:
     """Wait for all ranks, and let all leave together if one has another recipe than rank 0.
 
     Raises:
         RankError: a rank did not come within ``ARRIVAL``, or has another recipe.
     """
-    rank, size = launched.rank(), launched.num_ranks()
-    _arrive(store, "here", json.dumps(recipe))
+    _arrive(store, rank, size, "here", json.dumps(recipe))
     other = _difference(json.loads(store.get("here 0")), dict(recipe))
-    _arrive(store, "compared", other)
+    _arrive(store, rank, size, "compared", other)
     problems = [str(store.get(f"compared {number}"), "utf-8") for number in range(size)]
     different = next((number for number, problem in enumerate(problems) if problem), None)
     if different is not None:
@@ -82,8 +80,7 @@ def meet(store: Store, recipe: Mapping[str, object]) -> None:
         raise RankError(line, UserError.exit_code, is_told=rank != different)
 
 
-def _arrive(store: Store, key: str, value: str) -> None:
-    rank, size = launched.rank(), launched.num_ranks()
+def _arrive(store: Store, rank: int, size: int, key: str, value: str) -> None:
     store.set(f"{key} {rank}", value)
     try:
         store.wait([f"{key} {number}" for number in range(size)], ARRIVAL)

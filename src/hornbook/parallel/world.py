@@ -119,6 +119,8 @@ class Axes:
     """Those that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with a part of each layer."""
+    sequence: Ranks = field(default_factory=Ranks)
+    """Those that hold a slice of the tokens each between the layers: those of ``tensor``, or a single one."""
     pipeline: Ranks = field(default_factory=Ranks)
     """Those that compute the same batch with some of the layers each."""
     holders: Ranks = field(default_factory=Ranks)
@@ -136,6 +138,12 @@ class World:
         device: of this rank's tensors.
         waiting: the group that waits for hours at a barrier; None for one process.
         watch: over the other ranks; None for one process.
+
+    Attributes:
+        everyone: all ranks, along no axis.
+        rank: number of this process, from 0.
+        size: number of processes.
+        is_first: whether this is the one rank that writes files and speaks.
     """
 
     aside: "World"
@@ -149,10 +157,12 @@ class World:
         waiting: dist.ProcessGroup | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self._everyone = everyone or Ranks()
-        axes = axes or Axes(data=self._everyone)
+        self.everyone = everyone or Ranks()
+        self.rank, self.size = self.everyone.rank, self.everyone.size
+        self.is_first = self.rank == 0
+        axes = axes or Axes(data=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
-        self.holders, self.mesh = axes.holders, axes.mesh
+        self.sequence, self.holders, self.mesh = axes.sequence, axes.holders, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -178,12 +188,13 @@ class World:
 
         No process group is made then.
         """
-        sizes = (parallel or ParallelConfig()).sizes(launched.num_ranks())
+        parallel = parallel or ParallelConfig()
+        parallel.sizes(launched.num_ranks())
         if not launched.is_rank():
             return cls(device=device)
         rank, size = launched.rank(), launched.num_ranks()
-        store = open_store()
-        meet(store, recipe or {})
+        store = open_store(rank, size)
+        meet(store, rank, size, recipe or {})
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -195,7 +206,7 @@ class World:
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        world = cls(everyone, axes_of(sizes, everyone, device, watch), device=device, waiting=waiting, watch=watch)
+        world = cls(everyone, axes_of(parallel, everyone, device, watch), device=device, waiting=waiting, watch=watch)
         aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
         world.aside = cls(Ranks(rank, size, aside, aside, watch), device=device, waiting=aside, watch=watch)
         return world
@@ -206,11 +217,11 @@ class World:
         Raises:
             UserError: the axes do not multiply to the number of ranks.
         """
-        sizes = parallel.sizes(self.size)
+        parallel.sizes(self.size)
         if self._watch is None:
             return World(device=self.device)
-        axes = axes_of(sizes, self._everyone, self.device, self._watch)
-        world = World(self._everyone, axes, self.device, self._waiting, self._watch)
+        axes = axes_of(parallel, self.everyone, self.device, self._watch)
+        world = World(self.everyone, axes, self.device, self._waiting, self._watch)
         world.aside = self.aside
         return world
 
@@ -220,21 +231,6 @@ class World:
             self._watch.end()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-        return self._everyone.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        return self._everyone.size
-
-    @property
-    def is_first(self) -> bool:
-        """True on the one rank that writes files and speaks."""
-        return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
@@ -256,19 +252,15 @@ class World:
     def ranks_where(self, condition: bool) -> list[int]:
         """Return the ranks on which ``condition`` is true, the same on all of them."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
-        return [rank for rank, count in enumerate(self._everyone.sum_integers(votes)) if count]
-
-    def count(self, *conditions: bool) -> list[int]:
-        """Return on how many ranks each condition is true, the same on all of them."""
-        return self._everyone.sum_integers(conditions)
+        return [rank for rank, count in enumerate(self.everyone.sum_integers(votes)) if count]
 
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
-        return self._everyone.sum_integers([condition])[0] > 0
+        return self.everyone.sum_integers([condition])[0] > 0
 
     def from_first(self, value: int) -> int:
         """Return the first rank's ``value`` on every rank."""
-        return self._everyone.sum_integers([value if self.is_first else 0])[0]
+        return self.everyone.sum_integers([value if self.is_first else 0])[0]
 
     def refuse_difference(self, what: str, own: str) -> None:
         """Let all ranks leave together if a rank has other data than the first one.
@@ -328,8 +320,9 @@ class World:
                 dist.barrier(group=self._waiting)
 
 
-def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
+def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
     """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
         return Axes(data=everyone)
     grid = torch.arange(everyone.size).view(sizes)
@@ -341,6 +334,8 @@ def axes_of(sizes: Sizes, everyone: Ranks, device: torch.device, watch: Watch) -
         axes["pipeline"] = grid.flatten(1).t()
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    if parallel.sequence_parallel:
+        ranks["sequence"] = ranks["tensor"]
     return Axes(**ranks, mesh=mesh)
 
 

@@ -20,7 +20,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpus.store import open_store
-from hornbook.engine.build_training import refuse_layout
+from hornbook.engine.build_training import build_samples, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
@@ -45,8 +45,7 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples, refuse_misfit
 from hornbook.samples.sources import Sources
-from hornbook.samples.training_samples import build_samples, num_steps
-from hornbook.storage.system import format_bytes, free_bytes, is_locked
+from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
 from hornbook.track.environment import available_memory_bytes
 from hornbook.wording import counted
 
@@ -211,7 +210,7 @@ def _examine_run(
         mend = "raise training.steps, or choose another --output"
         findings.warn("output", f"{folder.path} is finished: {done}, and nothing is left to do; {mend}")
         return
-    findings.check("disk", checkpoint.require_space, folder.path, 2 * state.num_bytes)
+    findings.check("disk", require_space, folder.path, 2 * state.num_bytes)
     findings.warn("disk", _scarce_space(recipe, state, folder.path))
     findings.check("evaluation", refuse_blind_stopping, recipe, samples)
     findings.check("evaluation", _check_tasks, recipe, sources, state, folder)

@@ -11,7 +11,7 @@ import torch
 import hornbook.checkpoint as checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe_files import run_of
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_samples, build_training, num_steps
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
@@ -20,8 +20,7 @@ from hornbook.exchange.upgrade import upgrade
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, prepare, synchronize
-from hornbook.parallel.launched import num_ranks
-from hornbook.parallel.one_voice import told_once
+from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
@@ -40,8 +39,8 @@ from hornbook.run.utilization import measure_utilization
 from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
-from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.storage import lock_folder
+from hornbook.storage.system import require_space
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end
@@ -143,7 +142,7 @@ def open_run(
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
-            checkpoint.require_space(output, 2 * state.num_bytes)
+            require_space(output, 2 * state.num_bytes)
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -262,7 +261,8 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     Raises:
         CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
     """
-    step = _newest_sound(folder.checkpoints, world, console)
+    has_begun = world.from_first(world.is_first and folder.has_begun)
+    step = _newest_sound(folder.checkpoints, world, console) if has_begun else None
     if not step:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)

@@ -15,8 +15,8 @@ from typing import Any
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
+from hornbook.parallel.launched import Received, listen
 from hornbook.run.scheduled_tasks import measure_tasks
-from hornbook.run.signals import Received, listen
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
@@ -50,7 +50,8 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 if run.state.progress.skipped_in_a_row:
                     _refuse_divergence(run)
                 # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
-                num_signals, num_saved = run.world.count(signals.name is not None, run.has_saved)
+                is_saved = run.saver.pending is not None and run.saver.pending.done()
+                num_signals, num_saved = run.world.everyone.sum_integers([signals.name is not None, is_saved])
                 stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
                 if num_saved == run.world.size:
                     run.finish_saving()
@@ -79,7 +80,7 @@ def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
     row: dict[str, Any] = {"step": progress.step, "memory": memory_in_use(run.device)}
     if result is not None:
         seconds, tokens = (last - first for first, last in zip(run.recent[0], run.recent[-1], strict=True))
-        row |= run.row(result, result.terms, tokens / max(seconds, 1e-9))
+        row |= run.row(result, result.loss, result.terms, tokens / max(seconds, 1e-9))
     run.console.live(row, run.num_steps, micro_batch=(number + 1, num_micro_batches))
 
 

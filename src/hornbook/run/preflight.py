@@ -19,6 +19,7 @@ import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
+from hornbook.engine.build_training import num_steps
 from hornbook.engine.state import Progress
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
@@ -26,7 +27,6 @@ from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
-from hornbook.samples.training_samples import num_steps
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.wording import counted

@@ -26,9 +26,9 @@ from torch._C._distributed_c10d import TCPStore
 
 from hornbook.errors import HornbookError, StoppedBySignal, UserError
 from hornbook.parallel.device import default_threads
+from hornbook.parallel.launched import signals_to
 from hornbook.parallel.meeting import LAUNCHER, start_of, tell
 from hornbook.parallel.watch import REMEDY
-from hornbook.run.signals import handle_all
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 20.0
@@ -85,7 +85,7 @@ class _Ranks:
     def wait(self) -> int:
         """Wait for all ranks, pass on signals, and return the exit code."""
         code, give_up = 0, float("inf")
-        with handle_all(self._pass_on):
+        with signals_to(self._pass_on):
             while any(process.poll() is None for process in self._processes):
                 ended = [(rank, process.poll()) for rank, process in enumerate(self._processes)]
                 failed = [(rank, status) for rank, status in ended if status]

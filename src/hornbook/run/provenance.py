@@ -21,6 +21,7 @@ import numpy as np
 from hornbook.config import LabelledConfig, Recipe
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.corpus.store import TokenStore
+from hornbook.engine.build_training import build_samples, num_steps
 from hornbook.errors import DataError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
@@ -30,7 +31,6 @@ from hornbook.samples.mixture import Provenance
 from hornbook.samples.sequences import NO_PAIR, StoredSequences, TokenSequence
 from hornbook.samples.sources import Sources, open_mixture, open_sources
 from hornbook.samples.static_instances import StaticInstances
-from hornbook.samples.training_samples import build_samples, num_steps
 from hornbook.samples.windows import Piece
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted

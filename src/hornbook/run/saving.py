@@ -62,12 +62,8 @@ class Saver:
     world: World
     folder: Path
     require_folder: Callable[[], None]
-    _pending: "Future[Saved] | None" = field(default=None, init=False)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether a save is done and waits to be collected."""
-        return self._pending is not None and self._pending.done()
+    pending: "Future[Saved] | None" = field(default=None, init=False)
+    """The save that was started last, until ``finish`` collects it."""
 
     def start(self, snapshot: Snapshot, *, behind: bool) -> None:
         """Save ``snapshot``; ``finish`` must have been called since the last time.
@@ -76,7 +72,7 @@ class Saver:
             snapshot: of this step.
             behind: return once the tensors are copied, and write in a thread.
         """
-        assert self._pending is None, "two checkpoints at once"
+        assert self.pending is None, "two checkpoints at once"
         pending: Future[Saved] = Future()
         if behind:
             held = {
@@ -88,7 +84,7 @@ class Saver:
             Thread(target=self._settle, args=(pending, copy), name="hornbook-checkpoint", daemon=True).start()
         else:
             self._settle(pending, snapshot)
-        self._pending = pending
+        self.pending = pending
 
     def finish(self) -> Saved | None:
         """Wait for the save that was started and return what became of it; None if there is none.
@@ -96,9 +92,9 @@ class Saver:
         Raises:
             Exception: whatever is no error of hornbook's.
         """
-        if self._pending is None:
+        if self.pending is None:
             return None
-        pending, self._pending = self._pending, None
+        pending, self.pending = self.pending, None
         return pending.result()
 
     def _settle(self, pending: "Future[Saved]", snapshot: Snapshot) -> None:

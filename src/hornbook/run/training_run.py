@@ -17,7 +17,7 @@ import torch
 import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import StepConfig, StepResult, loss_of, means
+from hornbook.engine.step import StepConfig, StepResult, losses
 from hornbook.errors import DivergedError, StorageError
 from hornbook.evaluate.validation import Validation, validate
 from hornbook.generate import generate
@@ -71,7 +71,7 @@ class TrainingRun:
     """Of the last step of this process."""
 
     def __post_init__(self) -> None:
-        self._saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
+        self.saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
         if self.state.progress.stale_measurements:  # a resumed run may have ended early already
             self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
@@ -259,19 +259,14 @@ class TrainingRun:
                 if log is not None:
                     log.sync()
             behind = self.recipe.checkpoint.background and not must_succeed
-            self._saver.start(self._snapshot(), behind=behind)
+            self.saver.start(self._snapshot(), behind=behind)
         if not behind:
             self.finish_saving(must_succeed=must_succeed)
-
-    @property
-    def has_saved(self) -> bool:
-        """Whether a save behind the training is done on this rank, and ``finish_saving`` would not wait."""
-        return self._saver.is_done
 
     def finish_saving(self, *, must_succeed: bool = False) -> None:
         """Wait for the save that was begun, if any, and answer for it; see ``save``. All ranks call this together."""
         with self.paused():
-            saved = self._saver.finish()
+            saved = self.saver.finish()
         if saved is None:
             return
         if not saved.failed:
@@ -298,7 +293,7 @@ class TrainingRun:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            saved = self._saver.finish()
+            saved = self.saver.finish()
             if saved is not None and saved.error is not None:
                 self.console.warn(f"checkpoint not saved: {saved.error}")
             raise
@@ -365,19 +360,23 @@ class TrainingRun:
         Skipped steps do not count, unless there was no other step.
         """
         progress = self.state.progress
-        terms = means(progress.unlogged_sums, progress.unlogged_counts) or result.terms
+        loss, terms = result.loss, result.terms
+        if progress.unlogged_sums:
+            loss, terms = losses(progress.unlogged_sums, progress.unlogged_counts, self.step_config.objective.weights)
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
-        return self.row(result, terms, tokens / max(seconds, 1e-9))
+        return self.row(result, loss, terms, tokens / max(seconds, 1e-9))
 
-    def row(self, result: StepResult, terms: Mapping[str, float | None], speed: float) -> dict[str, Any]:
-        """Return the row of a step whose terms, or those of several steps, are ``terms``, at ``speed`` tokens/s."""
+    def row(
+        self, result: StepResult, loss: float | None, terms: Mapping[str, float | None], speed: float
+    ) -> dict[str, Any]:
+        """Return the row of a step, with the loss and terms of that step or of several, at ``speed`` tokens/s."""
         progress = self.state.progress
         return {
             "kind": "train",
             "step": progress.step,
-            "loss": loss_of(terms, self.step_config.objective.weights),
+            "loss": loss,
             "last_loss": result.loss,
             **({} if len(terms) == 1 else terms),
             **({"padding": result.padding} if self.samples.shows_padding else {}),

@@ -88,11 +88,20 @@ def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integer
     indices = np.asarray(index)
     assert 1 <= size <= 1 << 62, f"size {size} is outside 1..2**62"
     assert indices.size == 0 or (indices.min() >= 0 and indices.max() < size), f"an index lies outside 0..{size - 1}"
-    keys = np.broadcast_to(mix64(seed, Purpose.ORDER, epoch), indices.shape).reshape(-1)
+    key = np.broadcast_to(mix64(seed, Purpose.ORDER, epoch), indices.shape).reshape(-1)
     values = indices.reshape(-1).astype(np.uint64)
+    num_rows = math.isqrt(size - 1) + 1  # the smallest grid of about sqrt(size) by sqrt(size) that has enough cells
+    rows, columns = np.uint64(num_rows), np.uint64(-(-size // num_rows))
     outside = np.arange(values.size)
     while outside.size:  # once, but for a share of at most 1 / sqrt(size)
-        values[outside] = _feistel(values[outside], keys[outside], size)
+        (high, low), keys = np.divmod(values[outside], columns), key[outside]
+        for _ in range(NUM_ROUNDS // 2):
+            # a hash has a bit less here, so that its sum with the other half does not wrap around
+            high = (high + (mix64(keys + low) >> np.uint64(1))) % rows
+            keys = keys + GAMMA
+            low = (low + (mix64(keys + high) >> np.uint64(1))) % columns
+            keys = keys + GAMMA
+        values[outside] = high * columns + low
         outside = outside[values[outside] >= size]
     if isinstance(index, np.ndarray):
         return values.astype(np.int64).reshape(indices.shape)
@@ -115,17 +124,3 @@ def repeat_first(samples: Int64s, *, size: int, whole: int, seed: int) -> Int64s
         return samples
     epochs, places = np.divmod(samples, size)
     return permute(places, size=size, seed=seed, epoch=epochs)
-
-
-def _feistel(values: Hashes, keys: Hashes, size: int) -> Hashes:
-    """A keyed bijection of the cells of the smallest grid of about sqrt(size) by sqrt(size) that has ``size`` cells."""
-    num_rows = math.isqrt(size - 1) + 1
-    rows, columns = np.uint64(num_rows), np.uint64(-(-size // num_rows))
-    high, low = np.divmod(values, columns)
-    for _ in range(NUM_ROUNDS // 2):
-        # a hash has a bit less here, so that its sum with the other half does not wrap around
-        high = (high + (mix64(keys + low) >> np.uint64(1))) % rows
-        keys = keys + GAMMA
-        low = (low + (mix64(keys + high) >> np.uint64(1))) % columns
-        keys = keys + GAMMA
-    return high * columns + low

@@ -32,8 +32,17 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError, UserError
-from hornbook.storage.system import lock_file, open_own, perform, process_is_alive, storage_errors, sync, write_all
-from hornbook.storage.traces import Traces
+from hornbook.storage.system import (
+    create_new,
+    end_of_last_line,
+    lock_file,
+    open_own,
+    perform,
+    process_is_alive,
+    storage_errors,
+    sync,
+    write_all,
+)
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
@@ -41,7 +50,6 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 _LOCK: Final = "lock"
 _ATTEMPTS: Final = 20
 """To lock a file that others remove; each time, one of them has to end within the same few microseconds."""
-_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -69,7 +77,7 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._size = 0
         with storage_errors("create", path):
-            self._descriptor = perform("open", path, lambda: _create(path))
+            self._descriptor = perform("open", path, lambda: create_new(path))
 
     @property
     def written(self) -> Written:
@@ -132,7 +140,7 @@ class Appender:
                 self._descriptor = perform("open", path, lambda: os.open(path, _ANY, 0o666))
             else:
                 self._descriptor = perform("open", path, lambda: open_own(path, os.O_APPEND))
-                os.ftruncate(self._descriptor, _end_of_last_line(self._descriptor))
+                os.ftruncate(self._descriptor, end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
         """Hand one line, without its newline, to the operating system; after an error the file ends as before."""
@@ -270,7 +278,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     Yields a function that raises StorageError if the folder or its lock file was moved or removed since. A block that
     raises before it adds anything leaves no trace. Raises UserError if another process holds the folder.
     """
-    traces = Traces(folder, _LOCK)
+    traces = _Traces(folder)
     descriptor = _lock(folder)
 
     def require() -> None:
@@ -309,27 +317,27 @@ def remove_locked_folder(folder: Path) -> None:
                 raise
 
 
-def _create(path: Path) -> int:
-    """Open a new file, in place of a file or a link that has its name."""
-    try:
-        return os.open(path, _NEW, 0o666)
-    except FileExistsError:
-        if not (path.is_symlink() or path.is_file()):
-            raise
-    path.unlink()
-    return os.open(path, _NEW, 0o666)
+class _Traces:
+    """What a folder was before it was locked, so that work that fails before it writes anything leaves no trace."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with storage_errors("create the folder", folder):  # its name may be too long
+            self._missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._before = self._entries()
 
-def _end_of_last_line(descriptor: int) -> int:
-    """Return where the last whole line of a file ends, looking backwards."""
-    end = os.fstat(descriptor).st_size
-    while end:
-        start = max(0, end - 65536)
-        position = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if position >= 0:
-            return start + position + 1
-        end = start
-    return 0
+    def remove(self) -> None:
+        """Remove the lock file and the folders that are new, unless there is more; to be called with the lock held."""
+        if _LOCK in self._before or self._entries() != self._before | {_LOCK}:
+            return
+        with suppress(OSError):  # what cannot be removed stays; the error of the work counts
+            perform("unlink", self._folder / _LOCK, (self._folder / _LOCK).unlink)
+            for folder in self._missing:
+                perform("unlink", folder, folder.rmdir)
+
+    def _entries(self) -> set[str]:
+        with storage_errors("read the folder", self._folder):
+            return {path.name for path in self._folder.iterdir()} if self._folder.is_dir() else set()
 
 
 def _remove_litter(path: Path) -> None:

@@ -22,6 +22,7 @@ _MISTAKEN: Final = (
 
 A disk that is read-only (EROFS) is not among them: after an I/O error Linux makes it so.
 """
+_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -76,12 +77,45 @@ def open_own(path: Path, flags: int = 0) -> int:
     raise wrong
 
 
+def create_new(path: Path) -> int:
+    """Open a new file, in place of a file or a link that has its name."""
+    try:
+        return os.open(path, _NEW, 0o666)
+    except FileExistsError:
+        if not (path.is_symlink() or path.is_file()):
+            raise
+    path.unlink()
+    return os.open(path, _NEW, 0o666)
+
+
+def end_of_last_line(descriptor: int) -> int:
+    """Return where the last whole line of a file ends, looking backwards."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - 65536)
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
+        end = start
+    return 0
+
+
 def free_bytes(path: Path) -> int:
     """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``."""
     existing = existing_parent(path)
     with storage_errors("read", existing):
         status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise StorageError if the file system of ``folder`` has fewer than ``needed`` bytes free."""
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
+            "free some space or choose another folder"
+        )
 
 
 def existing_parent(path: Path) -> Path:

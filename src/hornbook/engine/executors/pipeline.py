@@ -11,7 +11,11 @@ every stage looks the batch up, since all ranks of a pipeline load the same ones
 Each weight sees the micro-batches in their order, so that gradients equal those of one process bit for bit.
 
 A tied table is held twice, by the embedding's rank and by the head's: its values go one way before they are used, its
-gradient comes back once a step. The head's copy belongs to no optimizer and no checkpoint.
+gradient comes back once a step. The head's copy belongs to no optimizer and no checkpoint. With the schedule v-shaped
+both are on the first rank, which holds the table once::
+
+    rank 0   stage 0: embedding, block 0      stage 3: block 3, head
+    rank 1       stage 1: block 1         stage 2: block 2
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +28,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config import ParallelConfig
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.pipeline import rank_of, rounds_of
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
 from hornbook.parallel.cuts import local
-from hornbook.parallel.world import Ranks, World
+from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, to_device
 
 Result = TypeVar("Result")
@@ -43,7 +47,7 @@ class Pipeline:
             stays there.
         world: gives the ranks of the pipeline.
         config: the schedule.
-        stages: the layers of each stage; stage s is on rank s modulo the number of ranks.
+        stages: the layers of each stage; `hornbook.config.pipeline.rank_of` says where they are.
     """
 
     def __init__(
@@ -55,11 +59,11 @@ class Pipeline:
             world.device,
             config.pipeline_schedule,
         )
-        self._step = _Step()
-        self._num_stages = len(stages)
-        own = range(world.pipeline.rank, len(stages), world.pipeline.size)
+        self._step = _Step(num_slices=world.sequence.size)
+        self._places = [rank_of(number, world.pipeline.size, self._kind) for number in range(len(stages))]
+        own = [number for number, rank in enumerate(self._places) if rank == world.pipeline.rank]
         self._stages = {number: Stage(model, number, stages, self._step, is_first=number == own[0]) for number in own}
-        self._table = _TiedTable(model, world.pipeline)
+        self._table = _TiedTable(model, world, head_rank=self._places[-1])
         self._schedules: dict[int, Any] = {}
 
     @property
@@ -88,13 +92,13 @@ class Pipeline:
 
         step, first = self._step, 0
         step.use = loss
-        self._widen(max(batch["tokens"].numel() for batch in micro_batches))
+        self._widen(max(map(step.width, micro_batches)))
         for size in rounds:
             step.batches, step.begin = micro_batches[first : first + size], partial(_begin, begin, first)
             first += size
             numbers = torch.arange(size)
             given = (numbers,) if 0 in self._stages else ()
-            target = {"target": numbers} if self._num_stages - 1 in self._stages else {}
+            target = {"target": numbers} if len(self._places) - 1 in self._stages else {}
             self._schedule(size).step(*given, number=numbers, return_outputs=False, **target)
         self._table.return_gradient()
         for part in state.home.parts():
@@ -106,21 +110,23 @@ class Pipeline:
     def forward(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
         """Take one batch through the stages, one after the other, and give all ranks what the last one makes of it.
 
-        See ``Forward``. ``use`` runs on the last rank alone.
+        See ``Forward``. ``use`` runs on the head's rank alone.
         """
         self._table.copy()
-        step, ranks, width = self._step, self._ranks, batch["tokens"].numel()
+        step, ranks, width = self._step, self._ranks, self._step.width(batch)
         result: Any = None
         step.batches, step.use, step.begin = [batch], use, None
         for number, stage in self._stages.items():
             wire = self._wire(max(width, step.capacity))
-            if number:
-                ranks.move(wire[:width], (number - 1) % ranks.size, ranks.rank)
+            if number - 1 in self._stages:
+                wire = result
+            elif number:
+                ranks.move(wire[:width], self._places[number - 1], ranks.rank)
             result = stage(wire, number=torch.tensor([0]))
             stage.release()
-            if stage.head is None:
-                ranks.move(result[:width], ranks.rank, (number + 1) % ranks.size)
-        shared: Result = _copied(ranks.share(_copied(result, torch.device("cpu")), ranks.size - 1), self._device)
+            if stage.head is None and number + 1 not in self._stages:
+                ranks.move(result[:width], ranks.rank, self._places[number + 1])
+        shared: Result = _copied(ranks.share(_copied(result, torch.device("cpu")), self._places[-1]), self._device)
         return shared
 
     def _widen(self, num_tokens: int) -> None:
@@ -146,7 +152,7 @@ class Pipeline:
                 pipelining.PipelineStage(
                     stage,
                     number,
-                    self._num_stages,
+                    len(self._places),
                     self._device,
                     input_args=(wire if number else torch.zeros(1, dtype=torch.int64),),
                     output_args=(wire if stage.head is None else loss.to(self._device),),
@@ -159,6 +165,7 @@ class Pipeline:
                 "1f1b": (pipelining.Schedule1F1B, True),
                 "interleaved": (pipelining.ScheduleInterleaved1F1B, False),
                 "zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, False),
+                "v-shaped": (pipelining.ScheduleZBVZeroBubble, False),
             }[self._kind]
             given = stages[0] if one_stage else stages
             self._schedules[size] = make(given, size, loss_fn=lambda loss, number: loss, scale_grads=False)
@@ -177,6 +184,13 @@ class _Step:
     """Called with the number of each micro-batch of a training step before this rank computes it."""
     capacity: int = 0
     """Tokens of a wire."""
+    num_slices: int = 1
+    """Ranks that share the tokens of a row; one of them sends its slice alone."""
+
+    def width(self, batch: Batch) -> int:
+        """Return how many tokens of a batch go over a wire."""
+        num_rows, num_tokens = batch["tokens"].shape
+        return num_rows * -(-num_tokens // self.num_slices)
 
 
 class Stage(nn.Module):
@@ -212,7 +226,7 @@ class Stage(nn.Module):
         batch = to_device(step.batches[int(number)], device)
         tokens_BT = batch["tokens"]
         if self.embedding is None:
-            x_BTD = wire[: tokens_BT.numel()].view(*tokens_BT.shape, -1)
+            x_BTD = wire[: step.width(batch)].view(len(tokens_BT), -1, wire.shape[1])
         else:
             x_BTD = self.embedding(tokens_BT, batch["positions"], batch["keys"], batch.get("segments"))
         if len(self.blocks):
@@ -220,7 +234,7 @@ class Stage(nn.Module):
             for block in self.blocks:
                 x_BTD = block(x_BTD, context)
         if self.head is None:
-            return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, max(step.capacity - tokens_BT.numel(), 0)))
+            return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, max(step.capacity - step.width(batch), 0)))
         return self.head(step.use, x_BTD, batch)
 
     def release(self) -> None:
@@ -232,30 +246,36 @@ class Stage(nn.Module):
 
 
 class _TiedTable:
-    """The token table of a model whose embedding is on the first rank of a pipeline and whose head is on the last."""
+    """The token table of a model whose embedding is on the first rank of a pipeline and whose head is on another.
 
-    def __init__(self, model: LanguageModel, ranks: Ranks) -> None:
-        self._model, self._ranks, self._is_current = model, ranks, False
-        if ranks.rank == ranks.size - 1:
+    Where they are on one rank, they share the table, or each has a shard of it.
+    """
+
+    def __init__(self, model: LanguageModel, world: World, head_rank: int) -> None:
+        self._model, self._ranks, self._head_rank, self._is_current = model, world.pipeline, head_rank, False
+        if self._ranks.rank == head_rank and (head_rank or world.is_sharded):
             model.head.hold_copy()
 
     def copy(self) -> None:
-        """Give the head's rank the values of the table, unless it has them."""
-        if self._model.head.is_tied and not self._is_current:
-            is_first = self._ranks.rank == 0
-            table = self._model.embedding.tokens if is_first else self._model.head.table
-            self._ranks.move(local(table.detach()), 0, self._ranks.size - 1)
-            self._is_current = True
+        """Give the head the values of the table, unless it has them."""
+        if not self._model.head.is_tied or self._is_current:
+            return
+        if self._head_rank:
+            table = self._model.head.table if self._ranks.rank else self._model.embedding.tokens
+            self._ranks.move(local(table.detach()), 0, self._head_rank)
+        elif not self._ranks.rank:
+            self._model.tie()
+        self._is_current = True
 
     def return_gradient(self) -> None:
         """Move the head's gradient of the table to the embedding's rank, where it is folded; an update follows."""
         self._is_current = False
         table, ranks = self._model.head.table, self._ranks
-        if not self._model.head.is_tied or not ranks.sum_integers([table.grad is not None])[0]:
+        if not self._head_rank or not self._model.head.is_tied or not ranks.sum_integers([table.grad is not None])[0]:
             return
         if ranks.rank == 0:
             table.grad = torch.empty_like(table)
-        ranks.move(local(table if table.grad is None else table.grad), ranks.size - 1, 0)
+        ranks.move(local(table if table.grad is None else table.grad), self._head_rank, 0)
         if ranks.rank:
             table.grad = None
 

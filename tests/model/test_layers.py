@@ -8,9 +8,8 @@ from tiny import hidden_states, random_batch, randomize, tiny_config
 
 from hornbook.model import LanguageModel, initialize
 from hornbook.model.block import PreNormBlock
-from hornbook.model.embedding import Embedding
 from hornbook.model.head import CausalHead
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import Embedding, LayerNorm
 
 OPTIONS = {"dropout": 0.0, "std": 0.3, "compute_dtype": torch.float32}
 TOKENS = torch.tensor([[3, 1, 4], [1, 5, 9]])

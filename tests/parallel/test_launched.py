@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from hornbook.errors import StoppedBySignal
-from hornbook.run.signals import leave_cleanly, listen
+from hornbook.parallel.launched import leave_cleanly, listen
 from hornbook.track.console import Console
 
 NAMES = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"]

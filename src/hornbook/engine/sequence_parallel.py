@@ -1,0 +1,93 @@
+"""Sequence parallelism from outside: between the layers that are cut, a rank holds a slice of the tokens.
+
+::
+
+    tokens --embedding--> slice --block--> slice --block--> slice --gather--> head
+                                  norm, residual connection, dropout: slice
+                                  attention, feed-forward: all tokens, a part of the features
+
+The layers themselves gather the tokens and scatter the sums (`hornbook.ops.tensor_parallel`). The hooks here tell them
+the number of tokens, and cut what else comes with a token: positions, segments, and the keys of residual dropout, so
+that the same elements are dropped. GroupBERT's convolution sees neighbors, so it takes all tokens and passes on its
+rank's slice of the result. The head takes all tokens: it picks some of them, and its ranks share the vocabulary.
+
+Norms, biases and tables of positions see a slice, so their gradients are added up over the ranks
+(`hornbook.config.parallel.sees_slice`).
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hornbook.model import LanguageModel
+from hornbook.model.group_block import GatedConvolution
+from hornbook.model.layers import Dropout
+from hornbook.ops.tensor_parallel import SLICES, Slices
+from hornbook.parallel.world import Ranks
+
+
+def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:
+    """Let each of the tensor-parallel ``ranks`` compute a slice of the tokens where no layer is cut, in place."""
+    hooks = _Hooks(ranks)
+    model.embedding.register_forward_pre_hook(hooks.begin_embedding)
+    model.head.register_forward_pre_hook(hooks.gather_for_head)
+    for block in model.blocks:
+        block.register_forward_pre_hook(hooks.begin_block)
+    for module in (model.embedding, *model.blocks):
+        module.register_forward_hook(hooks.end, always_call=True)
+    for module in model.blocks.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_pre_hook(hooks.cut_keys)
+        elif isinstance(module, GatedConvolution):
+            module.register_forward_pre_hook(hooks.gather)
+            module.register_forward_hook(hooks.cut)
+
+
+class _Hooks:
+    """What happens before and after the modules of a model; batches come as ``[B, T, ...]``, slices as ``[B, t, ...]``.
+
+    Args:
+        ranks: share the tokens.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def begin_embedding(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens_BT, *of_tokens = given
+        slices = self._slices(tokens_BT)
+        SLICES.set(slices)
+        return tokens_BT, *(None if tensor_BT is None else slices.own(tensor_BT) for tensor_BT in of_tokens)
+
+    def begin_block(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        _, context = given
+        SLICES.set(self._slices(context["keys"]))
+
+    def end(self, module: nn.Module, given: tuple[Any, ...], result: Tensor) -> None:
+        SLICES.set(None)
+
+    def gather_for_head(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        use, x_BtD, batch = given
+        return use, self._slices(batch["tokens"]).whole(x_BtD), batch
+
+    def cut_keys(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x_BtD, keys_BT = given
+        return x_BtD, _current().own(keys_BT)
+
+    def gather(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x_BtD, context = given
+        return _current().enter(x_BtD), context
+
+    def cut(self, module: nn.Module, given: tuple[Any, ...], result_BTD: Tensor) -> Tensor:
+        return _current().own(result_BTD)
+
+    def _slices(self, tokens_BT: Tensor) -> Slices:
+        group = self._ranks.tensors
+        assert group is not None, "a single rank has all tokens"
+        return Slices(tokens_BT.shape[1], self._ranks.rank, self._ranks.size, group)
+
+
+def _current() -> Slices:
+    slices = SLICES.get()
+    assert slices is not None, "outside of a block"
+    return slices
