@@ -9,6 +9,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
-from hornbook.ops.native.kernels import weights_unchanged
+from hornbook.ops.native.kernels import FORMS, weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
@@ -116,7 +117,7 @@ def train_step(
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
     if config.topology is not None:
         config.topology.watch(progress.num_updates + 1)
-    with weights_unchanged():
+    with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
     sums = dict(zip(own_sums, totals, strict=True))

@@ -30,6 +30,8 @@ class Kernels:
         return f"native: {forms} ({self.why})" if forms else f"torch ({self.why})"
 
 
+FORMS: dict[str, str] = {}
+"""``Kernels.forms`` in use; empty where PyTorch computes all, which callers ask before they call anything here."""
 _in_use = Kernels(why="nothing else was asked for")
 _periods = itertools.count(1)
 _period: int | None = None
@@ -39,6 +41,8 @@ def use(kernels: Kernels) -> Kernels:
     """Let ``kernels`` compute from now on in this process; returns those before."""
     global _in_use
     before, _in_use = _in_use, kernels
+    FORMS.clear()
+    FORMS.update(kernels.forms)
     return before
 
 
@@ -79,7 +83,7 @@ def period() -> int | None:
 
 def form_of(operator: str, x: Tensor) -> Form | None:
     """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it."""
-    if not _in_use.forms or x.device.type != "cpu" or x.dtype not in _SUFFIXES:
+    if x.device.type != "cpu" or x.dtype not in _SUFFIXES:
         return None
-    isa = _in_use.forms.get(f"{operator}_{_SUFFIXES[x.dtype]}")
+    isa = FORMS.get(f"{operator}_{_SUFFIXES[x.dtype]}")
     return None if isa is None else Form(isa)

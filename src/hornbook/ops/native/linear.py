@@ -1,9 +1,11 @@
 """The linear layer: ``x Wᵀ + b`` with both gradients, weights packed once for all products with them.
 
-weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
-x, panels  ---------> y                      linear
-g, panels of Wᵀ ----> gradient of x          linear_input_gradient
-g, x  --------------> dW, db in fp32         linear_weight_gradient
+::
+
+    weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
+    x, panels  ---------> y                      linear
+    g, panels of Wᵀ ----> gradient of x          linear_input_gradient
+    g, x  --------------> dW, db in fp32         linear_weight_gradient, or into ``.grad``
 """
 
 import functools
@@ -74,20 +76,45 @@ def _(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, T
     return of_weight, gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
 
 
+@torch.library.custom_op(
+    "hornbook::linear_add_weight_gradient", mutates_args=("of_weight", "of_bias"), device_types="cpu"
+)
+def linear_add_weight_gradient(
+    gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str
+) -> None:
+    """Add the gradients to contiguous fp32 tensors of the shapes of weight and bias."""
+    _add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias, accumulate=True)
+
+
+@linear_add_weight_gradient.register_fake
+def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str) -> None:
+    return None
+
+
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     x, weight, bias, ctx.isa = inputs
-    ctx.save_for_backward(x, weight)
-    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.save_for_backward(x, weight, bias)
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    x, weight = ctx.saved_tensors
+    x, weight, bias = ctx.saved_tensors
     of_x = linear_input_gradient(gradient, weight, ctx.isa) if ctx.needs_input_grad[0] else None
     if not any(ctx.needs_input_grad[1:]):
         return of_x, None, None, None
-    has_bias = ctx.bias_shape is not None
-    of_weight, of_bias = linear_weight_gradient(gradient, x, has_bias, ctx.isa)
-    return of_x, of_weight.view(weight.shape), of_bias.view(ctx.bias_shape) if has_bias else None, None
+    if _adds_in_place(weight) and (bias is None or _adds_in_place(bias)):
+        linear_add_weight_gradient(gradient, x, weight.grad, None if bias is None else bias.grad, ctx.isa)
+        return of_x, None, None, None
+    of_weight, of_bias = linear_weight_gradient(gradient, x, bias is not None, ctx.isa)
+    return of_x, of_weight.view(weight.shape), None if bias is None else of_bias.view(bias.shape), None
+
+
+def _adds_in_place(parameter: Tensor) -> bool:
+    """Tell whether a gradient may be added to ``.grad`` here: within an executor's passes, from the second one on."""
+    if kernels.period() is None or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
+        return False
+    grad = parameter.grad
+    is_plain = type(grad) is Tensor and grad.is_contiguous() and grad.dtype == torch.float32
+    return is_plain and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
 
 
 linear.register_autograd(_backward, setup_context=_setup_context)

@@ -14,6 +14,8 @@ using Bf16Product = FloatProduct;
 #endif
 
 constexpr i64 row_block = 48;            // rows that meet a panel while it lies in the cache; a multiple of all P::rows
+constexpr i64 long_row_block = 192;      // the same where the contraction is cut, so that panels are read less often
+constexpr i64 depth_chunk = 1024;        // values of a contraction for which rows and panels stay in the cache
 constexpr i64 group_bytes = 768 << 10;   // panels that stay in the second-level cache
 constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
 constexpr i64 gradient_width = 48;       // rows of a weight gradient that are packed side by side
@@ -38,16 +40,20 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
 
 // Rows of the left operand as the product takes them: as they lie, or converted and filled up with zeros.
 template <class P, class T>
-const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64 padded, i64* new_stride) {
-  if constexpr (sizeof(T) == sizeof(typename P::Element)) {
+const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64* new_stride) {
+  using Element = typename P::Element;
+  const i64 padded = num_steps<P>(depth) * P::depth;
+  if constexpr (sizeof(T) == sizeof(Element)) {
     if (depth == padded) {
       *new_stride = stride;
-      return reinterpret_cast<const typename P::Element*>(x);
+      return reinterpret_cast<const Element*>(x);
     }
   }
-  auto* copy = static_cast<typename P::Element*>(scratch(0, row_block * padded * i64(sizeof(typename P::Element))));
-  for (i64 row = 0; row < rows; row++)
-    for (i64 k = 0; k < padded; k++) copy[row * padded + k] = k < depth ? P::convert(x[row * stride + k]) : 0;
+  auto* copy = static_cast<Element*>(scratch(0, long_row_block * padded * i64(sizeof(Element))));
+  for (i64 row = 0; row < rows; row++) {
+    P::convert_row(x + row * stride, depth, copy + row * padded);
+    for (i64 k = depth; k < padded; k++) copy[row * padded + k] = 0;
+  }
   *new_stride = padded;
   return copy;
 }
@@ -95,26 +101,45 @@ StoreBlock<T> store_block(Activation activation) {
   }
 }
 
+// Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
+inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
+  for (i64 r = 0; r < rows; r++, block += width, to += stride)
+    for (i64 c = 0; c < columns; c += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, columns - c);
+      const Vec sum = load(block + c);
+      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
+    }
+}
+
+// A product of a range of rows by a range of columns. A long contraction is cut into chunks, whose sums are added up.
 template <class P, class T>
 void multiply_range(const T* x, i64 stride, const typename P::Element* packed, Range rows, Range columns, i64 depth,
                     StoreBlock<T> store, const Epilogue<T>& epilogue) {
-  const i64 steps = num_steps<P>(depth), padded = steps * P::depth;
-  const i64 panel_bytes = padded * P::width * i64(sizeof(typename P::Element));
-  const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width;
+  const i64 padded = num_steps<P>(depth) * P::depth, chunk = smaller(depth_chunk, padded);
+  const bool is_whole = chunk == padded;
+  const i64 panel_bytes = chunk * P::width * i64(sizeof(typename P::Element));
+  const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width, height = is_whole ? row_block : long_row_block;
   alignas(64) float block[P::rows * P::width];
+  auto* sums = static_cast<float*>(scratch(1, is_whole ? 0 : height * group * i64(sizeof(float))));
   for (i64 begin = columns.begin; begin < columns.end; begin += group) {
     const i64 end = smaller(begin + group, columns.end);
-    for (i64 first = rows.begin; first < rows.end; first += row_block) {
-      const i64 last = smaller(first + row_block, rows.end);
-      i64 row_stride;
-      const auto* a = operand_rows<P>(x + first * stride, stride, last - first, depth, padded, &row_stride);
-      for (i64 column = begin; column < end; column += P::width) {
-        const i64 width = smaller(P::width, end - column);
-        for (i64 row = first; row < last; row += P::rows) {
-          const i64 count = smaller(P::rows, last - row);
-          multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, packed + column * padded, width,
-                      steps, block);
-          (epilogue.*store)(block, P::width, row, count, column, width);
+    for (i64 first = rows.begin; first < rows.end; first += height) {
+      const i64 last = smaller(first + height, rows.end);
+      for (i64 k = 0; k == 0 || k < padded; k += chunk) {
+        const i64 length = smaller(chunk, depth - k), steps = num_steps<P>(length);
+        i64 row_stride;
+        const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride);
+        for (i64 column = begin; column < end; column += P::width) {
+          const i64 width = smaller(P::width, end - column);
+          const auto* panel = packed + column * padded + k * round_up(width, Vec::lanes);
+          for (i64 row = first; row < last; row += P::rows) {
+            const i64 count = smaller(P::rows, last - row);
+            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block);
+            float* sum = sums + (row - first) * group + column - begin;
+            if (!is_whole) add_block(block, P::width, sum, group, count, width, k == 0);
+            if (k + chunk >= padded)
+              (epilogue.*store)(is_whole ? block : sum, is_whole ? P::width : group, row, count, column, width);
+          }
         }
       }
     }
@@ -131,16 +156,6 @@ void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows
     multiply_range<P, T>(x, stride, packed, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own, depth,
                          store, epilogue);
   });
-}
-
-// Adds (or stores, if `is_first`) a block of a weight gradient.
-inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
-  for (i64 r = 0; r < rows; r++, block += width, to += stride)
-    for (i64 c = 0; c < columns; c += Vec::lanes) {
-      const i64 n = smaller(Vec::lanes, columns - c);
-      const Vec sum = load(block + c);
-      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
-    }
 }
 
 // dW[out][in] (+)= Σ_tokens gᵀ x and db (+)= Σ_tokens g, for a range of outputs and one of inputs.

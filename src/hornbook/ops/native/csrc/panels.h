@@ -26,6 +26,12 @@ struct FloatProduct {
   }
   static float convert(float value) { return value; }
   static float convert(bf16 value) { return to_float(value); }
+  template <class T>
+  static void convert_row(const T* from, i64 n, float* to) {
+    i64 k = 0;
+    for (; k + Vec::lanes <= n; k += Vec::lanes) store(to + k, load(from + k));
+    if (k < n) store(to + k, load(from + k, n - k), n - k);
+  }
 };
 
 #ifdef __AVX512BF16__
@@ -52,6 +58,9 @@ struct PairProduct {
   }
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
+  static void convert_row(const bf16* from, i64 n, bf16* to) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(bf16));
+  }
 };
 #endif
 
@@ -146,25 +155,20 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
                float* sums) {
   const i64 steps = num_steps<P>(rows);
   for (i64 first = 0; first < columns; first += width) {
-    const i64 padded = round_up(smaller(width, columns - first), Vec::lanes);
-    for (i64 column = 0; column < padded; column += Vec::lanes) {
-      const i64 n = smaller(Vec::lanes, columns - first - column);
-      const T* from = source + first + column;
-      typename P::Element* to = packed + (first * steps + column) * P::depth;
-      for (i64 step = 0; step < steps; step++, to += padded * P::depth) {
-        const i64 row = step * P::depth;
-        if (row >= rows) {
-          std::memset(to, 0, static_cast<std::size_t>(Vec::lanes * P::depth) * sizeof(typename P::Element));
-          continue;
-        }
-        P::pack_step(from + row * stride, row + 1 < rows ? from + (row + 1) * stride : nullptr, n, to);
-      }
-      if (sums) {
-        Vec total = set1(0.0f);
-        for (i64 row = 0; row < rows; row++) total = total + load(from + row * stride, n);
-        float* sum = sums + first + column;
-        store(sum, load(sum, n) + total, n);
-      }
+    const i64 real = smaller(width, columns - first), padded = round_up(real, Vec::lanes);
+    typename P::Element* to = packed + first * steps * P::depth;
+    for (i64 step = 0; step < steps; step++) {
+      const T* row = source + first + step * P::depth * stride;
+      const T* next = step * P::depth + 1 < rows ? row + stride : nullptr;
+      for (i64 column = 0; column < padded; column += Vec::lanes, to += Vec::lanes * P::depth)
+        P::pack_step(row + column, next ? next + column : nullptr, smaller(Vec::lanes, real - column), to);
+    }
+    for (i64 column = 0; sums && column < real; column += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, real - column);
+      Vec total = set1(0.0f);
+      for (i64 row = 0; row < rows; row++) total = total + load(source + row * stride + first + column, n);
+      float* sum = sums + first + column;
+      store(sum, load(sum, n) + total, n);
     }
   }
 }
