@@ -115,28 +115,25 @@ def train_step(
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    if config.topology is not None:
-        config.topology.watch(progress.num_updates + 1)
+    if (topology := config.topology) is not None:
+        topology.watch(progress.num_updates + 1)
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
-    totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
-    sums = dict(zip(own_sums, totals, strict=True))
+    sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
     skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
     learning_rate = config.schedule(progress.num_updates)
-    rewired: Sequence[Mapping[str, object]] = ()
+    count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():
             with home.slots(part) as slots:
                 holders = [slot.holders for slot in slots]
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)
-        if config.topology is not None:
-            rewired = config.topology.rewire(home, progress.num_updates + 1, count)
+    rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     progress.step += 1
     progress.samples += size.samples
