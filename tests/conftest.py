@@ -35,3 +35,12 @@ def kernels_are_back() -> Iterator[None]:
     yield
     if module := sys.modules.get("hornbook.ops.native.kernels"):
         module.use(before or module.Kernels(why="a test has ended"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")

@@ -39,7 +39,7 @@ RUNS = {
     "gpt": f"{GPT} --training.micro-batch-size 8",
     "gpt-dropout-accumulation": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2",
     "gpt-documents": f"{GPT} {GPT_DROPOUT} --data.document-mask --training.micro-batch-size 4",
-    "gpt-bf16": f"{GPT} --training.micro-batch-size 4 --precision.compute bf16",
+    "gpt-bf16": f"{GPT} --training.micro-batch-size 4 --precision.compute bf16 --precision.kernels torch",
     "gpt-sgd": f"{GPT} --training.micro-batch-size 4 --optimizer.name momentum",
     "gpt-2-ranks": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2",
     "gpt-resumed": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2 --checkpoint.every-steps 3",

@@ -27,6 +27,18 @@ def test_a_resumed_run_equals_a_whole_one(recipe, tmp_path, capfd):
     assert not list((tmp_path / "runs").iterdir())
 
 
+def test_a_recipe_without_data_is_verified_on_random_tokens(tmp_path, monkeypatch, capfd):
+    """The bundled ones name neither data nor, some, a vocabulary; labels cannot be made up."""
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--model.hidden-size=16", "--model.num-layers=1", "--data.sequence-length=16", "--steps=2", "--threads=1"]
+    assert main(["verify", "topology", "demo", *tiny, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["layouts"] == [{"layout": "one rank", "gradients": 0.0, "losses": 0.0}]
+    assert main(["verify", "topology", "bert-base-wikitext2", *tiny, "--model.num-heads=2", "--json"]) == 0
+    labels = "--objective.name=classification"
+    assert main(["verify", "topology", "bert-tiny", *tiny, "--model.num-heads=2", labels]) == 2
+    assert '(without data.train), objective.name = "classification"' in capfd.readouterr().err
+
+
 def test_a_resume_that_differs_fails_and_keeps_both_runs(recipe, tmp_path, capfd, monkeypatch):
     record, steps = TrainingRun.record, []
 
@@ -51,9 +63,40 @@ def test_ranks_resume_and_scale(recipe):
     assert json.loads(done.stdout)["ranks"] == 2
     done = python("-m", "hornbook", "verify", "topology", *recipe, "--processes", "2", "--json")
     assert done.returncode == 0, done.stderr
-    layouts = {row["layout"]: row for row in json.loads(done.stdout)["layouts"]}
+    result = json.loads(done.stdout)
+    layouts = {row["layout"]: row for row in result["layouts"]}
     pipelines = {f"pipeline 2, {schedule}" for schedule in ("gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped")}
-    assert {"replicate 2", "shard 2", "tensor 2"} | pipelines == set(layouts)
+    assert {"replicate 2", "shard 2", "tensor 2"} | pipelines == set(layouts) and result["skipped"] == []
     for name, row in layouts.items():
         tolerance = 0.0 if name in pipelines else 1e-6
         assert row["gradients"] <= tolerance and row["losses"] <= tolerance
+
+
+@pytest.mark.slow
+def test_products_are_compared_and_what_does_not_divide_is_skipped_by_one_line(recipe):
+    """Two heads; a recipe whose own layout is a pipeline with listed layers keeps it."""
+    own = ["--parallel.pipeline-parallel=2", "--parallel.layers-per-stage=0,2", "--model.num-layers=2"]
+    words = [*recipe, *own, "--training.global-batch-size=8", "--steps", "2", "--processes", "4"]
+    done = python("-m", "hornbook", "verify", "topology", *words)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr and "redistributing" not in done.stderr
+    rows = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()[1:] if not line.startswith("skipped")]
+    assert [row[0] for row in rows] == [
+        "pipeline 2 x replicate 2, 1f1b",
+        "replicate 4",
+        "shard 4",
+        "pipeline 4, gpipe",
+        "pipeline 4, 1f1b",
+        "pipeline 4, zero-bubble",
+        "replicate 2 x shard 2",
+        "replicate 2 x tensor 2",
+        "shard 2 x tensor 2",
+        "pipeline 2 x shard 2, 1f1b",
+        "pipeline 2 x tensor 2, 1f1b",
+    ]
+    assert max(float(cell) for row in rows for cell in row[1:]) <= 1e-6
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("skipped")]
+    assert skipped == [
+        "skipped tensor 4: tensor_parallel must divide num_heads, which is 2; change one of them",
+        "skipped pipeline 4, interleaved: a pipeline of 8 stages needs at least 6 layers; add some",
+    ]

@@ -6,6 +6,7 @@ from tiny import tiny_config
 from tiny_encoders import FAMILIES, tiny_encoder_config
 
 from hornbook.config import TransformerConfig, load_recipe
+from hornbook.config.recipe_files import bundled_recipes
 from hornbook.model import build_model
 
 TABLES = ("embedding.", "head.table")
@@ -54,3 +55,20 @@ def test_gpt2_small_has_the_operations_of_the_literature() -> None:
 @pytest.mark.parametrize(("recipe", "share"), [("demo", 1.0), ("bert-tiny", 0.15)])
 def test_objectives_say_for_which_share_of_the_tokens_there_are_logits(recipe: str, share: float) -> None:
     assert load_recipe(recipe, [], require_data=False).recipe.objective.scored_share == share
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_shapes_are_those_of_the_model_of_every_bundled_recipe(name: str) -> None:
+    config = load_recipe(name, ["--model.vocab_size=70"], require_data=False).recipe.model
+    with torch.device("meta"):
+        model = build_model(config, torch.float32)
+    found = {name: model.logical_shape(name, parameter) for name, parameter in model.own_parameters()}
+    assert dict(config.shapes()) == found
+
+
+@pytest.mark.parametrize("head", ["classification", "span"])
+def test_shapes_are_those_of_heads_of_labeled_data(head: str) -> None:
+    config = tiny_encoder_config("bert", head=head, num_labels=3)
+    with torch.device("meta"):
+        model = build_model(config, torch.float32)
+    assert dict(config.shapes()) == {name: model.logical_shape(name, p) for name, p in model.own_parameters()}

@@ -1,7 +1,11 @@
+import re
+from dataclasses import replace
+
 import pytest
 
-from hornbook.config import bundled_recipes, find_recipe, load_recipe
+from hornbook.config import ParallelConfig, bundled_recipes, find_recipe, load_recipe
 from hornbook.errors import RecipeError
+from hornbook.samples.batches import refuse_misfit
 
 SIZES = {
     "gpt2-small": (12, 768, 12, 1024, 124_439_808),
@@ -25,6 +29,45 @@ ENCODERS = {
 }
 """Layers, hidden size, heads; parameters with BERT's vocabulary, as transformers counts those of BertForPreTraining."""
 TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
+
+LAYOUTS = {
+    "demo-2-stages": (0, 4),
+    "demo-tensor-4": (),
+    "bert-tiny-2-stages": (0, 2),
+    "gpt2-small-4-stages": (0, 4, 4, 4),
+    "gpt2-medium-8-stages": (0, 3, 3, 3, 3, 4, 4, 4),
+    "gpt2-large-8-stages": (1, *[5] * 7),
+    "gpt2-large-16-stages": (0, *[2] * 8, *[3] * 6, 2),
+    "gpt3-2.7b-tensor-8": (),
+    "bert-base-phase1-4-stages": (0, 4, 4, 4),
+    "bert-base-phase1-7-stages": (0, *[2] * 6),
+    "bert-base-phase2-4-stages": (0, 4, 4, 4),
+    "bert-large-phase1-4-stages": (3, 7, 7, 7),
+    "bert-large-phase2-4-stages": (3, 7, 7, 7),
+    "bert-large-phase2-13-stages": (0, *[2] * 12),
+    "groupbert-base-phase1-4-stages": (1, 3, 4, 4),
+    "groupbert-base-phase2-4-stages": (1, 3, 4, 4),
+    "bert-base-wikitext2-4-stages": (0, 4, 4, 4),
+    "roberta-base-wikitext2-4-stages": (0, 4, 4, 4),
+    "gpt2-small-wikitext2-4-stages": (0, 4, 4, 4),
+    "gpt2-medium-wikitext2-8-stages": (0, 3, 3, 3, 3, 4, 4, 4),
+}
+"""Layers of each stage, as the systems that hornbook replaces had them."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_goes_with_the_ranks_that_its_description_names(name):
+    """Its batch divides among them, and all else is the recipe that it starts from."""
+    recipe = load_recipe(name, require_data=False).recipe
+    assert recipe.parallel.layers_per_stage == LAYOUTS[name]
+    description = bundled_recipes()[name].read_text().splitlines()[0]
+    numbers = re.search(r" on ((?:\d+ or )?\d+) ranks", description)
+    for num_ranks in numbers[1].split(" or "):
+        refuse_misfit(recipe, int(num_ranks))
+    start = load_recipe(description.split()[1], require_data=False).recipe
+    own = {"name": name, "parallel": recipe.parallel, "data": recipe.data, "training": recipe.training}
+    assert replace(start, **own) == recipe
+    assert start.parallel == ParallelConfig()
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -91,7 +134,7 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *ENCODERS, *TUNED, "demo", "sparse-demo"])
+@pytest.mark.parametrize("name", [*SIZES, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
@@ -104,7 +147,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, *ENCODERS, *TUNED, "demo", "sparse-demo"}
+    assert set(bundled) == {*SIZES, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
         assert comment.startswith("# ") and len(comment) > 20

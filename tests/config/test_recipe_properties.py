@@ -93,8 +93,12 @@ def mended(recipe, draw):
     fits = nested["parallel"]["data_parallel"] == "replicate"
     nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))
     plain = {"pipeline_parallel": 1, "layers_per_stage": (), "pipeline_schedule": "1f1b"}
+    if nested["training"]["compile"] == "blocks":
+        nested["parallel"]["pipeline_schedule"] = "1f1b"
     stages = {"pipeline_parallel": 2, "layers_per_stage": (0, nested["model"]["num_layers"])}
     nested["parallel"] |= draw(st.sampled_from([plain, plain | stages]))
+    if nested["parallel"]["data_parallel"] == "replicate" or nested["parallel"]["pipeline_parallel"] > 1:
+        nested["parallel"]["sum_gradients"] = "micro_batch"
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
     length = draw(st.sampled_from([{"steps": 3}, {"tokens": 5}, {"epochs": 0.5}]))
     if "epochs" in length:

@@ -3,6 +3,7 @@
 import pytest
 
 from hornbook.config import GPTConfig, SparsityConfig, load_recipe
+from hornbook.config.linears import linears_of
 from hornbook.errors import RecipeError
 
 MODEL = GPTConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=100)
@@ -10,7 +11,7 @@ WORDS = ("--data.synthetic", "--model.vocab-size=100", "--sparsity.linears=block
 
 
 def test_a_uniform_density_is_rounded_up_to_whole_blocks() -> None:
-    grids = SparsityConfig(linears=("blocks.0.*",), density=0.1).grids(MODEL.linears())
+    grids = SparsityConfig(linears=("blocks.0.*",), density=0.1).grids(linears_of(MODEL))
     assert {name.removeprefix("blocks.0."): tuple(grid) for name, grid in grids.items()} == {
         "attention.qkv": (4, 4, 2),  # 1.6 blocks of each part
         "attention.out": (4, 4, 2),
@@ -21,9 +22,9 @@ def test_a_uniform_density_is_rounded_up_to_whole_blocks() -> None:
 
 def test_small_matrices_fill_up_first_in_an_erdos_renyi_distribution() -> None:
     config = SparsityConfig(linears=("*",), density=0.9, block_size=1, distribution="erdos_renyi")
-    grids = config.grids(MODEL.linears())
+    grids = config.grids(linears_of(MODEL))
     assert grids["blocks.0.attention.out"].density == 1.0
-    weights = {name: shape.num_out * shape.num_in for name, shape in MODEL.linears().items()}
+    weights = {name: shape.num_out * shape.num_in for name, shape in linears_of(MODEL).items()}
     kept = sum(weights[name] * grid.density for name, grid in grids.items())
     assert kept / sum(weights.values()) == pytest.approx(0.9, abs=1e-3)
 

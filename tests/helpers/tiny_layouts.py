@@ -45,7 +45,13 @@ MODELS = {
     "bert odd": "bert-tiny data.layout=padded data.sequence_length=15",
     "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
+    "gpt by 1": "gpt2-small training.micro_batch_size=1",
+    "gpt by 4": "gpt2-small training.micro_batch_size=4",
+    "gpt by 8": "gpt2-small training.micro_batch_size=8",
+    "bert padded by 1": "bert-tiny data.layout=padded training.micro_batch_size=1",
+    "bert packed by 4": "bert-tiny data.layout=packed training.micro_batch_size=4",
 }
+"""Steps have 8 sequences, in micro-batches of 2 or as named."""
 OPTIMIZERS = {
     "adamw": "optimizer.name=adamw optimizer.learning_rate=1e-3",
     "lamb": "optimizer.name=lamb optimizer.learning_rate=1e-3",
@@ -55,7 +61,9 @@ LAYOUTS = {
     "data 2": "",
     "data 4": "",
     "shard 2": "parallel.data_parallel=shard",
+    "shard 2, once": "parallel.data_parallel=shard parallel.sum_gradients=step",
     "shard 4": "parallel.data_parallel=shard",
+    "hybrid 2x2, once": "parallel.data_parallel=hybrid parallel.shard_size=2 parallel.sum_gradients=step",
     "hybrid 2x2": "parallel.data_parallel=hybrid parallel.shard_size=2",
     "tensor 2": "parallel.tensor_parallel=2",
     "tensor 4": "parallel.tensor_parallel=4",

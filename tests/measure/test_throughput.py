@@ -55,7 +55,7 @@ def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_train_on_the_same_tokens(name):
     recipe = small(name)
-    with synthetic_loader(recipe, World().device) as loader:
+    with synthetic_loader(recipe, World()) as loader:
         expected = [sum(size_of(batch).tokens for batch in next(loader)) for _ in range(2)]
     peers = [transformers_step(recipe, World(), precision=precision) for precision in ("fp32", "bf16")]
     for step in (hornbook_step(recipe, World()), *peers):
@@ -64,7 +64,7 @@ def test_all_train_on_the_same_tokens(name):
 
 def test_the_peer_sees_no_padding():
     recipe = small("bert-tiny")
-    with synthetic_loader(replace(recipe, data=replace(recipe.data, layout="padded")), World().device) as loader:
+    with synthetic_loader(replace(recipe, data=replace(recipe.data, layout="padded")), World()) as loader:
         batch = next(loader)[0]
     lengths = batch["lengths"]
     inputs = peers._inputs(batch)

@@ -9,6 +9,7 @@ from tiny import hidden_states, random_batch, randomize, tiny_config
 from tiny_encoders import lay_out, loss_of, make_samples, tiny_encoder_config
 
 from hornbook.config import CausalLMConfig, MaskedLMConfig, PretrainingConfig, Recipe, SparsityConfig
+from hornbook.config.linears import linears_of
 from hornbook.errors import UserError
 from hornbook.generate import generate
 from hornbook.generate.decoder import PlainDecoder, make_decoder
@@ -112,7 +113,7 @@ def test_impossible_sizes_are_refused(changes: dict[str, float], message: str) -
 def test_the_recipe_knows_the_linear_maps_of_the_model(family: str) -> None:
     model = build_model(CONFIGS[family], torch.float32)
     maps = {name: part for name, part in model.named_modules() if isinstance(part, Linear | QueryKeyValue)}
-    listed = CONFIGS[family].linears()
+    listed = linears_of(CONFIGS[family])
     assert maps.keys() == listed.keys()
     for name, part in maps.items():
         *parts, num_out, num_in = part.weight.shape
@@ -129,8 +130,8 @@ def test_parameters_and_flops_are_those_of_the_blocks(family: str, distribution:
     absent = recipe.model.num_parameters() - model.num_parameters
     assert flops_per_token(dense)(8.0) - flops_per_token(recipe)(8.0) == pytest.approx(6.0 * absent)
     layers = sparse_layers(model)
-    assert layers.keys() == {name for name in recipe.model.linears() if name.startswith("blocks.")}
-    total = sum(math.prod(shape[:2]) for name, shape in recipe.model.linears().items() if name in layers)
+    assert layers.keys() == {name for name in linears_of(recipe.model) if name.startswith("blocks.")}
+    total = sum(math.prod(shape[:2]) for name, shape in linears_of(recipe.model).items() if name in layers)
     assert sum(layer.values.numel() for layer in layers.values()) / total == pytest.approx(0.3, abs=0.04)
 
 

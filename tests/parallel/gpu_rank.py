@@ -6,6 +6,7 @@ A world of one sends nothing; so its groups serve a world that believes itself t
 import torch
 import torch.distributed as dist
 
+from hornbook.parallel.gradient_sums import GradientSums
 from hornbook.parallel.world import Ranks, World
 
 DEVICE = torch.device("cuda", 0)
@@ -21,9 +22,13 @@ def main() -> None:
     assert data.sum_integers([True, 2**53 + 1]) == [1, 2**53 + 1]
     assert data.sum_floats([1.0 + 2.0**-40]) == [1.0 + 2.0**-40]
     torch.cuda.set_sync_debug_mode("default")
-    gradient = torch.full((2, 3), 1.5, device=DEVICE)
-    data.sum_gradients([gradient])
-    assert gradient.tolist() == [[1.5] * 3] * 2
+    parameters = [torch.nn.Parameter(torch.ones(2, 3, device=DEVICE)) for _ in range(3)]
+    sums = GradientSums(parameters, data)
+    sums.expect()
+    (1.5 * parameters[0] + 2.5 * parameters[1]).sum().backward()
+    sums.finish()
+    assert [parameter.grad.tolist() for parameter in parameters[:2]] == [[[number] * 3] * 2 for number in (1.5, 2.5)]
+    assert parameters[2].grad is None
     joined.leave()
 
 

@@ -1,7 +1,8 @@
 """Make rank 1 of the first start go wrong after step 5: test_watch.py has every rank of a real run import this.
 
 ``HORNBOOK_TEST_LOSE`` says how: it dies (``kill``), stops (``stop``), fails (``fail``), or loses its launcher
-(``orphan``). Heartbeats are faster than usual.
+(``orphan``). Where that is rank 0, the store dies with it (``host``) or with its launcher (``node``). ``wait`` only
+leaves time for others. Heartbeats are faster than usual.
 """
 
 import os
@@ -16,7 +17,7 @@ from hornbook.run.training_run import TrainingRun
 
 watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS, watch._GRACE_SECONDS = 0.2, 1.0, 2.0, 1.0
 processes._GRACE_SECONDS = 4.0
-RANKS = {"orphan": 0, "interrupt": 0}
+RANKS = {"orphan": 0, "interrupt": 0, "host": 0, "node": 0}
 """Where it is not rank 1 that goes wrong."""
 
 
@@ -27,6 +28,13 @@ def lose(how: str) -> None:
         return
     if how == "bug":
         raise ZeroDivisionError("no such number")
+    if how == "wait":
+        time.sleep(15)
+        return
+    if how == "node":  # the machine: first the launcher, then the rank itself
+        os.kill(os.getppid(), signal.SIGKILL)
+    if how in ("host", "node"):
+        os.kill(os.getpid(), signal.SIGKILL)
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "orphan": signal.SIGKILL, "interrupt": signal.SIGINT}
     os.kill(os.getppid() if how in RANKS else os.getpid(), signals[how])
     time.sleep(3 if how in RANKS else 0)  # until the signal has come back, or the launcher is missed

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ TWO = {
     "cases": [
         ("gpt", "adamw", "data 2"),
         ("gpt", "adamw", "shard 2"),
+        ("gpt", "adamw", "shard 2, once"),
         ("gpt", "lamb", "tensor 2"),
         ("bert padded", "lamb", "shard 2"),
         ("bert packed", "adamw", "tensor 2"),
@@ -31,6 +33,10 @@ TWO = {
         ("gpt odd", "lamb", "sequence 2"),
         ("bert unpadded", "adamw", "sequence 2"),
         ("groupbert", "lamb", "sequence 2"),
+        ("gpt by 1", "lamb", "data 2"),
+        ("gpt by 4", "adamw", "shard 2"),
+        ("bert packed by 4", "adamw", "tensor 2"),
+        ("bert padded by 1", "lamb", "data 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2", "sequence 2"],
     "labelled": [("classification", "sequence 2"), ("span", "shard 2")],
@@ -39,6 +45,7 @@ TWO = {
 FOUR = {
     "cases": [
         ("gpt", "lamb", "hybrid 2x2"),
+        ("bert packed", "adamw", "hybrid 2x2, once"),
         ("gpt", "adamw", "tensor 2 x data 2"),
         ("gpt", "adamw", "tensor 4"),
         ("bert packed", "lamb", "tensor 2 x shard 2"),
@@ -47,6 +54,8 @@ FOUR = {
         ("bert odd", "adamw", "sequence 4"),
         ("bert packed", "lamb", "sequence 2 x shard 2"),
         ("gpt", "adamw", "sequence 2 x data 2"),
+        ("gpt by 1", "lamb", "hybrid 2x2"),
+        ("gpt by 8", "adamw", "tensor 4"),
     ],
     "chain": ["shard 4", "tensor 2 x shard 2", "hybrid 2x2", "sequence 4"],
     "labelled": [("span", "sequence 2 x shard 2"), ("classification", "hybrid 2x2")],
@@ -57,8 +66,8 @@ WORLDS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.
 
 @functools.cache
 def alone(model, optimizer):
-    """What one process does."""
-    return tiny_layouts.train(recipe_of(model, optimizer), World())
+    """What one process does, with four micro-batches a step."""
+    return tiny_layouts.train(recipe_of(model.partition(" by ")[0], optimizer), World())
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +87,30 @@ def ranks(request, tmp_path_factory):
 
 @WORLDS
 def test_a_layout_begins_and_learns_as_one_process(ranks):
-    """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6."""
+    """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6.
+
+    So are they for one, two or four micro-batches a step and rank.
+    """
     folder, plan = ranks
     for number, (model, optimizer, _) in enumerate(plan["cases"]):
-        found, expected = torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer)
-        assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
-        assert found["gradients"].keys() == expected.gradients.keys()
-        norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
-        for name, gradient in expected.gradients.items():
-            assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
-        assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
-        assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
-        assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
+        assert_learned(torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer))
+
+
+@pytest.mark.parametrize("model", ["gpt by 4", "gpt by 8", "bert packed by 4"])
+def test_one_process_learns_the_same_from_fewer_micro_batches(model):
+    assert_learned(asdict(tiny_layouts.train(recipe_of(model, "adamw"), World())), alone(model, "adamw"))
+
+
+def assert_learned(found, expected):
+    """Compare what a training did with what it was to do."""
+    assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
+    assert found["gradients"].keys() == expected.gradients.keys()
+    norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
+    for name, gradient in expected.gradients.items():
+        assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
+    assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
+    assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
+    assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
 
 
 @WORLDS

@@ -1,8 +1,15 @@
 """A rank that is lost is noticed and named by one line, the others leave, and a restart finishes the run."""
 
+import contextlib
+import fcntl
 import hashlib
+import os
+import pty
+import re
+import socket
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -35,15 +42,19 @@ LAUNCHERS = {
 }
 
 
-def run_losing(folder, launcher, how, *, restarts=0, ranks=2):
-    """Train on ranks, one of which is lost after step 5 of the first start; return exit code, errors and seconds."""
+def prepare(folder, condition):
+    """Write the recipe and what patches each rank; return the words of the training."""
     folder.mkdir(exist_ok=True)
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "sitecustomize.py").write_text(
-        f"import os\nif 'RANK' in os.environ or {launcher == 'processes'}:\n"
-        "    import lost_rank\n    lost_rank.patch(os.environ['HORNBOOK_TEST_LOSE'])\n"
+        f"import os\nif {condition}:\n    import lost_rank\n    lost_rank.patch(os.environ['HORNBOOK_TEST_LOSE'])\n"
     )
-    words = ["train", str(folder / "tiny.toml"), "--output", str(folder / "run"), "--device", "cpu", "--threads", "1"]
+    return ["train", str(folder / "tiny.toml"), "--output", str(folder / "run"), "--device", "cpu", "--threads", "1"]
+
+
+def run_losing(folder, launcher, how, *, restarts=0, ranks=2):
+    """Train on ranks, one of which is lost after step 5 of the first start; return exit code, errors and seconds."""
+    words = prepare(folder, f"'RANK' in os.environ or {launcher == 'processes'}")
     if launcher == "processes":
         words += ["--processes", str(ranks), "--max-restarts", str(restarts)]
     command = [sys.executable, *LAUNCHERS[launcher](ranks, restarts), *words]
@@ -122,3 +133,77 @@ def test_an_interrupt_reaches_all_ranks_once(tmp_path):
     assert code == 75, stderr
     assert stderr.count("hornbook: stopped by SIGINT; step ") == 1 and not ours(stderr)
     assert run_losing(tmp_path, "processes", "never")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "code"), [("processes", 75), ("torchrun", 1)])
+def test_control_c_on_a_terminal_stops_all_ranks_after_the_same_step(tmp_path, launcher, code):
+    """The terminal interrupts what it started, and that is the launcher alone."""
+    words = prepare(tmp_path, f"'RANK' in os.environ or {launcher == 'processes'}")
+    command = [sys.executable, *LAUNCHERS[launcher](2, 0), *words]
+    ours_end, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, "--processes", "2"] if launcher == "processes" else command,
+        env=environment(tmp_path, HORNBOOK_TEST_LOSE="wait", NO_COLOR="1"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    written, pressed = "", False
+    with contextlib.suppress(OSError):  # the other side is closed
+        while text := os.read(ours_end, 65536).decode(errors="replace"):
+            written += text
+            if not pressed and re.search(r"step 4/8 .*\n", written):
+                os.write(ours_end, b"\x03")
+                pressed = True
+    os.close(ours_end)
+    assert process.wait(timeout=60) == code, written
+    assert pressed and written.count("hornbook: stopped by SIGINT; step ") == 1, written
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert "step-00000003" < names[-1] < "step-00000008"
+
+
+def by_hand(port):
+    """Four ranks that nothing starts together, as under ``srun python``: the store lies in rank 0."""
+    for rank in range(4):
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "TORCHELASTIC_RESTART_COUNT": 0}
+        yield [], variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def two_machines(port):
+    """One rank beside the store, and two with a launcher of their own."""
+    for number in range(2):
+        where = ["--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        yield ["-m", "torch.distributed.run", "--nproc-per-node=2", *where], {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("starts", "how", "lost"),
+    [(by_hand, "host", "rank 0 of 4"), (two_machines, "node", "the launcher")],
+)
+def test_ranks_whose_store_is_gone_leave_with_one_line(tmp_path, starts, how, lost):
+    """It is gone with the rank or with the machine that held it."""
+    words = prepare(tmp_path, "'RANK' in os.environ")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for number, (launcher, variables) in enumerate(starts(port)):
+        own = {name: str(value) for name, value in variables.items()} | {"HORNBOOK_TEST_LOSE": how}
+        with (tmp_path / f"{number}.txt").open("w") as errors:
+            command = [sys.executable, *launcher, "-m", "hornbook", *words]
+            processes.append(subprocess.Popen(command, env=environment(tmp_path, **own), stderr=errors))
+    try:
+        assert processes[0].wait(timeout=200) == -9
+        start = time.monotonic()
+        assert [process.wait(timeout=60) for process in processes[1:]] == [1] * (len(processes) - 1)
+        assert time.monotonic() - start < 60
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [line for number in range(len(processes)) for line in ours((tmp_path / f"{number}.txt").read_text())]
+    (line,) = said
+    assert line.startswith(f"lost {lost} at 127.0.0.1:{port}, where all ranks meet: no answer; the others stop: ")

@@ -15,8 +15,11 @@ from tiny import progress_of, random_batch, snapshot, split, tiny_state, tiny_st
 from tiny_encoder_runs import encoder, on_corpus
 
 from hornbook.config import load_recipe
+from hornbook.config.communication import factor
 from hornbook.engine.step import train_step
+from hornbook.measure.traffic import Traffic
 from hornbook.objective import CausalLM
+from hornbook.parallel import gradient_sums
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
@@ -67,22 +70,40 @@ def train(world: World) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         own = {name: tensor[world.rank * share :][:share] for name, tensor in global_batch(step).items()}
         result = train_step(state, split(own, 2), config)
         rows.append([result.loss, result.gradient_norm, result.num_tokens, result.skipped])
-    return snapshot(state), {"steps": rows, "progress": progress_of(state), "sums": sums(world)}
+    numbers = {"steps": rows, "progress": progress_of(state), "sums": sums(world)}
+    return snapshot(state), numbers | ({"gradients": gradients(world)} if world.size > 1 else {})
 
 
 def sums(world: World) -> dict[str, object]:
     """The sums that a world offers, of numbers that only survive if their width is kept."""
     world.barrier()
-    gradients = [torch.full((3,), float(world.rank + 1)), torch.arange(4.0).view(2, 2) * world.size]
-    world.data.sum_gradients(gradients)
     return {
         "integers": world.data.sum_integers([1, world.rank, 2**53 + 1]),
         "floats": world.data.sum_floats([1.0, 2.0**-40 + world.rank]),
         "tensor": world.data.sum_tensor(torch.tensor([[1.5, world.rank]])).tolist(),
         "votes": [world.any(world.rank == 1), world.ranks_where(world.rank > 0), world.from_first(world.rank + 7)],
-        "gradients": [gradient.tolist() for gradient in gradients],
         "is_first": world.is_first,
     }
+
+
+def gradients(world: World) -> dict[str, object]:
+    """Sums of four gradients in four buckets: the first rank lacks the second one, all lack the fourth.
+
+    ``early`` is how many buckets are sent before the last backward pass of two ends.
+    """
+    gradient_sums._BUCKET_ELEMENTS = 4
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
+    summed = gradient_sums.GradientSums(parameters, world.data)
+    used = parameters[:3] if world.rank else [parameters[0], parameters[2]]
+    early = []
+    for is_last in (False, True):
+        if is_last:
+            summed.expect()
+        with Traffic() as traffic:
+            sum((world.rank + 1.0) * parameter.sum() for parameter in used).backward()
+        early.append(traffic.sent["all_reduce"] / (3 * 4 * factor("all_reduce", world.size)))
+    summed.finish()
+    return {"early": early, "sums": [None if one.grad is None else one.grad.tolist() for one in parameters]}
 
 
 def make_runs(world: World, corpus: Path, folder: Path) -> None:

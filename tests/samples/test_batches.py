@@ -277,7 +277,6 @@ def test_a_limited_evaluation_is_spread_over_the_store():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a CUDA device")
 def test_pinned_batches():
     with make_loader(pin_memory=True, document_mask=True) as loader:
         assert all(tensor.is_pinned() for batch in next(loader) for tensor in batch.values())

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hornbook.cli.table import wrap_line
-from hornbook.config.build import split_overrides
+from hornbook.config.leaves import split_overrides
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import did_you_mean

@@ -1,6 +1,8 @@
 """Measure speed on this machine: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens.
 
 hornbook bench step demo --peer transformers
+hornbook bench step gpt2-small --processes 2
+torchrun --nproc-per-node 8 -m hornbook bench step gpt2-small --parallel.data-parallel shard
 hornbook bench generate demo --peer transformers --batch-size 1 8
 hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
 """
@@ -9,11 +11,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import TOKENIZER_HELP, add_device_arguments, add_recipe_arguments, positive_integer
+from hornbook.cli.arguments import (
+    TOKENIZER_HELP,
+    add_device_arguments,
+    add_process_arguments,
+    add_recipe_arguments,
+    positive_integer,
+    start_processes,
+)
+from hornbook.cli.table import print_columns
 from hornbook.errors import UserError
+from hornbook.parallel import launched
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
+    from hornbook.measure.scaling import Scaling
+    from hornbook.measure.throughput import Throughput
 
 _PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
 _DEFAULT_VOCAB_SIZE = 4096
@@ -35,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="also time the step with these operators (precision.kernels), alternating",
     )
+    step.add_argument(
+        "--skip-alone",
+        action="store_true",
+        help="with several ranks: time no single process, which may lack the memory",
+    )
     add_device_arguments(step)
+    add_process_arguments(step)
     step.set_defaults(handler=step_command)
     generate = commands.add_parser(
         "generate", help="time text generation", description="Time greedy generation with a recipe's untrained model."
@@ -99,7 +118,69 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def step_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Time hornbook's step, and the peer's in each of its precisions."""
+    """Time hornbook's step on one process or several ranks, or beside the peer's in each of its precisions."""
+    with launched.told_once():
+        recipe = _recipe(arguments)
+        is_scaling = launched.is_rank() or arguments.processes is not None
+        for name in ("peer", "kernels"):
+            if is_scaling and getattr(arguments, name):
+                raise UserError(
+                    f"--{name} is timed in one process: remove it, or start hornbook without torchrun or --processes"
+                )
+        if arguments.skip_alone and not is_scaling:
+            raise UserError("--skip-alone applies only to several ranks: remove it, or add --processes")
+    start_processes(arguments, recipe)
+    return _time_ranks(arguments, recipe) if is_scaling else _time_contenders(arguments, recipe)
+
+
+def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
+    from dataclasses import asdict
+
+    from hornbook.config import recipe_to_dict
+    from hornbook.measure.scaling import measure_scaling
+    from hornbook.ops.native.kernels import in_use
+    from hornbook.parallel.device import choose_device, prepare
+    from hornbook.parallel.world import World
+    from hornbook.samples.batches import refuse_misfit
+
+    with launched.told_once():
+        device = choose_device(arguments.device)
+        prepare(device, arguments.threads)
+        refuse_misfit(recipe, launched.num_ranks())
+        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    with world.session():
+        scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
+    if world.is_first:
+        _print_scaling(scaling, recipe)
+        print(f"kernels {in_use()}")
+    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling)}
+
+
+def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
+    from hornbook.track.units import size
+
+    print(_title(recipe))
+    num_ranks = len(scaling.ranks)
+    for name, speed in {
+        f"{num_ranks} ranks": scaling.together,
+        f"one, 1/{num_ranks} of the batch": scaling.alone,
+    }.items():
+        if speed is not None:
+            print(_speed_line(name, speed))
+    if scaling.efficiency is not None:
+        print(f"scaling efficiency {scaling.efficiency:.1%}")
+    rows = [("rank", "operation", "sent a step", "by formula", "waiting")]
+    for rank, found in enumerate(scaling.ranks):
+        first = (str(rank), f"{found.waiting:.1%}")
+        for name in sorted({*found.sent, *found.formula}):
+            label, waiting = first
+            numbers = (size(found.sent.get(name)), size(found.formula.get(name)))
+            rows.append((label, name.replace("_", "-"), *numbers, waiting))
+            first = ("", "")
+    print_columns(rows, right=(2, 3, 4))
+
+
+def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
     from dataclasses import asdict, replace
 
     from hornbook.measure.peers import transformers_step
@@ -109,7 +190,6 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.parallel.world import World
     from hornbook.run.utilization import flops_per_token
 
-    recipe = _recipe(arguments)
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     world = World(device=device)
@@ -125,22 +205,14 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     for precision in _PEERS.get(arguments.peer, ()):
         contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
-    model = recipe.model
-    facts = {"recipe": recipe.name, "num_parameters": recipe.num_parameters(), "vocab_size": model.vocab_size}
     measured = speeds.pop("matmul", None)
-    result: dict[str, Any] = {
-        **facts,
-        "kernels": kernels,
-        "contenders": {name: asdict(speed) for name, speed in speeds.items()},
-    }
+    timed = {name: asdict(speed) for name, speed in speeds.items()}
+    result: dict[str, Any] = {**_facts(recipe), "kernels": kernels, "contenders": timed}
     if product and measured:
         result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
-    print(f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}")
+    print(_title(recipe))
     for name, speed in speeds.items():
-        print(
-            f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
-            + (f"  {kernels[name]}" if name in kernels else "")
-        )
+        print(_speed_line(name, speed, kernels.get(name)))
     if "tflops" in result:
         print(
             f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
@@ -214,6 +286,21 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
         result["ratio"] = speeds[arguments.peer].seconds / speeds["hornbook"].seconds
         print(f"{result['ratio']:.2f} times as fast as {arguments.peer}")
     return result
+
+
+def _facts(recipe: "Recipe") -> dict[str, object]:
+    model = recipe.model
+    return {"recipe": recipe.name, "num_parameters": recipe.num_parameters(), "vocab_size": model.vocab_size}
+
+
+def _title(recipe: "Recipe") -> str:
+    model = recipe.model
+    return f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
+
+
+def _speed_line(name: str, speed: "Throughput", kernels: str | None = None) -> str:
+    line = f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
+    return line if kernels is None else f"{line}  {kernels}"
 
 
 def _print_generation(rows: list[dict[str, Any]]) -> None:

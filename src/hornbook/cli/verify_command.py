@@ -6,9 +6,9 @@ torchrun --nproc-per-node 8 -m hornbook verify topology my-recipe.toml --json
 """
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import (
     Number,
@@ -57,13 +57,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the chosen subcommand on all ranks; the first one prints."""
-    from hornbook.config import load_recipe, recipe_to_dict
+    from hornbook.config import recipe_to_dict
     from hornbook.parallel import launched
 
     with launched.told_once():
-        recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
-    if not recipe.data.train:
-        recipe = replace(recipe, data=replace(recipe.data, synthetic=True))
+        recipe = _recipe(arguments)
     start_processes(arguments, recipe)
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
@@ -77,6 +75,24 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     command = _resume if arguments.subcommand == "resume" else _topology
     with world.session():
         return command(arguments, recipe, world)
+
+
+def _recipe(arguments: argparse.Namespace) -> "Recipe":
+    """Return the recipe, on random tokens if it names no data, of some vocabulary if it has none either."""
+    from hornbook.config import load_recipe
+    from hornbook.config.leaves import Leaf
+
+    recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
+    if recipe.data.train:
+        return recipe
+    random: dict[tuple[str, str], object] = {("data", "synthetic"): True}
+    if recipe.model.vocab_size is None:
+        random["model", "vocab_size"] = 4096
+    if recipe.training.epochs:
+        random["training", "steps"] = arguments.steps
+    given = {key: leaf for key, leaf in arguments.overrides.items() if key != ("training", "epochs")}
+    said = {key: Leaf(value=value, source="without data.train") for key, value in random.items()}
+    return load_recipe(arguments.recipe, {**given, **said}).recipe
 
 
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
@@ -101,10 +117,20 @@ def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> 
 
 
 def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
-    from hornbook.measure.verification import verify_topology
+    from hornbook.measure.verification import layouts_of, verify_topology
 
-    rows: list[Any] = verify_topology(recipe, world, num_steps=arguments.steps)
+    layouts, misfits = layouts_of(recipe, world.size)
+    rows, refused = verify_topology(recipe, world, layouts, num_steps=arguments.steps)
+    skipped = misfits | refused
     if world.is_first:
         cells = [(row.layout, f"{row.gradients:.1e}", f"{row.losses:.1e}") for row in rows]
         print_columns([("layout", "gradients", "losses"), *cells], right=(1, 2))
-    return {"ranks": world.size, "steps": arguments.steps, "layouts": [asdict(row) for row in rows]}
+        for layout, why in skipped.items():
+            print(f"skipped {layout}: {why}")
+    listed = [{"layout": layout, "why": why} for layout, why in skipped.items()]
+    return {
+        "ranks": world.size,
+        "steps": arguments.steps,
+        "layouts": [asdict(row) for row in rows],
+        "skipped": listed,
+    }

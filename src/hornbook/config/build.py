@@ -6,10 +6,9 @@
 
     -> Resolved(recipe=Recipe(...), sources={"training.epochs": "command line, ...", "training.seed": "default", ...})
 
-Defaults < recipe file < command line. Leaves are checked only when all are known: each section's tag picks its
-dataclass, and each leaf is converted. A value that fails keeps its default, so that the checks of several fields still
-run over the others; a check that concerns a failed field is skipped. The TOML parser keeps no line numbers; they come
-from a scan of the text, which gives all keys of an inline table the line of the table.
+Defaults < the recipe that the file starts from < the file < command line (`leaves`). Leaves are checked only when all
+are known: each section's tag picks its dataclass, and each leaf is converted. A value that fails keeps its default, so
+that the checks of several fields still run over the others; a check that concerns a failed field is skipped.
 """
 
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hornbook.config.leaves import Leaf, Tree, entries_of, merge, read_leaves, split_overrides
 from hornbook.config.options import (
     TAGS,
     Mistake,
@@ -32,31 +32,13 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
-from hornbook.config.recipe import EXCLUSIVE, SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
-from hornbook.config.recipe_files import find_recipe, read_document, run_of
+from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.recipe_files import find_recipe, run_of
 from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 
-COMMAND_LINE = "command line"
 MOST_KEYS = 500
 """A recipe with more keys is refused as a whole."""
-_OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """An unchecked value, with its source in words and the folder that paths are relative to.
-
-    On the command line the value is text, or None for an option without a value.
-    """
-
-    value: object
-    source: str
-    folder: Path | None = None
-    is_text: bool = False
-
-
-Tree = dict[Key, Leaf]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +116,7 @@ def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
     if rest:
         raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, --section.key value"])
     path = find_recipe(reference)
-    name = str(path) if run_of(path) else reference
-    label = name if name.isprintable() else show(name)
-    file = file_leaves(*read_document(path, label), label, path.parent)
+    file = read_leaves(path, str(path) if run_of(path) else reference)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
     file.setdefault(("", "name"), Leaf(value=file_name, source="name of the file"))
     return Draft(file=file, overrides=tree, path=path)
@@ -195,7 +175,7 @@ def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
     """
     if not isinstance(document, Mapping):
         raise RecipeError([f"{label}: expected a table of sections, got {kind_of(document)}"])
-    leaves = {key: Leaf(value=value, source=label) for key, value in _entries(document) if key != ("", SCRIPTS)}
+    leaves = {key: Leaf(value=value, source=label) for key, value in entries_of(document) if key != ("", SCRIPTS)}
     recipe, _, problems = _build(leaves, keeps_unknown=True)
     if problems:
         raise RecipeError(problems)
@@ -288,93 +268,3 @@ def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:
         report.add(key, leaf, f"unknown section{did_you_mean(key[1], SECTIONS)}", with_value=False)
     else:
         report.add(key, leaf, why_unknown(key, {}), with_value=False)
-
-
-def file_leaves(document: Mapping[str, object], text: str, label: str, folder: Path) -> Tree:
-    """Make leaves of a parsed recipe file; a table that is no section stays one leaf."""
-    lines, section = {}, ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
-            section = header[1]
-            lines["", section] = number
-        elif assignment := re.match(r"\s*([\w-]+)\s*(?:\.\s*([\w-]+)\s*)?=", line):
-            first, second = assignment[1], assignment[2]
-            lines[(section, first) if section or second is None else (first, second)] = number
-    tree = {}
-    for key, value in _entries(document):
-        number = lines.get(key) or lines.get(("", key[0]), 0)
-        tree[key] = Leaf(value=value, source=f"{label}:{number}" if number else label, folder=folder)
-    return tree
-
-
-def _entries(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
-    for name, value in document.items():
-        if name in SECTIONS and isinstance(value, dict):
-            yield from (((name, key), entry) for key, entry in value.items())
-        else:
-            yield ("", name), value
-
-
-def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
-    """Take the recipe's options out of command-line words.
-
-    A recipe option has a dot in it, or is ``--name``; dashes and underscores are the same. The next word is its value
-    unless it starts with two dashes (``--section.key=--value`` works); for a boolean, only if it is ``true``, ``false``
-    or ``none``. The last of several values counts, and nothing behind a bare ``--`` is an option.
-
-    Returns:
-        The leaves of the options, and the other words.
-    """
-    tree: Tree = {}
-    rest: list[str] = []
-    here, index = Path.cwd(), 0
-    while index < len(words) and words[index] != "--":
-        match = _OPTION.fullmatch(words[index])
-        index += 1
-        if match is None:
-            rest.append(words[index - 1])
-            continue
-        section, _, name = match["key"].replace("-", "_").rpartition(".")
-        value = match["value"]
-        if value is None and index < len(words) and _is_value((section, name), words[index]):
-            value = words[index]
-            index += 1
-        tree[section, name] = Leaf(value=value, source=COMMAND_LINE, folder=here, is_text=True)
-    return tree, [*rest, *words[index:]]
-
-
-def _is_value(key: Key, word: str) -> bool:
-    owners = specs(key[0]).get(key[1], []) if key[0] in SECTIONS else []
-    is_boolean = any(spec.type is bool for _, spec in owners)
-    return word.lower() in ("true", "false", "none") if is_boolean else not word.startswith("--")
-
-
-def merge(recipe: Tree, overrides: Tree) -> Tree:
-    """Lay the command line over the recipe.
-
-    An option that excludes others drops those of the recipe; a ``family`` or ``name`` drops the recipe's options that
-    only other choices have.
-    """
-    merged = {**recipe, **overrides}
-    for group in EXCLUSIVE:
-        if given := [key for key in group if key in overrides and _is_set(overrides[key])]:
-            _drop(merged, given[0], [key for key in group if key in recipe and key not in overrides])
-    for section, tag in TAGS.items():
-        leaf, known = overrides.get((section, tag)), choices(section)
-        if leaf and isinstance(leaf.value, str) and leaf.value in known:
-            others = specs(section).keys() - describe(known[leaf.value]).keys()
-            own = [key for key in recipe if key[0] == section and key not in overrides]
-            _drop(merged, (section, tag), [key for key in own if key[1] in others])
-    return merged
-
-
-def _is_set(leaf: Leaf) -> bool:
-    return str(leaf.value).lower() not in ("none", "false") or leaf.value is None
-
-
-def _drop(merged: Tree, chosen: Key, keys: list[Key]) -> None:
-    """Remove the keys that are still there; the source of the chosen one names them."""
-    dropped = {key: merged.pop(key) for key in keys if key in merged}
-    if dropped:
-        before = ", ".join(f"{dotted(key)} ({leaf.source})" for key, leaf in dropped.items())
-        merged[chosen] = replace(merged[chosen], source=f"{merged[chosen].source}, in place of {before}")

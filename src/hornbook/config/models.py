@@ -16,21 +16,13 @@ much text needs none.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from hornbook.config.options import Problem, choice_of, option
+from hornbook.config.shapes import Shapes, blocks, count, linear, norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
-
-
-class LinearShape(NamedTuple):
-    """The weights of a linear map, which may be several of equal shape side by side."""
-
-    num_out: int
-    num_in: int
-    num_parts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +79,6 @@ class TransformerConfig(ABC):
         weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
         return 6.0 * weights + 12.0 * self.num_layers * width * length
 
-    def linears(self) -> dict[str, LinearShape]:
-        """Return the linear maps that may be block-sparse, by their name in the model."""
-        return {
-            f"blocks.{index}.{name}": shape for index in range(self.num_layers) for name, shape in self._block_linears()
-        }
-
-    def _block_linears(self) -> Iterator[tuple[str, LinearShape]]:
-        hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        heads = self.num_heads * self.effective_head_size
-        yield "attention.qkv", LinearShape(3 * heads, hidden, 3)
-        yield "attention.out", LinearShape(hidden, heads)
-        yield "feed_forward.up", LinearShape(inner, hidden)
-        yield "feed_forward.down", LinearShape(hidden, inner)
-
     def problems(self) -> list[Problem]:
         """List conflicting options."""
         if self.head_size is None and self.hidden_size % self.num_heads:
@@ -108,14 +86,21 @@ class TransformerConfig(ABC):
             return [Problem(("hidden_size", "num_heads"), message)]
         return []
 
-    def _num_attention(self, *, qkv_bias: bool = True, out_bias: bool = True) -> int:
+    def _attention_shapes(self, *, qkv_bias: bool = True, out_bias: bool = True) -> Shapes:
         heads = self.num_heads * self.effective_head_size
-        biases = (3 * heads if qkv_bias else 0) + (self.hidden_size if out_bias else 0)
-        return 4 * heads * self.hidden_size + biases
+        yield "attention.qkv.weight", (3, heads, self.hidden_size)
+        if qkv_bias:
+            yield "attention.qkv.bias", (3, heads)
+        yield from linear("attention.out", heads, self.hidden_size, bias=out_bias)
 
-    def _num_feed_forward(self) -> int:
+    def _two_norm_block_shapes(self, *, qkv_bias: bool = True, out_bias: bool = True) -> Shapes:
+        """Yield those of a block of attention and feed-forward, each with its norm."""
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        return _num_linear(hidden, inner) + _num_linear(inner, hidden)
+        yield from norm("attention_norm", hidden)
+        yield from self._attention_shapes(qkv_bias=qkv_bias, out_bias=out_bias)
+        yield from norm("feed_forward_norm", hidden)
+        yield from linear("feed_forward.up", hidden, inner)
+        yield from linear("feed_forward.down", inner, hidden)
 
     def _num_block_weights(self) -> int:
         """Count the weights of a block's matrices, without biases and norms."""
@@ -136,10 +121,15 @@ class GPTConfig(TransformerConfig):
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        rows = (vocab_size or self.vocab_size or 0) + self.max_positions
-        norms = 2 * self.hidden_size
-        block = self._num_attention() + self._num_feed_forward() + 2 * norms
-        return rows * self.hidden_size + self.num_layers * block + norms
+        return count(self.shapes(vocab_size))
+
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+        hidden = self.hidden_size
+        yield "embedding.tokens", (vocab_size or self.vocab_size or 0, hidden)
+        yield "embedding.positions", (self.max_positions, hidden)
+        yield from blocks(self.num_layers, self._two_norm_block_shapes())
+        yield from norm("head.norm", hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,39 +165,39 @@ class EncoderConfig(TransformerConfig):
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        return count(self.shapes(vocab_size))
+
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
         hidden, num_tokens = self.hidden_size, vocab_size or self.vocab_size or 0
-        rows = num_tokens + self.first_position + self.max_positions + self.num_segments
-        return rows * hidden + 2 * hidden + self.num_layers * self._num_block() + self._num_head(num_tokens)
+        yield "embedding.tokens", (num_tokens, hidden)
+        yield "embedding.positions", (self.first_position + self.max_positions, hidden)
+        yield "embedding.segments", (self.num_segments, hidden)
+        yield from norm("embedding.norm", hidden)
+        yield from blocks(self.num_layers, self._block_shapes())
+        yield from self._head_shapes(num_tokens)
 
-    def _num_head(self, num_tokens: int) -> int:
-        hidden = self.hidden_size
-        pooler = _num_linear(hidden, hidden)
-        if self.head == "classification":
-            return pooler + _num_linear(hidden, self.num_labels or 0)
-        if self.head == "span":
-            return _num_linear(hidden, 2)
-        transform = pooler + 2 * hidden if self.head_transform else 0
-        pair_head = pooler + _num_linear(hidden, 2) if self.has_pair_head else 0
-        return transform + pair_head + (num_tokens if self.prediction_bias else 0)
+    def _block_shapes(self) -> Shapes:
+        return self._two_norm_block_shapes(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
 
-    def linears(self) -> dict[str, LinearShape]:
-        """Return the linear maps that may be block-sparse, by their name in the model: those of the head, too."""
-        hidden = self.hidden_size
-        square, pair = LinearShape(hidden, hidden), LinearShape(2, hidden)
-        head = {
-            "classification": {"pooler": square, "labels": LinearShape(self.num_labels or 0, hidden)},
-            "span": {"spans": pair},
-            "pretraining": ({"transform.dense": square} if self.head_transform else {})
-            | ({"pooler": square, "classifier": pair} if self.has_pair_head else {}),
-        }[self.head]
-        return super().linears() | {f"head.{name}": shape for name, shape in head.items()}
+    def _head_shapes(self, num_tokens: int) -> Shapes:
+        hidden, is_pretraining = self.hidden_size, self.head == "pretraining"
+        if is_pretraining and self.prediction_bias:
+            yield "head.bias", (num_tokens,)
+        if is_pretraining and self.head_transform:
+            yield from linear("head.transform.dense", hidden, hidden)
+            yield from norm("head.transform.norm", hidden)
+        if self.head == "classification" or (is_pretraining and self.has_pair_head):
+            yield from linear("head.pooler", hidden, hidden)
+        if is_pretraining and self.has_pair_head:
+            yield from linear("head.classifier", hidden, 2)
+        elif self.head == "classification":
+            yield from linear("head.labels", hidden, self.num_labels or 0)
+        elif self.head == "span":
+            yield from linear("head.spans", hidden, 2)
 
     def _num_head_weights(self) -> int:
         return super()._num_head_weights() + (self.hidden_size**2 if self.head_transform else 0)
-
-    def _num_block(self) -> int:
-        attention = self._num_attention(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
-        return attention + self._num_feed_forward() + 4 * self.hidden_size
 
 
 @choice_of("model")
@@ -254,28 +244,26 @@ class GroupBertConfig(EncoderConfig):
     convolution_group_size: int = option(16, help="channels per group of the convolution", minimum=1)
     feed_forward_groups: int = option(4, help="groups of the second feed-forward projection", minimum=1)
 
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters, as for the other encoders, and the final norm."""
-        return super().num_parameters(vocab_size) + 2 * self.hidden_size
-
-    def _num_block(self) -> int:
-        hidden, inner, norm = self.hidden_size, self.effective_feed_forward_size, 2 * self.hidden_size
-        kernel = self.convolution_kernel * self.convolution_group_size
-        last = _num_linear(hidden, hidden)
-        convolution = norm + _num_linear(hidden, 2 * hidden) + _num_linear(kernel, hidden) + norm + last
-        grouped = norm + _num_linear(hidden, inner) + _num_linear(inner // self.feed_forward_groups, hidden) + last
-        attention = norm + self._num_attention(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
-        return convolution + 2 * grouped + attention
-
-    def _block_linears(self) -> Iterator[tuple[str, LinearShape]]:
+    def _block_shapes(self) -> Shapes:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        attention = [entry for entry in super()._block_linears() if entry[0].startswith("attention.")]
-        yield "convolution.up", LinearShape(2 * hidden, hidden)
-        yield "convolution.down", LinearShape(hidden, hidden)
+        for number in range(4):
+            yield from norm(f"norms.{number}", hidden)
+        yield "convolution.filter_weight", (hidden, self.convolution_group_size, self.convolution_kernel)
+        yield "convolution.filter_bias", (hidden,)
+        yield from linear("convolution.up", hidden, 2 * hidden)
+        yield from norm("convolution.norm", hidden)
+        yield from linear("convolution.down", hidden, hidden)
         for name in ("first_feed_forward", "second_feed_forward"):
-            yield f"{name}.up", LinearShape(inner, hidden)
-            yield f"{name}.down", LinearShape(hidden, hidden)
-        yield from attention
+            groups = self.feed_forward_groups
+            yield from linear(f"{name}.up", hidden, inner)
+            yield f"{name}.grouped.weight", (groups, hidden // groups, inner // groups)
+            yield f"{name}.grouped.bias", (hidden,)
+            yield from linear(f"{name}.down", hidden, hidden)
+        yield from self._attention_shapes(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
+
+    def _head_shapes(self, num_tokens: int) -> Shapes:
+        yield from norm("head.norm", self.hidden_size)
+        yield from super()._head_shapes(num_tokens)
 
     def _num_block_weights(self) -> int:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
@@ -296,10 +284,6 @@ class GroupBertConfig(EncoderConfig):
             message = "hidden_size and the inner width of the feed-forward must be divisible by feed_forward_groups"
             problems.append(Problem(("hidden_size", "feed_forward_groups"), message))
         return problems
-
-
-def _num_linear(num_in: int, num_out: int) -> int:
-    return (num_in + 1) * num_out
 
 
 @choice_of("objective")

@@ -7,7 +7,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from hornbook.config.build import Leaf, Resolved, Tree, merge, resolve
+from hornbook.config.build import Resolved, resolve
+from hornbook.config.leaves import Leaf, Tree, merge
 from hornbook.config.recipe import Recipe, flatten
 
 

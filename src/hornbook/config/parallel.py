@@ -46,7 +46,8 @@ norms, position tables, GroupBERT's convolution, heads of labeled data.
 The first layer of a pair is split by its outputs and the second by its inputs (Shoeybi et al. 2019, section 3); the
 token table by its rows, query, key and value by heads, and GroupBERT's grouped layer by whole groups.
 """
-_DIVISIBLE: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+KNOWN_MODELS: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+"""Those whose weights ``TENSOR_CUTS`` names and whose ``shapes`` are those of the model."""
 
 
 class Sizes(NamedTuple):
@@ -68,6 +69,11 @@ class ParallelConfig:
         "share within groups of shard_size ranks (hybrid)",
     )
     shard_size: int | None = option(None, help="ranks of a group that share one copy of the weights", minimum=2)
+    sum_gradients: Literal["micro_batch", "step"] = option(
+        "micro_batch",
+        help="when sharded ranks sum gradients: after each micro-batch, or once a step, which sends less and keeps "
+        "whole gradients meanwhile, 4 bytes a parameter",
+    )
     tensor_parallel: int = option(
         1, help="ranks that split each layer: vocabulary, attention heads, feed-forward", minimum=1
     )
@@ -99,6 +105,9 @@ class ParallelConfig:
         if (self.data_parallel == "hybrid") != (self.shard_size is not None):
             message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'
             problems.append(Problem(("shard_size", "data_parallel"), message))
+        if self.sum_gradients == "step" and (self.data_parallel == "replicate" or self.pipeline_parallel > 1):
+            message = 'sum_gradients = "step" applies only to shard and hybrid without a pipeline; remove it'
+            problems.append(Problem(("sum_gradients", "data_parallel"), message))
         if self.sequence_parallel and self.tensor_parallel == 1:
             message = "sequence_parallel applies only to tensor parallelism; set tensor_parallel, or remove it"
             problems.append(Problem(("sequence_parallel", "tensor_parallel"), message))
@@ -168,7 +177,7 @@ class ParallelConfig:
         """Yield what of ``model`` tensor parallelism cannot divide; a model of one's own it cannot divide at all."""
         if self.tensor_parallel == 1:
             return
-        if type(model) not in _DIVISIBLE:
+        if type(model) not in KNOWN_MODELS:
             message = "tensor parallelism does not know the weights of this family; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
             return

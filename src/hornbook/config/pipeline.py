@@ -19,6 +19,8 @@ from hornbook.errors import UserError
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"]
 
+SPLITS_NO_BACKWARD: Final = ("gpipe", "1f1b", "interleaved")
+"""Schedules that compute the gradients of weights and of inputs together."""
 _ROUND_SIZE: Final = 16
 """Most micro-batches of a round, for each rank of the pipeline."""
 _IN_GROUPS: Final = ("interleaved", "zero-bubble")

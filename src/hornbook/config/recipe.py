@@ -4,9 +4,7 @@
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-Each field carries its help and bounds (``option``), and ``problems`` lists conflicting fields. A recipe from a file or
-the command line is always checked; one that is built in Python is checked by
-``recipe_from_dict(recipe_to_dict(recipe))``.
+Each field carries its help and bounds; ``problems`` lists conflicts. ``recipe_from_dict(recipe_to_dict(r))`` checks one.
 """
 
 import json
@@ -39,6 +37,7 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
+from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
@@ -97,6 +96,9 @@ class TrainingConfig:
     global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
     micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
     seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
+    compile: Literal["none", "blocks"] = option(
+        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
+    )
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""
@@ -222,14 +224,14 @@ class Recipe:
 
     def num_parameters(self) -> int:
         """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
-        absent = sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else 0
-        return getattr(self.model, "num_parameters", lambda: absent)() - absent
+        count: int = getattr(self.model, "num_parameters", int)()
+        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
 
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
-        parallel = self.parallel.conflicts(self.model)
-        sparsity = self.sparsity.conflicts(self.model, self.parallel) if self.sparsity.linears else ()
-        return [*self._exclusive(), *self._conflicts(), *parallel, *sparsity, *self._inapplicable()]
+        is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
+        blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
+        return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:
@@ -252,6 +254,12 @@ class Recipe:
         if self.sequence_length > model.max_positions:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)
+        if self.training.compile == "blocks" and self.parallel.tensor_parallel > 1:
+            message = "PyTorch compiles the sums of tensor parallelism to wrong gradients; set one of them back"
+            yield Problem(("training.compile", "parallel.tensor_parallel"), message)
+        if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
+            message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
+            yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)
@@ -289,10 +297,6 @@ class Recipe:
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),
         ]
-        if not self.sparsity.linears:
-            given, default = self.sparsity, SparsityConfig()
-            changed = [key for key in describe(SparsityConfig) if getattr(given, key) != getattr(default, key)]
-            rules += [(True, f"sparsity.{key}", "sparsity.linears", "the maps in linears") for key in changed]
         if encoder:
             is_foreign, is_counted = encoder.head not in ("pretraining", head), encoder.num_labels is not None
             rules += [

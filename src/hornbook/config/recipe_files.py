@@ -23,7 +23,7 @@ _TRAIN = "to train on it: hornbook train demo --data.train"
 
 def bundled_recipes() -> dict[str, Path]:
     """Return the files of the package's recipes by name, in alphabetical order."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_recipe(reference: str) -> Path:
@@ -41,8 +41,8 @@ def find_recipe(reference: str) -> Path:
         return path / _RECIPE
     if path.suffix == ".toml" or "/" in reference or (path / "checkpoints").is_dir():
         return path
-    family = [name for name in bundled if name.startswith(f"{reference}-")]
-    family.sort(key=lambda name: (_size(bundled[name]), name))
+    sizes = {name: _size(path) for name, path in bundled.items() if name.startswith(f"{reference}-")}
+    family = sorted((name for name in sizes if sizes[name]), key=lambda name: (sizes[name], name))
     hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
     raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
 
@@ -52,10 +52,10 @@ def run_of(recipe: Path) -> Path | None:
     return recipe.parent if recipe.name == _RECIPE and (recipe.parent / _IDENTITY).is_file() else None
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """Return width and depth of a recipe's model."""
-    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
-    return model["hidden_size"], model["num_layers"]
+def _size(path: Path) -> tuple[int, ...]:
+    """Return width and depth of a recipe's model; () if it starts from another recipe, which has them."""
+    model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
+    return (model["hidden_size"], model["num_layers"]) if model else ()
 
 
 def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple
 
-from hornbook.config.models import BertConfig, GPTConfig, GroupBertConfig, LinearShape, RobertaConfig
-from hornbook.config.options import Problem, option
+from hornbook.config.linears import LinearShape, linears_of
+from hornbook.config.options import Problem, describe, option
 from hornbook.config.parallel import ParallelConfig
 from hornbook.wording import first_few
 
@@ -24,9 +24,6 @@ TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
 BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64)
-
-
-_KNOWN: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
 
 
 class BlockGrid(NamedTuple):
@@ -163,6 +160,12 @@ class SparsityConfig:
 
     def conflicts(self, model: object, parallel: ParallelConfig) -> Iterator[Problem]:
         """Yield what does not fit ``model``, unless it is one's own, and the layouts that do not know blocks."""
+        if not self.linears:
+            default = SparsityConfig()
+            for key in (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key)):
+                message = f"{key} applies only to the maps in linears; remove it"
+                yield Problem((f"sparsity.{key}", "sparsity.linears"), message)
+            return
         linears = linears_of(model)
         if linears is not None:
             yield from self.problems_with(linears)
@@ -172,11 +175,6 @@ class SparsityConfig:
         if parallel.data_parallel != "replicate":
             message = 'blocks cannot be sharded; set data_parallel to "replicate"'
             yield Problem(("parallel.data_parallel", "sparsity.linears"), message)
-
-
-def linears_of(model: object) -> dict[str, LinearShape] | None:
-    """Return the linear maps of the model that a recipe's section describes, by name; None for one of one's own."""
-    return model.linears() if isinstance(model, _KNOWN) and type(model) in _KNOWN else None
 
 
 def _erdos_renyi(sizes: Mapping[str, tuple[int, int]], parts: Mapping[str, int], density: float) -> dict[str, float]:

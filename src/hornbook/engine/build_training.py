@@ -117,8 +117,10 @@ def build_training(
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     pipeline, is_pipelined = None, world.pipeline.size > 1
-    if is_pipelined or world.holders.size > 1:
-        pipeline = parallelize(model, world, partial(build_pipeline, model, recipe, world) if is_pipelined else None)
+    is_compiled = recipe.training.compile == "blocks"
+    if is_pipelined or world.holders.size > 1 or is_compiled:
+        make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+        pipeline = parallelize(model, world, make_pipeline, compiled=is_compiled)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -136,7 +138,7 @@ def build_training(
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(precision) if precision.scales_loss else StepConfig.loss_scale,
         world=world,
-        executor=pipeline or resident,
+        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         topology=topology,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )

@@ -13,7 +13,7 @@ are those that other ranks of a pipeline hold.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.cuts import box_of, cut_axes, local
+from hornbook.parallel.gradient_sums import GradientSums
 from hornbook.parallel.world import World
 
 Shards = dict[str, dict[str, Shard]]
@@ -42,6 +43,12 @@ class Home(Protocol):
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """Return a part's parameters, or what this rank holds of them, by name, without their autograd history."""
+
+    def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
+        """Prepare for the backward pass of a micro-batch; the sums over ranks may begin during the last of a step.
+
+        With ``whole``, ranks that hold parts of a gradient keep all of it until then.
+        """
 
     def keep_gradients(self, part: str) -> None:
         """Store the sum over data-parallel ranks of the gradients that a backward pass left in a part's parameters."""
@@ -71,7 +78,7 @@ class InMemory:
         model: its parameters are the weights; their ``.grad`` are the gradients.
         moments: by parameter name, then by the optimizer's state name; tensors of the shape of the parameter's local
             part.
-        world: the data-parallel ranks add up gradients, unless they are sharded.
+        world: the data-parallel ranks add up gradients; where they are sharded, ``fully_shard`` does.
     """
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
@@ -88,6 +95,13 @@ class InMemory:
             for name, parameter in model.own_parameters()
             if not parameter.is_meta
         ]
+        held = [parameter for _, parameter, *_ in reversed(self._parameters)]
+        held.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
+        has_sums = world.data.size > 1 and not world.is_sharded
+        self._sums = GradientSums(held, world.data) if has_sums else None
+        sliced = [parameter for name, parameter, *_ in self._parameters if sees_slice(name)]
+        self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
+        self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
     @classmethod
     def fresh(cls, model: LanguageModel, update: Update, world: World) -> "InMemory":
@@ -115,6 +129,16 @@ class InMemory:
         """See ``Home``."""
         return {name: local(parameter.detach()) for name, parameter, *_ in self._parameters}
 
+    def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
+        """See ``Home``; groups of shards are summed once a step."""
+        if self._sums is not None and is_last:
+            self._sums.expect()
+        for module in self._sharded:
+            if whole:
+                module.set_requires_gradient_sync(is_last, recurse=False)
+            else:
+                module.set_requires_all_reduce(is_last, recurse=False)
+
     def keep_gradients(self, part: str) -> None:
         """Fold the tied table's two gradients and give each parameter the sum over ranks, in place.
 
@@ -124,22 +148,9 @@ class InMemory:
         those ranks, too.
         """
         self.model.fold_tied_gradients()
-        self._sum_over_data()
-        if self._world.sequence.size > 1:
-            sliced = [parameter.grad for name, parameter, *_ in self._parameters if sees_slice(name)]
-            self._world.sequence.sum_gradients([local(gradient) for gradient in sliced if gradient is not None])
-
-    def _sum_over_data(self) -> None:
-        ranks = self._world.data
-        if ranks.size == 1 or self._world.is_sharded:
-            return
-        parameters = [parameter for _, parameter, *_ in self._parameters]
-        holders = ranks.sum_integers([parameter.grad is not None for parameter in parameters])
-        shared = [parameter for parameter, count in zip(parameters, holders, strict=True) if count]
-        for parameter in shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        ranks.sum_gradients([local(parameter.grad) for parameter in shared if parameter.grad is not None])
+        for sums in (self._sums, self._sums_over_slices):
+            if sums is not None:
+                sums.finish()
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""

@@ -5,8 +5,9 @@
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
                               and, with sequence parallelism, its own tokens between them
-      2. pipeline             layers become stages; those of other ranks stay on the meta device
-      3. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
+      2. compilation          the blocks' forward passes go through torch.compile
+      3. pipeline             layers become stages; those of other ranks stay on the meta device
+      4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
 
 Operators tell a cut weight by its type (`hornbook.ops.tensor_parallel`), so a forward pass, an objective and a task run
@@ -16,6 +17,7 @@ on every layout. Replicas, shards and groups of shards are one mesh of two axes.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -32,7 +34,11 @@ from hornbook.samples.batches import Batch
 
 
 def parallelize(
-    model: LanguageModel, world: World, make_pipeline: Callable[[], Pipeline] | None = None
+    model: LanguageModel,
+    world: World,
+    make_pipeline: Callable[[], Pipeline] | None = None,
+    *,
+    compiled: bool = False,
 ) -> Pipeline | None:
     """Cut ``model``, which is on the meta device, over the ranks of ``world``, in place.
 
@@ -40,6 +46,7 @@ def parallelize(
         model: all of it.
         world: gives the axes.
         make_pipeline: spreads the layers over stages; None where there is one.
+        compiled: whether each block is compiled.
 
     Returns:
         What ``make_pipeline`` made.
@@ -52,6 +59,8 @@ def parallelize(
         _split_layers(model, world.mesh["tensor"])
     if world.sequence.size > 1:
         slice_tokens(model, world.sequence)
+    if compiled:
+        _compile_blocks(model)
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None
@@ -86,6 +95,15 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
         if isinstance(module, SelfAttention):
             module.num_heads //= mesh.size()
             module.first_head = mesh.get_local_rank() * module.num_heads
+
+
+def _compile_blocks(model: LanguageModel) -> None:
+    """Let each block compute by ``torch.compile``; names, parameters and the hooks of other steps stay as they are.
+
+    PyTorch keeps what it compiles in its cache on disk, so that only the first run waits for the compiler.
+    """
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
 
 
 def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:

@@ -35,12 +35,18 @@ def resident(
     objective: Objective,
     counts: Mapping[str, int],
     begin: Callable[[int], None],
+    *,
+    whole_gradients: bool = False,
 ) -> dict[str, Tensor]:
-    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``)."""
+    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``).
+
+    With ``whole_gradients``, sharded ranks keep whole gradients until the last one.
+    """
     model, device = state.model, state.model.device
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
     for number, micro_batch in enumerate(micro_batches):
         begin(number)
+        state.home.expect_gradients(is_last=number == len(micro_batches) - 1, whole=whole_gradients)
         sums = model(objective.sums, to_device(micro_batch, device))
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():

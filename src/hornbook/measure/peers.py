@@ -36,7 +36,7 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if isinstance(recipe.model, EncoderConfig):
         recipe = replace(recipe, data=replace(recipe.data, layout="padded"))
-    loader = synthetic_loader(recipe, world.device)
+    loader = synthetic_loader(recipe, world)
 
     def step() -> int:
         micro_batches = next(loader)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.step import train_step
@@ -81,12 +79,13 @@ def compare_with_product(recipe: Recipe, step: Throughput, product: Throughput, 
     return {"tflops": tflops, "matmul_tflops": matmul_tflops, "tflops_ratio": tflops / matmul_tflops}
 
 
-def synthetic_loader(recipe: Recipe, device: torch.device) -> Loader:
+def synthetic_loader(recipe: Recipe, world: World) -> Loader:
     """Return the batches that the recipe would train on, one step an item, of random tokens.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        device: decides how an encoder's sequences are laid out, unless the recipe does.
+        world: gives this rank's share of a batch, and the device, which decides how an encoder's sequences are laid
+            out, unless the recipe does.
 
     Raises:
         UserError: the recipe learns labels, which random tokens do not have.
@@ -98,13 +97,13 @@ def synthetic_loader(recipe: Recipe, device: torch.device) -> Loader:
         )
     data = replace(recipe.data, train=DataConfig.train, weights=DataConfig.weights, synthetic=True)
     recipe = replace(recipe, data=data)
-    on_cpu = device.type == "cpu"
+    on_cpu = world.device.type == "cpu"
     return Loader(
         build_samples(recipe, open_sources(recipe), on_cpu=on_cpu).maker,
         global_batch_size=recipe.training.global_batch_size,
         micro_batch_size=recipe.training.micro_batch_size,
-        rank=0,
-        world_size=1,
+        rank=world.data.rank,
+        world_size=world.data.size,
         start_sample=0,
         prefetch=0,
     )
@@ -115,11 +114,11 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        world: gives the device; one process.
+        world: gives the device and this rank's share.
     """
     state, config = build_training(recipe, 1 << 30, world)
     kernels = in_use()  # another contender may use others
-    loader = synthetic_loader(recipe, world.device)
+    loader = synthetic_loader(recipe, world)
 
     def step() -> int:
         with using(kernels):

@@ -11,25 +11,30 @@ Both take a few steps of the recipe. All ranks call these functions together.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
+from hornbook.config.parallel import Sizes
 from hornbook.config.pipeline import PipelineSchedule
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.objective import Objective
+from hornbook.parallel.cuts import is_cut, local
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_data, open_run
 from hornbook.run.loop import train_until_done
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.batches import Batch, Loader, refuse_misfit
+from hornbook.samples.sources import Sources
 from hornbook.track.metrics import read
 
 _CLOCKS = ("seconds", "tokens_per_second", "tflops", "mfu")
@@ -128,27 +133,56 @@ def _without_clocks(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in _CLOCKS}
 
 
-def layouts_of(recipe: Recipe, num_ranks: int) -> dict[str, ParallelConfig]:
-    """Return the layouts of so many ranks that fit the recipe, its own first."""
-    candidates = [
-        recipe.parallel,
-        *(
-            ParallelConfig(data_parallel=kind, tensor_parallel=tensor)
-            for tensor in (1, 2, 4)
-            for kind in ("replicate", "shard")
-        ),
-        ParallelConfig(data_parallel="hybrid", shard_size=2),
-        *(ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule) for schedule in get_args(PipelineSchedule)),
-    ]
-    return {_name(parallel, num_ranks): parallel for parallel in candidates if _fits(recipe, parallel, num_ranks)}
+def layouts_of(recipe: Recipe, num_ranks: int) -> tuple[dict[str, ParallelConfig], dict[str, str]]:
+    """Return the layouts of so many ranks that fit the recipe, its own first, and why the others do not, by name.
+
+    Each axis alone, a pipeline with every schedule, and the products in which all axes but one have one or two ranks.
+    """
+    candidates = [recipe.parallel]
+    for sizes in _products(num_ranks):
+        parallel = _layout_of(sizes)
+        is_alone = sizes.pipeline == num_ranks
+        schedules = get_args(PipelineSchedule) if is_alone else [parallel.pipeline_schedule]
+        candidates += [replace(parallel, pipeline_schedule=schedule) for schedule in schedules]
+    fitting: dict[str, ParallelConfig] = {}
+    misfits: dict[str, str] = {}
+    for parallel in candidates:
+        name = _name(parallel, num_ranks)
+        if problem := _misfit(recipe, parallel, num_ranks):
+            misfits[name] = problem
+        else:
+            fitting.setdefault(name, parallel)
+    return fitting, {name: problem for name, problem in misfits.items() if name not in fitting}
 
 
-def _fits(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> bool:
+def _products(num_ranks: int) -> list[Sizes]:
+    """Return sizes that multiply to ``num_ranks``, all but one of them 1 or 2, single axes first."""
+    found = {
+        Sizes._make((*others[:axis], num_ranks // math.prod(others), *others[axis:]))
+        for others in product((1, 2), repeat=len(Sizes._fields) - 1)
+        for axis in range(len(Sizes._fields))
+        if num_ranks % math.prod(others) == 0
+    }
+    return sorted(found, key=lambda sizes: (sum(size > 1 for size in sizes), sizes.pipeline, sizes.tensor, sizes.shard))
+
+
+def _layout_of(sizes: Sizes) -> ParallelConfig:
+    is_hybrid = sizes.replicate > 1 and sizes.shard > 1
+    return ParallelConfig(
+        data_parallel="hybrid" if is_hybrid else "shard" if sizes.shard > 1 else "replicate",
+        shard_size=sizes.shard if is_hybrid else None,
+        tensor_parallel=sizes.tensor,
+        pipeline_parallel=sizes.pipeline,
+    )
+
+
+def _misfit(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> str:
+    """Return why a layout does not go with the recipe; "" if it does."""
     try:
         refuse_misfit(replace(recipe, parallel=parallel), num_ranks)
-    except UserError:
-        return False
-    return not list(parallel.conflicts(recipe.model)) and (parallel.data_parallel != "hybrid" or num_ranks > 2)
+    except UserError as error:
+        return str(error)
+    return "; ".join(problem.message for problem in parallel.conflicts(recipe.model))
 
 
 def _name(parallel: ParallelConfig, num_ranks: int) -> str:
@@ -158,22 +192,37 @@ def _name(parallel: ParallelConfig, num_ranks: int) -> str:
     return f"{layout}, {parallel.pipeline_schedule}" if sizes["pipeline"] > 1 else layout
 
 
-def verify_topology(recipe: Recipe, world: World, *, num_steps: int) -> list[Difference]:
+def verify_topology(
+    recipe: Recipe, world: World, layouts: Mapping[str, ParallelConfig], *, num_steps: int
+) -> tuple[list[Difference], dict[str, str]]:
     """Train ``num_steps`` steps in one process, then on each layout of the world, and compare.
 
+    Args:
+        recipe: is shrunk.
+        world: of all ranks.
+        layouts: of these ranks, by name; see `layouts_of`.
+        num_steps: 1 or more.
+
     Returns:
-        A line for each layout, on the first rank; [] on the others.
+        A line for each layout, on the first rank, [] on the others; and why layouts were refused, by name.
+
+    Raises:
+        UserError: the data cannot be read, or no rank can train the recipe at all.
     """
-    recipe = shrunk(recipe, num_steps)
+    recipe, sources = open_data(shrunk(recipe, num_steps), RunFolder(path=Path()), None)
     alone = replace(recipe, parallel=ParallelConfig())
-    reference = _train(alone, World(device=world.device), num_steps) if world.is_first else None
+    reference = _train(alone, sources, World(device=world.device), num_steps) if world.is_first else None
     world.barrier()
-    differences = []
-    for name, parallel in layouts_of(recipe, world.size).items():
-        gradients, losses = _train(replace(recipe, parallel=parallel), world.laid_out(parallel), num_steps)
-        if reference is not None:
-            differences.append(_difference(name, reference, (gradients, losses)))
-    return differences
+    differences, refused = [], {}
+    for name, parallel in layouts.items():
+        try:
+            found = _train(replace(recipe, parallel=parallel), sources, world.laid_out(parallel), num_steps)
+        except UserError as error:  # of the layout, the same on all ranks: recipe and data have trained already
+            refused[name] = str(error)
+        else:
+            if reference is not None:
+                differences.append(_difference(name, reference, found))
+    return differences, refused
 
 
 def _difference(
@@ -186,9 +235,8 @@ def _difference(
     return Difference(layout=name, gradients=off / total, losses=largest)
 
 
-def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[float]]:
+def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[float]]:
     """Return the whole gradients of the first step, without padding, and the losses."""
-    recipe, sources = open_data(recipe, RunFolder(path=Path()), None)
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     state, config = build_training(recipe, num_steps, world)
     state.model.train()
@@ -227,5 +275,13 @@ def _train(recipe: Recipe, world: World, num_steps: int) -> tuple[dict[str, Tens
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor put together from all ranks that hold a part of it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Return a tensor put together from all ranks that hold a part of it.
+
+    One axis after the other, sharding first, since it cuts what tensor parallelism has cut; PyTorch warns otherwise.
+    """
+    if not is_cut(tensor):
+        return tensor
+    cut: Any = tensor
+    for axis in range(len(cut.placements)):
+        cut = cut.redistribute(placements=[Replicate()] * (axis + 1) + list(cut.placements[axis + 1 :]))
+    return local(cut)

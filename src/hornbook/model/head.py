@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.config.shapes import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm, padded_rows
+from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.parallel.cuts import local

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
 from hornbook.ops.layers import affine_dtype, cast_for_few_rows, dropout, layer_norm, linear, sinusoidal
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.cuts import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
-
-_ROW_MULTIPLE = 64
 
 
 class MakeLinear(Protocol):
@@ -113,11 +112,6 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
         return dropout(x, keys, self.site, self.probability) if self.drops else x
-
-
-def padded_rows(vocab_size: int) -> int:
-    """Return the rows of the token table in memory: a multiple of 64, which speeds up matrix products."""
-    return -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class Embedding(nn.Module):

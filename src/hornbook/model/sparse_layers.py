@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.config.models import LinearShape
-from hornbook.config.sparsity import SparsityConfig, linears_of
+from hornbook.config.linears import LinearShape, linears_of
+from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
 from hornbook.model.attention import QueryKeyValue
 from hornbook.model.initialize import Draw, generator

@@ -41,10 +41,12 @@ def told_once() -> Iterator[None]:
     try:
         yield
     except HornbookError as error:
-        if not is_rank() or isinstance(error, RankError) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if not is_rank() or isinstance(error, RankError):
             raise
-        from hornbook.parallel.meeting import open_store, tell  # imports torch
+        from hornbook.parallel.meeting import launcher_has_store, open_store, tell  # imports torch
 
+        if not launcher_has_store():
+            raise
         line = f"rank {rank()} of {num_ranks()}: {error}"
         raise tell(open_store(rank(), num_ranks()), rank(), line, error.exit_code) from error
 

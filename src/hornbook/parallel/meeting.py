@@ -26,6 +26,16 @@ LAUNCHER = -1
 _TOLD = "told"
 
 
+def launcher_has_store() -> bool:
+    """Tell whether the store of the ranks lies in the process that started them, and not in rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def store_address() -> str:
+    """Return ``host:port`` of the store of the ranks."""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
 def open_store(rank: int, size: int) -> Store:
     """Connect to the store of this start, as one of ``size`` ranks.
 
@@ -33,7 +43,7 @@ def open_store(rank: int, size: int) -> Store:
         HornbookError: nothing answers within ``ARRIVAL``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_elsewhere = launcher_has_store()
     try:
         store = TCPStore(
             address,
@@ -46,7 +56,7 @@ def open_store(rank: int, size: int) -> Store:
         )
     except dist.DistError as error:
         raise HornbookError(
-            f"rank {rank} cannot reach the other ranks at {address}:{port} within "
+            f"rank {rank} cannot reach the other ranks at {store_address()} within "
             f"{ARRIVAL.total_seconds():.0f} s: check that rank 0 has started and that its port is open"
         ) from error
     return start_of(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -10,8 +10,9 @@ so and ends its process, on which the launcher ends or restarts all. A rank that
 that a sum fails on the others at once; `Watch.explain` then finds out whose number stands still. A rank that fails says
 why in the store before it leaves; so the run ends with one line, and the others, wherever they wait, end without one.
 
-A rank whose launcher is gone gets SIGTERM: it saves and stops with the others instead of running on unattended. The
-price: three small requests to the store a second and rank.
+A rank whose launcher is gone gets SIGTERM: it saves and stops with the others instead of running on unattended. Ranks
+whose store is gone with the machine that held it have nowhere to agree: they leave, and the last one prints the line.
+The price: three small requests to the store a second and rank.
 """
 
 import os
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hornbook.errors import HornbookError, RankError
-from hornbook.parallel.meeting import named, tell, told
+from hornbook.parallel.meeting import launcher_has_store, named, store_address, tell, told
 
 _BEAT_SECONDS = 1.0
 _WINDOW_SECONDS = 5.0
@@ -75,7 +76,7 @@ class Watch:
             lost = [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
             return self._lost(lost) if lost else told(self._store) or error
         except dist.DistError:
-            return HornbookError(_CUT_OFF)
+            return self._cut_off()
 
     def tell(self, line: str, exit_code: int) -> RankError:
         """Return the error with which this rank leaves; one rank alone prints its line.
@@ -94,13 +95,22 @@ class Watch:
         line = f"lost {named(ranks, self._size)}: no sign of life; {REMEDY}"
         return tell(self._store, self._rank, line, HornbookError.exit_code)
 
+    def _cut_off(self) -> RankError:
+        """Return the error of ranks whose store is gone, in which they could agree on who prints it.
+
+        The last rank does: it is the one that is most likely on another machine than the store.
+        """
+        where = "the launcher" if launcher_has_store() else named([0], self._size)
+        line = f"lost {where} at {store_address()}, where all ranks meet: no answer; {REMEDY}"
+        return RankError(line, HornbookError.exit_code, is_told=self._rank < self._size - 1)
+
     def _run(self) -> None:
         try:
             self._look()
         except dist.DistError:
             self._stop_if_alone()
             if self._launcher != _STOPPED and not self._ended.wait(_GRACE_SECONDS):
-                _leave(RankError(_CUT_OFF, HornbookError.exit_code))
+                _leave(self._cut_off())
 
     def _look(self) -> None:
         other = (self._rank + 1) % self._size
@@ -133,7 +143,6 @@ class Watch:
 _STOPPED = -1
 """In place of a launcher that is gone."""
 REMEDY = "the others stop: run the same command again to resume from the last checkpoint"
-_CUT_OFF = f"the connection to the other ranks is lost; {REMEDY}"
 
 
 def _leave(error: RankError) -> None:

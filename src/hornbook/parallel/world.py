@@ -34,7 +34,6 @@ from hornbook.parallel import launched
 from hornbook.parallel.meeting import meet, named, open_store
 from hornbook.parallel.watch import Watch
 
-_BUCKET_ELEMENTS = 1 << 24
 _TIMEOUT = timedelta(minutes=10)
 _PATIENCE = timedelta(hours=12)
 """At a barrier."""
@@ -92,16 +91,16 @@ class Ranks:
                 dist.broadcast_object_list(values, group=self._host, group_src=source)
         return values[0]
 
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Add up the gradients of the ranks, in place, in flat buckets of at most 64 MiB or one tensor."""
-        if self.size == 1:
-            return
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            self.sum_tensor(flat)
-            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+    def start_sum(self, tensor: Tensor) -> dist.Work:
+        """Begin to add up ``tensor`` over two or more ranks, in place; it may be used after ``end_sum``."""
+        with explained(self._watch):
+            work: dist.Work = dist.all_reduce(tensor, group=self.tensors, async_op=True)
+        return work
+
+    def end_sum(self, work: dist.Work) -> None:
+        """Wait for a sum."""
+        with explained(self._watch):
+            work.wait()
 
     def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
         total = torch.tensor(values, dtype=dtype)
@@ -254,6 +253,12 @@ class World:
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self.everyone.sum_integers(votes)) if count]
 
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the ``values`` of each rank, of all the same number, the same on all ranks."""
+        own = [value if rank == self.rank else 0.0 for rank in range(self.size) for value in values]
+        everywhere = self.everyone.sum_floats(own)
+        return [everywhere[first : first + len(values)] for first in range(0, len(own), len(values))]
+
     def any(self, condition: bool) -> bool:
         """Tell whether ``condition`` is true on some rank, the same on all of them."""
         return self.everyone.sum_integers([condition])[0] > 0
@@ -363,15 +368,3 @@ def explained(watch: Watch | None) -> Iterator[None]:
         if watch is None:
             raise
         raise watch.explain(error) from error
-
-
-def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    buckets: list[list[Tensor]] = [[]]
-    size = 0
-    for gradient in gradients:
-        if size and size + gradient.numel() > _BUCKET_ELEMENTS:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(gradient)
-        size += gradient.numel()
-    return buckets

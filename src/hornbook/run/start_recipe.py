@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hornbook.config import Resolved, TransformerConfig
-from hornbook.config.build import Draft, Leaf, Tree, check, convert_leaf, merge, read_draft
+from hornbook.config.build import Draft, check, convert_leaf, read_draft
+from hornbook.config.leaves import Leaf, Tree, merge
 from hornbook.config.options import Mistake, describe, show
 from hornbook.errors import UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, stored_recipe

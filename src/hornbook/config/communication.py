@@ -1,0 +1,185 @@
+"""How many bytes a rank sends in a training step, by formula and without torch.
+
+::
+
+    all_reduce       2 (n - 1)/n · bytes of the tensor            ring: each rank sends every part but one, twice
+    all_gather         (n - 1)   · bytes of the rank's part
+    reduce_scatter     (n - 1)   · bytes of the rank's part
+    send                           bytes of the tensor
+
+    replicate n      gradients once a step                        all_reduce
+    shard n          weights twice a micro-batch                  all_gather
+                     gradients once a micro-batch, or a step      reduce_scatter
+    hybrid           as shard; gradients between groups once a step  all_reduce
+    tensor n         twice a pair of layers and micro-batch: [tokens, D]; embedding and head  all_reduce
+    pipeline         [tokens, D] to the next stage, its gradient to the one before            send
+
+Left out: counts, losses and norms, a few numbers each. Weights and gradients are fp32.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hornbook.config.parallel import KNOWN_MODELS, Sizes, cut_dimension
+from hornbook.config.pipeline import rounds_of
+from hornbook.config.recipe import Recipe
+from hornbook.config.shapes import padded_rows
+
+_FP32: Final = 4
+_PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
+"""The second layer of a pair that tensor parallelism splits."""
+_NUMBERS_OF_A_LOSS: Final = 3 * _FP32
+"""Sums over ranks for each scored token where the vocabulary is split (`hornbook.ops.cross_entropy`)."""
+_NUMBERS_OF_A_HIT: Final = _FP32 + 8
+"""The same, for the share of right predictions of a masked model."""
+
+
+def factor(operation: str, num_ranks: int) -> float:
+    """Return the bytes that a rank sends for each byte that it hands to an operation of so many ranks.
+
+    Of ``all_gather`` the part that it gives counts, and of ``reduce_scatter`` the part that it gets; another operation
+    counts once.
+    """
+    if operation == "all_reduce":
+        return 2.0 * (num_ranks - 1) / num_ranks
+    return num_ranks - 1.0 if operation in ("all_gather", "reduce_scatter") else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a rank computes in a step."""
+
+    num_micro_batches: int
+    tokens: float
+    """Of a micro-batch, with padding; of the largest one for a pipeline."""
+    scored: float
+    """Tokens of a micro-batch for which logits are computed."""
+    itemsize: int
+    """Bytes of an activation."""
+
+
+def load_of(recipe: Recipe, num_ranks: int, itemsize: int) -> Load:
+    """Return the load of full sequences; an encoder's are shorter, so what it sends is at most that."""
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    tokens = training.micro_batch_size * recipe.sequence_length
+    ranks = sizes.replicate * sizes.shard
+    return Load(
+        num_micro_batches=training.global_batch_size // (ranks * training.micro_batch_size),
+        tokens=tokens,
+        scored=tokens * getattr(recipe.objective, "scored_share", 1.0),
+        itemsize=itemsize,
+    )
+
+
+def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
+    """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation.
+
+    {} where there is no formula: a model of one's own, sequence parallelism, the schedule ``v-shaped``.
+
+    Args:
+        recipe: its ``model.vocab_size`` must be set.
+        num_ranks: a product of the sizes in ``[parallel]``.
+        rank: from 0.
+        load: what the rank computes.
+    """
+    if type(recipe.model) not in KNOWN_MODELS:
+        return {}
+    if recipe.parallel.sequence_parallel or recipe.parallel.pipeline_schedule == "v-shaped":
+        return {}
+    part = _Part.of(recipe, num_ranks, rank)
+    sent: Counter[str] = Counter()
+    for count in (part.gradients(load), part.layers(load), part.stages(load)):
+        sent.update(count)
+    return {operation: number for operation, number in sorted(sent.items()) if number}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What a rank holds."""
+
+    recipe: Recipe
+    sizes: Sizes
+    shapes: dict[str, tuple[int, ...]]
+    """Of its stages, cut by tensor parallelism, padded as in memory."""
+    table: tuple[int, ...]
+    """Of the token table, cut by tensor parallelism."""
+    own_stages: range
+    num_stages: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_ranks: int, rank: int) -> "_Part":
+        parallel = recipe.parallel
+        model: Any = recipe.model
+        sizes = parallel.sizes(num_ranks)
+        stages = parallel.stages(model, recipe.objective) if sizes.pipeline > 1 else [range(model.num_layers)]
+        own = range(rank * sizes.pipeline // num_ranks, len(stages), sizes.pipeline)
+        held = {f"blocks.{layer}." for stage in own for layer in stages[stage]}
+        held |= {"embedding."} if 0 in own else set()
+        held |= {"head."} if len(stages) - 1 in own else set()
+        cut = {name: _cut(name, shape, sizes.tensor) for name, shape in model.shapes()}
+        shapes = {name: shape for name, shape in cut.items() if name.startswith(tuple(held))}
+        table = cut["embedding.tokens"]
+        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, own_stages=own, num_stages=len(stages))
+
+    def gradients(self, load: Load) -> dict[str, float]:
+        """Return what data-parallel ranks send: gradients, and weights that are gathered."""
+        sizes, recipe = self.sizes, self.recipe
+        if sizes.shard == 1:
+            own = _FP32 * sum(math.prod(shape) for shape in self.shapes.values())
+            return {"all_reduce": factor("all_reduce", sizes.replicate) * own}
+        parts = list(self.shapes.values())
+        if self.num_stages - 1 in self.own_stages:
+            parts.append(self.table)  # the head has a copy
+        own = _FP32 * sum(_shard_size(shape, sizes.shard) for shape in parts)
+        gathers, cuts, sums = 2 * load.num_micro_batches, load.num_micro_batches, 1
+        if recipe.parallel.sum_gradients == "step":
+            cuts = 1
+        elif sizes.pipeline > 1:
+            schedule = recipe.parallel.pipeline_schedule
+            gathers = cuts = sums = len(rounds_of(load.num_micro_batches, sizes.pipeline, schedule))
+        return {
+            "all_gather": factor("all_gather", sizes.shard) * own * gathers,
+            "reduce_scatter": factor("reduce_scatter", sizes.shard) * own * cuts,
+            "all_reduce": factor("all_reduce", sizes.replicate) * own * sums,
+        }
+
+    def layers(self, load: Load) -> dict[str, float]:
+        """Return what tensor-parallel ranks send: activations and their gradients."""
+        hidden, itemsize = self.recipe.model.hidden_size, load.itemsize
+        pairs = sum(name.endswith(_PAIR_ENDS) for name in self.shapes)
+        numbers = 2.0 * pairs * load.tokens * hidden * itemsize
+        if 0 in self.own_stages:
+            numbers += load.tokens * hidden * _FP32
+        if self.num_stages - 1 in self.own_stages:
+            is_counted = self.recipe.objective.name != "causal_lm"
+            numbers += load.scored * (hidden * itemsize + _NUMBERS_OF_A_LOSS + is_counted * _NUMBERS_OF_A_HIT)
+            numbers += _FP32 * math.prod(self.shapes.get("head.bias", (0,)))
+        return {"all_reduce": factor("all_reduce", self.sizes.tensor) * load.num_micro_batches * numbers}
+
+    def stages(self, load: Load) -> dict[str, float]:
+        """Return what stages send: hidden states and their gradients, and the tied table with its gradient."""
+        if self.sizes.pipeline == 1:
+            return {}
+        is_first, is_last = 0 in self.own_stages, self.num_stages - 1 in self.own_stages
+        wires = 2 * len(self.own_stages) - is_first - is_last
+        hidden = wires * load.num_micro_batches * load.tokens * self.recipe.model.hidden_size * load.itemsize
+        return {"send": hidden + (is_first + is_last) * _FP32 * _shard_size(self.table, self.sizes.shard)}
+
+
+def _cut(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+    """Return the shape of a rank's part of a parameter in memory, which tensor parallelism may split."""
+    if name == "embedding.tokens":
+        shape = (padded_rows(shape[0]), *shape[1:])
+    dimension = cut_dimension(name)
+    if dimension is None:
+        return shape
+    return (*shape[:dimension], shape[dimension] // num_parts, *shape[dimension + 1 :])
+
+
+def _shard_size(shape: tuple[int, ...], num_shards: int) -> int:
+    """Return the numbers of a rank's shard; the rows are padded where no dimension divides."""
+    if any(size % num_shards == 0 for size in shape):
+        return math.prod(shape) // num_shards
+    return -(-shape[0] // num_shards) * math.prod(shape[1:])

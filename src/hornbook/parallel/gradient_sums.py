@@ -1,0 +1,110 @@
+"""Sums of gradients over ranks, in buckets, while the backward pass still computes.
+
+::
+
+    backward     head | block 3 | block 2 | block 1 | block 0 | embedding
+    sums                [ head, block 3 ]   [ blocks 2 1 ]      [ ... ]  [ token table ]
+                  a bucket is sent once its last gradient is there, and copied back once it is summed
+
+All ranks send the same buckets in the same order, whichever gradients they have: a rank that skipped a module sends
+zeros for it, after the backward pass. The token table comes last, since its two gradients are folded first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hornbook.parallel.cuts import local
+from hornbook.parallel.world import Ranks
+
+_BUCKET_ELEMENTS = 1 << 22
+
+
+class GradientSums:
+    """Adds up the gradients of parameters over ranks, in place.
+
+    Args:
+        parameters: in the order in which the backward pass makes their gradients, as far as that is known; that of the
+            last one changes after it. All ranks have the same.
+        ranks: two or more.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._buckets = _buckets(parameters)
+        self._bucket_of = {id(parameter): n for n, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._missing: list[int] = []
+        self._sent = 0
+        self._under_way: list[tuple[list[nn.Parameter], Tensor, dist.Work]] = []
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def expect(self) -> None:
+        """Send buckets during the backward pass that follows, the last of a step."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._missing[-1] += 1
+
+    def finish(self) -> None:
+        """Send what has not been sent, and wait for all sums.
+
+        A parameter has a gradient afterwards if it has one on any rank.
+        """
+        while self._sent < len(self._buckets):
+            self._send()
+        parameters = [parameter for bucket in self._buckets for parameter in bucket]
+        holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
+        for parameter, count in zip(parameters, holders, strict=True):
+            if count and parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+        self._collect(wait=True)
+        self._missing, self._sent = [], 0
+
+    def _note(self, parameter: Tensor) -> None:
+        if not self._missing:
+            return
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        while self._missing[self._sent] == 0:
+            self._send()
+            self._collect(wait=False)
+
+    def _send(self) -> None:
+        bucket = self._buckets[self._sent]
+        flat = torch.cat([_flat(parameter) for parameter in bucket])
+        self._under_way.append((bucket, flat, self._ranks.start_sum(flat)))
+        self._sent += 1
+
+    def _collect(self, *, wait: bool) -> None:
+        """Copy sums back and free their memory: those that are there, or all of them."""
+        while self._under_way and (wait or self._under_way[0][2].is_completed()):
+            bucket, flat, work = self._under_way.pop(0)
+            self._ranks.end_sum(work)
+            sizes = [local(parameter.detach()).numel() for parameter in bucket]
+            for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
+                if parameter.grad is not None:
+                    gradient = local(parameter.grad)
+                    gradient.copy_(part.view_as(gradient))
+
+
+def _flat(parameter: nn.Parameter) -> Tensor:
+    """Return this rank's part of the gradient as a vector; zeros where there is none."""
+    return (
+        torch.zeros_like(local(parameter.detach())).flatten()
+        if parameter.grad is None
+        else local(parameter.grad).flatten()
+    )
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters in groups of at most 16 MiB of fp32, or one tensor."""
+    buckets: list[list[nn.Parameter]] = [[]]
+    size = 0
+    for parameter in parameters:
+        num = local(parameter.detach()).numel()
+        if size and size + num > _BUCKET_ELEMENTS:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += num
+    return buckets

@@ -1,0 +1,29 @@
+"""A GPU learns what a CPU learns; run with make test-gpu where there is one."""
+
+from dataclasses import replace
+
+import pytest
+import tiny_layouts
+import torch
+from tiny_layouts import recipe_of
+
+from hornbook.parallel.device import prepare
+from hornbook.parallel.world import World
+
+MODELS = ["gpt", "bert padded", "bert packed", "deep bert unpadded", "groupbert"]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+"""PyTorch's compiler does what PyTorch warns of."""
+
+
+@pytest.mark.parametrize(("model", "compiled"), [*((model, "none") for model in MODELS), ("gpt", "blocks")])
+def test_a_gpu_learns_what_a_cpu_learns(model, compiled):
+    """In fp32, from the same weights, with the same dropout; the order of sums is the device's own."""
+    device = torch.device("cuda", 0)
+    prepare(device, 1)
+    recipe = recipe_of(model, "adamw")
+    expected = tiny_layouts.train(recipe, World(), steps=5)
+    recipe = replace(recipe, training=replace(recipe.training, compile=compiled))
+    found = tiny_layouts.train(recipe, World(device=device), steps=5)
+    assert all(torch.equal(found.initial[name].cpu(), tensor) for name, tensor in expected.initial.items())
+    assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-3)
