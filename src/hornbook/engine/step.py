@@ -19,6 +19,7 @@ from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import Scaled
 from hornbook.engine.state import TrainState
+from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
 from hornbook.ops.native.kernels import FORMS, weights_unchanged
@@ -71,6 +72,8 @@ class StepConfig:
     clip_scope: ClipScope = "global"
     loss_scale: Callable[[int], float] = lambda update: 1.0
     """From the number of the update, from 0, to the factor of its loss."""
+    topology: Topology | None = None
+    """What changes the patterns of block-sparse linear maps; None if there are none, or they stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,8 @@ class StepResult:
     padding: float
     """Share of the places of the global batch that hold padding."""
     skipped: bool
+    rewired: Sequence[Mapping[str, object]] = ()
+    """What became of the pattern of each block-sparse linear map, if the step changed them."""
 
 
 def train_step(
@@ -116,23 +121,25 @@ def train_step(
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale(progress.num_updates)
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
+    if (topology := config.topology) is not None:
+        topology.watch(progress.num_updates + 1)
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
-    totals = ranks.sum_tensor(torch.stack(list(own_sums.values()))).tolist()  # waits for the device, once
-    sums = dict(zip(own_sums, totals, strict=True))
+    sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
     skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
     learning_rate = config.schedule(progress.num_updates)
+    count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():
             with home.slots(part) as slots:
                 holders = [slot.holders for slot in slots]
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)
+    rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     progress.step += 1
     progress.samples += size.samples
@@ -150,6 +157,7 @@ def train_step(
         num_tokens=size.tokens,
         padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
+        rewired=rewired,
     )
 
 

@@ -66,18 +66,14 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
     needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
     if device is not None and needed > device:
         raise UserError(
-            f"a model of {_num_parameters(recipe):,} parameters takes {format_bytes(needed)} with its gradients and "
+            f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
             f"optimizer state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
 
 
 def bytes_of_training(recipe: Recipe) -> int:
     """Return the bytes of weights, gradients and optimizer state, 0 for a model of one's own that does not count."""
-    return _BYTES_OF_WEIGHT * _num_parameters(recipe) * (2 + len(build_update(recipe.optimizer).state_names))
-
-
-def _num_parameters(recipe: Recipe) -> int:
-    return getattr(recipe.model, "num_parameters", lambda: 0)()
+    return _BYTES_OF_WEIGHT * recipe.num_parameters() * (2 + len(build_update(recipe.optimizer).state_names))
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
