@@ -4,7 +4,8 @@
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-Each field carries its help and bounds; ``problems`` lists conflicts. ``recipe_from_dict(recipe_to_dict(r))`` checks one.
+Each field carries its help and bounds; ``problems`` lists conflicts.
+``recipe_from_dict(recipe_to_dict(r))`` checks one.
 """
 
 import json
