@@ -4,8 +4,7 @@
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-Each field carries its help and bounds; ``problems`` lists conflicts.
-``recipe_from_dict(recipe_to_dict(r))`` checks one.
+A field carries its help and bounds; ``problems`` lists conflicts. ``recipe_from_dict(recipe_to_dict(r))`` checks one.
 """
 
 import json
