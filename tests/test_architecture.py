@@ -29,7 +29,7 @@ FLOORS = {
     8: ("engine", "evaluate"),
     9: ("run",),
     10: ("measure",),
-    11: ("api", "cli", "extend", "__init__", "__main__"),
+    11: ("api", "cli", "extend", "sparse", "__init__", "__main__"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

@@ -89,6 +89,9 @@ def mended(recipe, draw):
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
     nested["parallel"]["tensor_parallel"] = 1
+    sparse = nested["sparsity"] | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
+    fits = nested["parallel"]["data_parallel"] == "replicate"
+    nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))
     plain = {"pipeline_parallel": 1, "layers_per_stage": (), "pipeline_schedule": "1f1b"}
     if nested["training"]["compile"] == "blocks":
         nested["parallel"]["pipeline_schedule"] = "1f1b"

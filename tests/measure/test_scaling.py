@@ -20,7 +20,10 @@ CASES = {
         ("gpt", "tensor 2"),
         ("bert packed", "tensor 2"),
         ("groupbert", "tensor 2"),
+        ("gpt", "sequence 2"),
+        ("groupbert", "sequence 2"),
         ("gpt", "gpipe 2"),
+        ("deep gpt", "v-shaped 2"),
         ("deep bert padded", "interleaved 2"),
     ],
     4: [
@@ -32,6 +35,9 @@ CASES = {
         ("deep gpt", "1f1b 2 x shard 2"),
         ("deep gpt", "1f1b 2 x tensor 2"),
         ("deep bert padded", "1f1b 4, listed"),
+        ("bert padded", "sequence 2 x shard 2"),
+        ("deep gpt", "1f1b 2 x sequence 2"),
+        ("deep gpt", "v-shaped 2 x shard 2"),
     ],
 }
 

@@ -290,12 +290,12 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _facts(recipe: "Recipe") -> dict[str, object]:
     model = recipe.model
-    return {"recipe": recipe.name, "num_parameters": model.num_parameters(), "vocab_size": model.vocab_size}
+    return {"recipe": recipe.name, "num_parameters": recipe.num_parameters(), "vocab_size": model.vocab_size}
 
 
 def _title(recipe: "Recipe") -> str:
     model = recipe.model
-    return f"{model.family}, {model.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
+    return f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
 
 
 def _speed_line(name: str, speed: "Throughput", kernels: str | None = None) -> str:

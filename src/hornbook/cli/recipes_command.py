@@ -83,14 +83,14 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.config import bundled_recipes, load_recipe
     from hornbook.track.units import short
 
-    models = {name: load_recipe(name, require_data=False).recipe.model for name in bundled_recipes()}
-    ordered = sorted(bundled_recipes().items(), key=lambda item: models[item[0]].num_parameters())
+    loaded = {name: load_recipe(name, require_data=False).recipe for name in bundled_recipes()}
+    ordered = sorted(bundled_recipes().items(), key=lambda item: loaded[item[0]].num_parameters())
     rows = [("name", "parameters ", "layers", "hidden", "")]
     recipes = []
     for name, path in ordered:
         with path.open(encoding="utf-8") as file:
             description = file.readline().lstrip("#").strip()  # a recipe begins with a comment that describes it
-        model, num_parameters = models[name], models[name].num_parameters()
+        model, num_parameters = loaded[name].model, loaded[name].num_parameters()
         parameters = short(num_parameters) + (" " if model.vocab_size else "*")
         rows.append((name, parameters, str(model.num_layers), str(model.hidden_size), description))
         sizes = {key: getattr(model, key) for key in ("num_layers", "hidden_size", "vocab_size")}

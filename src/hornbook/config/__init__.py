@@ -51,6 +51,7 @@ from hornbook.config.recipe import (
     recipe_to_toml,
 )
 from hornbook.config.recipe_files import bundled_recipes, find_recipe
+from hornbook.config.sparsity import SparsityConfig
 
 __all__ = [
     "AdamConfig",
@@ -86,6 +87,7 @@ __all__ = [
     "SGDConfig",
     "Sizes",
     "SpanConfig",
+    "SparsityConfig",
     "TrainingConfig",
     "TransformerConfig",
     "UnknownPart",

@@ -12,6 +12,9 @@
                      gradients once a micro-batch, or a step      reduce_scatter
     hybrid           as shard; gradients between groups once a step  all_reduce
     tensor n         twice a pair of layers and micro-batch: [tokens, D]; embedding and head  all_reduce
+    sequence n       three times a pair of layers and micro-batch: [tokens / n, D]   all_gather
+                     twice                                                           reduce_scatter
+                     gradients of what sees a slice of the tokens once a step        all_reduce
     pipeline         [tokens, D] to the next stage, its gradient to the one before            send
 
 Left out: counts, losses and norms, a few numbers each. Weights and gradients are fp32.
@@ -22,14 +25,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hornbook.config.parallel import KNOWN_MODELS, Sizes, cut_dimension
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.parallel import KNOWN_MODELS, Sizes, cut_dimension, sees_slice
+from hornbook.config.pipeline import rank_of, rounds_of
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import padded_rows
 
 _FP32: Final = 4
 _PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
 """The second layer of a pair that tensor parallelism splits."""
+_CONVOLUTION: Final = ".filter_weight"
+"""A layer that takes all tokens for its slice."""
 _NUMBERS_OF_A_LOSS: Final = 3 * _FP32
 """Sums over ranks for each scored token where the vocabulary is split (`hornbook.ops.cross_entropy`)."""
 _NUMBERS_OF_A_HIT: Final = _FP32 + 8
@@ -76,7 +81,7 @@ def load_of(recipe: Recipe, num_ranks: int, itemsize: int) -> Load:
 def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
     """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation.
 
-    {} where there is no formula: a model of one's own, sequence parallelism, the schedule ``v-shaped``.
+    {} where there is no formula: for a model of one's own.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
@@ -86,11 +91,9 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
     """
     if type(recipe.model) not in KNOWN_MODELS:
         return {}
-    if recipe.parallel.sequence_parallel or recipe.parallel.pipeline_schedule == "v-shaped":
-        return {}
     part = _Part.of(recipe, num_ranks, rank)
     sent: Counter[str] = Counter()
-    for count in (part.gradients(load), part.layers(load), part.stages(load)):
+    for count in (part.gradients(load), part.layers(load), part.slices(load), part.stages(load)):
         sent.update(count)
     return {operation: number for operation, number in sorted(sent.items()) if number}
 
@@ -105,7 +108,7 @@ class _Part:
     """Of its stages, cut by tensor parallelism, padded as in memory."""
     table: tuple[int, ...]
     """Of the token table, cut by tensor parallelism."""
-    own_stages: range
+    own_stages: tuple[int, ...]
     num_stages: int
 
     @classmethod
@@ -114,7 +117,9 @@ class _Part:
         model: Any = recipe.model
         sizes = parallel.sizes(num_ranks)
         stages = parallel.stages(model, recipe.objective) if sizes.pipeline > 1 else [range(model.num_layers)]
-        own = range(rank * sizes.pipeline // num_ranks, len(stages), sizes.pipeline)
+        place = rank * sizes.pipeline // num_ranks
+        schedule = parallel.pipeline_schedule
+        own = tuple(stage for stage in range(len(stages)) if rank_of(stage, sizes.pipeline, schedule) == place)
         held = {f"blocks.{layer}." for stage in own for layer in stages[stage]}
         held |= {"embedding."} if 0 in own else set()
         held |= {"head."} if len(stages) - 1 in own else set()
@@ -148,24 +153,50 @@ class _Part:
     def layers(self, load: Load) -> dict[str, float]:
         """Return what tensor-parallel ranks send: activations and their gradients."""
         hidden, itemsize = self.recipe.model.hidden_size, load.itemsize
-        pairs = sum(name.endswith(_PAIR_ENDS) for name in self.shapes)
-        numbers = 2.0 * pairs * load.tokens * hidden * itemsize
-        if 0 in self.own_stages:
-            numbers += load.tokens * hidden * _FP32
+        numbers = 0.0
+        if not self.recipe.parallel.sequence_parallel:
+            numbers += 2.0 * self.num_pairs * load.tokens * hidden * itemsize
+            numbers += load.tokens * hidden * _FP32 * (0 in self.own_stages)
         if self.num_stages - 1 in self.own_stages:
             is_counted = self.recipe.objective.name != "causal_lm"
             numbers += load.scored * (hidden * itemsize + _NUMBERS_OF_A_LOSS + is_counted * _NUMBERS_OF_A_HIT)
             numbers += _FP32 * math.prod(self.shapes.get("head.bias", (0,)))
         return {"all_reduce": factor("all_reduce", self.sizes.tensor) * load.num_micro_batches * numbers}
 
+    def slices(self, load: Load) -> dict[str, float]:
+        """Return what sequence-parallel ranks send: slices of tokens, and gradients of what sees a slice."""
+        num_ranks = self.sizes.tensor
+        if not self.recipe.parallel.sequence_parallel:
+            return {}
+        slice_size = load.tokens / num_ranks * self.recipe.model.hidden_size
+        numbers = slice_size * load.itemsize * load.num_micro_batches
+        embedding = slice_size * _FP32 * load.num_micro_batches * (0 in self.own_stages)
+        convolutions = sum(name.endswith(_CONVOLUTION) for name in self.shapes)
+        gathers = 3 * self.num_pairs + convolutions + (self.num_stages - 1 in self.own_stages)
+        seen = sum(_shard_size(shape, self.sizes.shard) for name, shape in self.shapes.items() if sees_slice(name))
+        return {
+            "all_gather": factor("all_gather", num_ranks) * (gathers * numbers + embedding),
+            "reduce_scatter": factor("reduce_scatter", num_ranks)
+            * ((2 * self.num_pairs + convolutions) * numbers + embedding),
+            "all_reduce": factor("all_reduce", num_ranks) * _FP32 * seen,
+        }
+
+    @property
+    def num_pairs(self) -> int:
+        """The pairs of layers that tensor parallelism splits."""
+        return sum(name.endswith(_PAIR_ENDS) for name in self.shapes)
+
     def stages(self, load: Load) -> dict[str, float]:
         """Return what stages send: hidden states and their gradients, and the tied table with its gradient."""
         if self.sizes.pipeline == 1:
             return {}
-        is_first, is_last = 0 in self.own_stages, self.num_stages - 1 in self.own_stages
-        wires = 2 * len(self.own_stages) - is_first - is_last
+        neighbors = [stage + way for stage in self.own_stages for way in (-1, 1)]
+        wires = sum(0 <= stage < self.num_stages and stage not in self.own_stages for stage in neighbors)
         hidden = wires * load.num_micro_batches * load.tokens * self.recipe.model.hidden_size * load.itemsize
-        return {"send": hidden + (is_first + is_last) * _FP32 * _shard_size(self.table, self.sizes.shard)}
+        if self.recipe.parallel.sequence_parallel:
+            hidden /= self.sizes.tensor
+        has_one_end = (0 in self.own_stages) != (self.num_stages - 1 in self.own_stages)
+        return {"send": hidden + has_one_end * _FP32 * _shard_size(self.table, self.sizes.shard)}
 
 
 def _cut(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, ...]:

@@ -4,9 +4,7 @@
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-Each field carries its help and bounds (``option``), and ``problems`` lists conflicting fields. A recipe from a file or
-the command line is always checked; one that is built in Python is checked by
-``recipe_from_dict(recipe_to_dict(recipe))``.
+A field carries its help and bounds; ``problems`` lists conflicts. ``recipe_from_dict(recipe_to_dict(r))`` checks one.
 """
 
 import json
@@ -41,6 +39,7 @@ from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, d
 from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.precision import PrecisionConfig
+from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -188,6 +187,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig | ByStepConfig = field(default_factory=CosineConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -199,11 +199,17 @@ class Recipe:
         """Tokens per sequence, given or derived."""
         return self.data.sequence_length or self.model.max_positions
 
+    def num_parameters(self) -> int:
+        """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
+        count: int = getattr(self.model, "num_parameters", int)()
+        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
+
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
-        parallel = self.parallel.conflicts(self.model)
+        is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
+        blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
         memory = self.memory.conflicts(self.model)
-        return [*self._exclusive(), *self._conflicts(), *parallel, *memory, *self._inapplicable()]
+        return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:

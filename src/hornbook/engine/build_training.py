@@ -24,8 +24,9 @@ from hornbook.engine.narrow_home import home_of, store_weights
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
+from hornbook.engine.topology import Topology, with_blocks
 from hornbook.errors import UserError
-from hornbook.model import LanguageModel, build_model, initialize
+from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.forward import forward_cut, forward_resident
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.native.choice import choose
@@ -116,7 +117,7 @@ def build_training(
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
     use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
-        model = build_model(recipe.model, dtype)
+        model = model_of(recipe, dtype)
     if precision.weights != "fp32":
         store_weights(model, DTYPES[precision.weights])
     pipeline, is_pipelined = None, world.pipeline.size > 1
@@ -128,6 +129,10 @@ def build_training(
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
+    topology = None
+    if recipe.sparsity.linears:
+        update = with_blocks(update, model, recipe.sparsity)
+        topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
     config = StepConfig(
         objective=build_objective(recipe.objective),
@@ -138,6 +143,7 @@ def build_training(
         loss_scale=build_loss_scale(precision, model, world),
         world=world,
         executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
+        topology=topology,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState(model=model, home=home_of(model, update, recipe, world)), config

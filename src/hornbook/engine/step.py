@@ -19,6 +19,7 @@ from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import TrainState
+from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
 from hornbook.ops.native.kernels import FORMS, weights_unchanged
@@ -71,6 +72,8 @@ class StepConfig:
     clip_scope: ClipScope = "global"
     loss_scale: LossScale | None = None
     """None: 1 throughout."""
+    topology: Topology | None = None
+    """What changes the patterns of block-sparse linear maps; None if there are none, or they stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,8 @@ class StepResult:
     """Share of the places of the global batch that hold padding."""
     skipped: bool
     loss_scale: float = 1.0
+    rewired: Sequence[Mapping[str, object]] = ()
+    """What became of the pattern of each block-sparse linear map, if the step changed them."""
 
 
 def train_step(
@@ -118,6 +123,8 @@ def train_step(
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
+    if (topology := config.topology) is not None:
+        topology.watch(progress.num_updates + 1)
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
@@ -129,20 +136,16 @@ def train_step(
     skipped = not (is_finite and math.isfinite(norm))
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
+    count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        count = progress.inherited_updates + progress.num_updates + 1
         for part in home.parts():
             with home.slots(part, count) as slots:
                 holders = [slot.holders for slot in slots]
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)
+    rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + (not is_mended) if skipped else 0
+    progress.advance(size.samples, size.tokens, skipped=skipped, is_mended=is_mended)
     return StepResult(
         loss=loss,
         terms=terms,
@@ -154,6 +157,7 @@ def train_step(
         padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
         loss_scale=scale,
+        rewired=rewired,
     )
 
 

@@ -95,10 +95,10 @@ def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
     Below that a comparison of all tensors can tell more. A model of one's own that cannot count its parameters passes.
     Raises CheckpointError if it is too large; the message has the bytes of both.
     """
-    count = getattr(recipe.model, "num_parameters", None)
+    count = recipe.num_parameters()
     stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
-    if count is not None and count() > 2 * stored:
+    if count > 2 * stored:
         raise CheckpointError(
-            f"{path}/recipe.json describes a model of {format_bytes(4 * count())} in fp32, but the weights beside it "
+            f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but the weights beside it "
             f"take {format_bytes(4 * stored)}: restore the file or take another checkpoint"
         )

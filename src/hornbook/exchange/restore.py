@@ -26,7 +26,7 @@ from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
 from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.upgrade import upgrade
-from hornbook.model import LanguageModel, build_model
+from hornbook.model import LanguageModel, model_of
 from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.parallel.device import compute_dtype
 from hornbook.text.hub_client import is_model_name
@@ -124,7 +124,7 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
         _logger.warning(f"{chosen} was trained with {part}; only training needs it")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
-        model = build_model(recipe.model, compute_dtype(compute, device)).eval()
+        model = model_of(recipe, compute_dtype(compute, device)).eval()
     own = {"model": model.saved_tensors()}
     contents = upgrade(contents, own)
     refuse_mismatch(own, contents.tensors, what=str(chosen))

@@ -17,7 +17,7 @@ import torch
 from hornbook.config import EncoderConfig, Recipe
 from hornbook.errors import UserError
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
-from hornbook.model import build_model, initialize
+from hornbook.model import initialize, model_of
 from hornbook.model.initialize import generator
 from hornbook.parallel.device import compute_dtype, synchronize
 
@@ -79,7 +79,7 @@ def hornbook_generate(recipe: Recipe, prompts: Sequence[Sequence[int]], device: 
     """
     assert recipe.model.vocab_size is not None, "the caller fills in the vocabulary"
     with torch.device("meta"):
-        model = build_model(recipe.model, compute_dtype(compute, device)).eval()
+        model = model_of(recipe, compute_dtype(compute, device)).eval()
     model.allocate(device)
     initialize(model, recipe.training.seed)
     decoder, greedy = make_decoder(model), Sampling(temperature=0.0)

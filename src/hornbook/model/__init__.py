@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig
+from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
 from hornbook.errors import UserError
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel, build_gpt
+from hornbook.model.sparse_layers import sparsify
 
-__all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize"]
+__all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize", "model_of"]
 
 
 MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
@@ -52,3 +53,14 @@ def build_model(config: object, compute_dtype: torch.dtype) -> LanguageModel:
 
 for _config, _builder in MODELS.items():
     build_model.register(_config, _builder)
+
+
+def model_of(recipe: Recipe, compute_dtype: torch.dtype) -> LanguageModel:
+    """Return the model of a recipe, parameters not yet initialized: that of ``[model]``, sparse as ``[sparsity]`` says.
+
+    Arguments and errors as for ``build_model``, on the meta device if the recipe is sparse.
+    """
+    model = build_model(recipe.model, compute_dtype)
+    if recipe.sparsity.linears:
+        sparsify(model, recipe.sparsity, recipe.model)
+    return model

@@ -40,7 +40,10 @@ def adamw(
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
-    for decay, scale, group in by_group(slots):
+    young = [slot for slot in slots if config.bias_correction and slot.grown_at is not None and slot.grown_at.any()]
+    for slot in young:
+        _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
+    for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
         torch_adam(
             [slot.parameter for slot in group],
             [slot.gradient for slot in group],
@@ -58,6 +61,28 @@ def adamw(
             maximize=False,
             decoupled_weight_decay=decoupled,
         )
+
+
+def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
+    """Update blocks that began after different updates, in place: t counts from there, and so no first step is large.
+
+    With one t for all, a new block would move by ``lr · √((1 - β₂ᵗ) / (1 - β₂)) (1 - β₁) / (1 - β₁ᵗ)``, several times
+    the learning rate.
+    """
+    assert slot.grown_at is not None, "only blocks have ages"
+    age = (count - slot.grown_at)[..., None, None].double()
+    first, second = ((1.0 - beta**age).to(slot.parameter.dtype) for beta in (config.beta1, config.beta2))
+    weight, gradient, rate = slot.parameter, slot.gradient, learning_rate * slot.rate_scale
+    decay = config.weight_decay if slot.decay else 0.0
+    if decoupled:
+        weight.mul_(1.0 - rate * decay)
+    elif decay:
+        gradient = gradient.add(weight, alpha=decay)
+    mean, square = slot.state["exp_avg"], slot.state["exp_avg_sq"]
+    mean.lerp_(gradient, 1.0 - config.beta1)
+    square.mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
+    epsilon = config.epsilon / second.sqrt() if config.epsilon_before_correction else config.epsilon
+    weight.addcdiv_(mean / first, (square / second).sqrt_().add_(epsilon), value=-rate)
 
 
 def adam(slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int) -> None:

@@ -49,6 +49,8 @@ class Slot:
     """Whether the optimizer's ``no_decay`` exempts it from weight decay, whatever its role."""
     rate_scale: float = 1.0
     """Factor of the learning rate."""
+    grown_at: Tensor | None = None
+    """Of blocks ``[..., n, b, b]``, integers ``[..., n]``: the update after which each began, 0 from the start on."""
     holders: Holders | None = None
     """Of its parts; None where the parameter is whole. All slots of a model have some, or none has."""
 

@@ -104,6 +104,7 @@ def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:
 
     def grouped(slot: Slot) -> Slot:
         scale = next((scale for pattern, scale in scales.items() if fnmatchcase(slot.name, pattern)), 1.0)
-        return replace(slot, is_exempt=any(fnmatchcase(slot.name, pattern) for pattern in exempt), rate_scale=scale)
+        is_exempt = any(fnmatchcase(slot.name, pattern) for pattern in exempt)
+        return replace(slot, is_exempt=is_exempt, rate_scale=slot.rate_scale * scale)
 
     return replace(update, apply=lambda slots, rate, count: update.apply([*map(grouped, slots)], rate, count))

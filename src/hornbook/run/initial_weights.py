@@ -31,7 +31,8 @@ from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.restore import mismatches, read_source
 from hornbook.exchange.upgrade import upgrade
-from hornbook.model import build_model
+from hornbook.model import model_of
+from hornbook.model.sparse_layers import sparse_layers
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
@@ -109,7 +110,7 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
 def outline(recipe: Recipe) -> TrainState:
     """Return the state of a run on the meta device: names and shapes, and no memory for them."""
     with torch.device("meta"):
-        model = build_model(recipe.model, torch.float32)
+        model = model_of(recipe, torch.float32)
         return TrainState(model=model, home=home_of(model, build_update(recipe.optimizer), recipe, World()))
 
 
@@ -135,6 +136,9 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     if origin.keep_optimizer:
         progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
+    else:
+        for layer in sparse_layers(state.model).values():
+            layer.grown_at.zero_()  # moments begin anew, and so do the ages of blocks
     if not new and not unused:
         return None
     return f"{path}: taken over but for {_modules(unused)}; drawn from the seed: {_modules(new)}"
@@ -197,6 +201,8 @@ def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
 
 
 def _is_architecture(key: str) -> bool:
+    if key.startswith("sparsity."):
+        return key in ("sparsity.linears", "sparsity.density", "sparsity.block_size", "sparsity.distribution")
     return key.startswith("model.") and key.removeprefix("model.") not in FREE
 
 

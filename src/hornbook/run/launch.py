@@ -17,6 +17,7 @@ from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserE
 from hornbook.exchange.documents import tokenizer_of
 from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
 from hornbook.exchange.upgrade import upgrade
+from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
@@ -186,6 +187,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
     tokens = batch * run.samples.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
+        **({"blocks": describe_blocks(model)} if recipe.sparsity.linears else {}),
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,

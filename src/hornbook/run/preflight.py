@@ -66,7 +66,7 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
     needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
     if device is not None and needed > device:
         raise UserError(
-            f"a model of {_num_parameters(recipe):,} parameters takes {format_bytes(needed)} with its gradients and "
+            f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
             f"optimizer state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
 
@@ -77,11 +77,7 @@ def bytes_of_training(recipe: Recipe) -> int:
     0 for a model of one's own that does not count its parameters.
     """
     states = () if recipe.memory.offload_optimizer else build_update(recipe.optimizer).state_names
-    return recipe.precision.bytes_per_parameter(states) * _num_parameters(recipe)
-
-
-def _num_parameters(recipe: Recipe) -> int:
-    return getattr(recipe.model, "num_parameters", lambda: 0)()
+    return recipe.precision.bytes_per_parameter(states) * recipe.num_parameters()
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:

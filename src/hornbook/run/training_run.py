@@ -156,6 +156,9 @@ class TrainingRun:
             self.console.train(row, self.num_steps)
             if self.metrics is not None:
                 self.metrics.append(row)
+        if self.metrics is not None:
+            for changed in result.rewired:
+                self.metrics.append({"kind": "topology", "step": progress.step, **changed})
 
     @contextmanager
     def paused(self) -> Iterator[None]:

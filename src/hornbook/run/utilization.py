@@ -151,7 +151,8 @@ def flops_per_token(recipe: Recipe) -> Callable[[float], float] | None:
     if formula is None:
         return None
     scored = getattr(recipe.objective, "scored_share", 1.0)
-    return lambda length: float(formula(length, scored=scored))
+    saved = recipe.sparsity.flops_saved(recipe.model, scored) if recipe.sparsity.linears else 0.0
+    return lambda length: float(formula(length, scored=scored)) - saved
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:

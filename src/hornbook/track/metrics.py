@@ -3,6 +3,7 @@
     {"kind": "train", "step": 10, "loss": 7.1, "learning_rate": 0.001, ...}
     {"kind": "train", "step": 20, "loss": null, "non_finite": {"loss": "nan"}, ...}
     {"kind": "validation", "step": 20, "loss": 6.9, "loss/wiki": 6.7, "loss/books": 7.2, ...}   of a mixture
+    {"kind": "topology", "step": 20, "layer": "blocks.0.attention.out", ...}    an update of a block-sparse pattern
     {"kind": "train", "step": 30, "lo        <- the process was killed here: a torn last line is no error
 
 ``step`` counts finished steps. ``samples.jsonl`` is kept by the same functions. A line reaches the operating system at

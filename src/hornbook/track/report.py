@@ -20,6 +20,7 @@ from hornbook.storage.files import replace_file
 from hornbook.track import charts, metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.page import Html, card, document, facts, join, section, table, tag
+from hornbook.track.patterns import pattern_table
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.units import number
 from hornbook.version import __version__
@@ -70,6 +71,7 @@ def render(run: RunFiles, samples: Sequence[Row]) -> str:
 
 def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Iterator[Html]:
     yield section("Skipped steps", _skipped(train))
+    yield section("Block-sparse patterns", pattern_table(run.of_kind("topology")))
     yield section("Samples", _samples(samples))
     yield section("Evaluation", *(_task(task) for task in (*run.tasks, *_tasks_on_the_way(run))))
     yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))

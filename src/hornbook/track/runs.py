@@ -62,7 +62,7 @@ class RunFiles:
         return f"{named}, validation split" if named else "its validation split"
 
     def of_kind(self, kind: str) -> list[Row]:
-        """The rows of one kind: "train", "validation" or "task"."""
+        """The rows of one kind: "train", "validation", "task" or "topology"."""
         return [row for row in self.rows if row.get("kind") == kind]
 
 

@@ -30,7 +30,8 @@ from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
 from hornbook.exchange.upgrade import upgrade
-from hornbook.model import build_model
+from hornbook.model import model_of
+from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
@@ -61,11 +62,12 @@ def write_folder(
     recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
     model = recipe.model
     with torch.device("meta"):
-        contents = upgrade(contents, {"model": build_model(model, torch.float32).saved_tensors()})
+        here = model_of(recipe, torch.float32)
+    contents = upgrade(contents, {"model": here.saved_tensors()})
     family = family_of(model)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
-    theirs = family.to_theirs(contents.tensors["model"], model)
+    theirs = family.to_theirs(dense_weights(contents.tensors["model"], here), model)
     if isinstance(family, EncoderFamily):
         assert isinstance(model, EncoderConfig), "the family is that of the model"
         theirs, architecture, left_out = family.without_untrained(theirs, model, contents.documents.get(UNTRAINED, ()))

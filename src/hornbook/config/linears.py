@@ -1,0 +1,64 @@
+"""The linear maps of hornbook's models, by name and shape: what may be block-sparse."""
+
+from typing import Final, NamedTuple
+
+from hornbook.config.models import (
+    BertConfig,
+    EncoderConfig,
+    GPTConfig,
+    GroupBertConfig,
+    RobertaConfig,
+    TransformerConfig,
+)
+
+_KNOWN: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+
+
+class LinearShape(NamedTuple):
+    """The weights of a linear map, which may be several of equal shape side by side."""
+
+    num_out: int
+    num_in: int
+    num_parts: int = 1
+
+
+def linears_of(model: object) -> dict[str, LinearShape] | None:
+    """Return the linear maps of the model that a recipe's section describes, by name; None for one of one's own."""
+    if type(model) not in _KNOWN:
+        return None
+    assert isinstance(model, TransformerConfig), "all known ones are"
+    block = _of_group_block(model) if isinstance(model, GroupBertConfig) else _of_block(model)
+    blocks = {f"blocks.{index}.{name}": shape for index in range(model.num_layers) for name, shape in block.items()}
+    return blocks | (_of_head(model) if isinstance(model, EncoderConfig) else {})
+
+
+def _of_attention(model: TransformerConfig) -> dict[str, LinearShape]:
+    hidden, heads = model.hidden_size, model.num_heads * model.effective_head_size
+    return {"attention.qkv": LinearShape(3 * heads, hidden, 3), "attention.out": LinearShape(hidden, heads)}
+
+
+def _of_block(model: TransformerConfig) -> dict[str, LinearShape]:
+    hidden, inner = model.hidden_size, model.effective_feed_forward_size
+    feed_forward = {"feed_forward.up": LinearShape(inner, hidden), "feed_forward.down": LinearShape(hidden, inner)}
+    return _of_attention(model) | feed_forward
+
+
+def _of_group_block(model: GroupBertConfig) -> dict[str, LinearShape]:
+    hidden, inner = model.hidden_size, model.effective_feed_forward_size
+    square, wide = LinearShape(hidden, hidden), LinearShape(inner, hidden)
+    maps = {"convolution.up": LinearShape(2 * hidden, hidden), "convolution.down": square}
+    for name in ("first_feed_forward", "second_feed_forward"):
+        maps |= {f"{name}.up": wide, f"{name}.down": square}
+    return maps | _of_attention(model)
+
+
+def _of_head(model: EncoderConfig) -> dict[str, LinearShape]:
+    hidden = model.hidden_size
+    square, pair = LinearShape(hidden, hidden), LinearShape(2, hidden)
+    head = {
+        "classification": {"pooler": square, "labels": LinearShape(model.num_labels or 0, hidden)},
+        "span": {"spans": pair},
+        "pretraining": ({"transform.dense": square} if model.head_transform else {})
+        | ({"pooler": square, "classifier": pair} if model.has_pair_head else {}),
+    }[model.head]
+    return {f"head.{name}": shape for name, shape in head.items()}

@@ -1,0 +1,199 @@
+"""Block-sparse linear maps: which ones, how many blocks each keeps, and how the pattern of blocks moves in training.
+
+::
+
+    linears = ["blocks.*"], density 0.1, block_size 16
+      blocks.0.feed_forward.up  [3072, 768]  192 x 48 = 9,216 blocks  ->  922 of them are kept
+
+Counts follow from the shapes alone, so that parameters, memory and FLOPs of a recipe are known without a model.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Literal, NamedTuple
+
+from hornbook.config.linears import LinearShape, linears_of
+from hornbook.config.options import Problem, describe, option
+from hornbook.config.parallel import ParallelConfig
+from hornbook.wording import first_few
+
+Kernel = Literal["auto", "reference", "torch", "native"]
+TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
+Pooling = Literal["sum", "avg", "max"]
+
+BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64)
+
+
+class BlockGrid(NamedTuple):
+    """The blocks of a matrix, ``rows`` x ``columns`` of them, and how many of each of its parts are kept."""
+
+    rows: int
+    columns: int
+    num_kept: int
+
+    @property
+    def density(self) -> float:
+        """Share of the blocks that are kept."""
+        return self.num_kept / (self.rows * self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityConfig:
+    """Block-sparse linear maps and the updates of their pattern (RigL: Evci et al. 2020; Dietrich et al. 2021)."""
+
+    linears: tuple[str, ...] = option(
+        (), help="patterns of the linear maps that are block-sparse, such as blocks.*; []: none, a dense model"
+    )
+    density: float = option(
+        0.1, help="share of the blocks that are kept; 0.1 is a sparsity of 90 %", above=0, maximum=1
+    )
+    block_size: int = option(16, help="rows and columns of a block: 1, 4, 8, 16, 32 or 64", minimum=1, maximum=64)
+    distribution: Literal["uniform", "erdos_renyi"] = option(
+        "uniform", help="every matrix has this density (uniform), or small ones more and large ones less (erdos_renyi)"
+    )
+    kernel: Kernel = option(
+        "auto",
+        help="reference: dense products, masked; torch: products of the blocks; native: the same, compiled; "
+        "auto: the fastest one",
+    )
+    update: TopologyUpdate = option(
+        "static",
+        help="where new blocks grow: nowhere (static), at random, at the largest dense gradients (rigl), normalized by "
+        "rows and columns (rigl_norm), or drawn in proportion to them (rigl_sample)",
+    )
+    update_interval: int = option(100, help="weight updates between updates of the pattern", minimum=1)
+    prune_ratio: float = option(
+        0.3, help="share of the blocks that the first update replaces; falls to 0 on a cosine", above=0, maximum=1
+    )
+    stop_fraction: float = option(0.75, help="share of the run after which the pattern stays", above=0, maximum=1)
+    pooling: Pooling = option("sum", help="what a block's score is of the absolute gradients of its weights")
+    learning_rate_scale: float | None = option(
+        None, help="factor of the learning rate of the blocks; none: by their density, 6.4 at 0.1", above=0
+    )
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether updates of the pattern go by dense gradients."""
+        return self.update.startswith("rigl")
+
+    def covers(self, name: str) -> bool:
+        """Return whether a linear map of that name is sparse."""
+        return any(fnmatchcase(name, pattern) for pattern in self.linears)
+
+    def grids(self, linears: Mapping[str, LinearShape]) -> dict[str, BlockGrid]:
+        """Return the blocks of each sparse one of ``linears``, by name; shapes have to be multiples of the block."""
+        sizes = {
+            name: (shape.num_out // shape.num_parts // self.block_size, shape.num_in // self.block_size)
+            for name, shape in linears.items()
+            if self.covers(name)
+        }
+        parts = {name: linears[name].num_parts for name in sizes}
+        densities = dict.fromkeys(sizes, self.density)
+        if self.distribution == "erdos_renyi":
+            densities = _erdos_renyi(sizes, parts, self.density)
+        return {
+            name: BlockGrid(rows, columns, max(1, math.ceil(round(densities[name] * rows * columns, 6))))
+            for name, (rows, columns) in sizes.items()
+        }
+
+    def num_absent(self, model: object) -> dict[str, int]:
+        """Return how many weights each sparse linear map of ``model`` has less than if it were dense, by name.
+
+        Of a model of one's own nothing is known.
+        """
+        linears = linears_of(model) or {}
+        return {
+            name: linears[name].num_parts * (grid.rows * grid.columns - grid.num_kept) * self.block_size**2
+            for name, grid in self.grids(linears).items()
+        }
+
+    def flops_saved(self, model: object, scored: float) -> float:
+        """Return by how many FLOPs per token a training step is cheaper than that of the dense ``model``.
+
+        ``scored`` is the share of the tokens for which the head computes logits; see ``flops_per_token`` of the model.
+        """
+        absent = self.num_absent(model)
+        in_blocks = sum(count for name, count in absent.items() if name.startswith("blocks."))
+        return 6.0 * (in_blocks + scored * absent.get("head.transform.dense", 0))
+
+    def rate_scale(self, density: float) -> float:
+        """Return the factor of the learning rate of blocks of so dense a matrix.
+
+        By default it is ``exp(1.969 s² + 0.2905 s)`` for a sparsity s = 1 - density, the fit of Dietrich et al. (2021)
+        to their best learning rates of BERT, and ``1 / density`` where that is less.
+        """
+        if self.learning_rate_scale is not None:
+            return self.learning_rate_scale
+        sparsity = 1.0 - density
+        return min(1.0 / density, math.exp(1.969 * sparsity**2 + 0.2905 * sparsity))
+
+    def problems_with(self, linears: Mapping[str, LinearShape]) -> Iterator[Problem]:
+        """Yield what does not fit the linear maps of a model, by name; there is at least one pattern."""
+        unmatched = [
+            repr(pattern) for pattern in self.linears if not any(fnmatchcase(name, pattern) for name in linears)
+        ]
+        if unmatched:
+            names = list(linears)
+            examples = ", ".join([*names[:1], *names[len(names) // 2 : len(names) // 2 + 1], *names[-1:]])
+            message = f"{', '.join(first_few(unmatched))} matches no linear map; the names are such as {examples}"
+            yield Problem(("sparsity.linears",), message)
+        if self.block_size not in BLOCK_SIZES:
+            sizes = f"{', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}"
+            yield Problem(("sparsity.block_size",), f"must be {sizes}")
+            return
+        if self.kernel == "native" and self.block_size == 1:
+            message = "the native kernel needs blocks of 4 or more; set another"
+            yield Problem(("sparsity.kernel", "sparsity.block_size"), message)
+        for name, shape in linears.items():
+            num_out = shape.num_out // shape.num_parts
+            if self.covers(name) and (num_out % self.block_size or shape.num_in % self.block_size):
+                message = f"does not divide {name}, {num_out} x {shape.num_in}; choose another or a narrower pattern"
+                yield Problem(("sparsity.block_size", "sparsity.linears"), message)
+                return
+        for name, grid in self.grids(linears).items():
+            if self.density * grid.rows * grid.columns < 1:
+                message = f"leaves no block of {name}, which has {grid.rows} x {grid.columns}; raise it"
+                yield Problem(("sparsity.density", "sparsity.block_size"), message)
+                return
+
+    def conflicts(self, model: object, parallel: ParallelConfig) -> Iterator[Problem]:
+        """Yield what does not fit ``model``, unless it is one's own, and the layouts that do not know blocks."""
+        if not self.linears:
+            default = SparsityConfig()
+            for key in (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key)):
+                message = f"{key} applies only to the maps in linears; remove it"
+                yield Problem((f"sparsity.{key}", "sparsity.linears"), message)
+            return
+        linears = linears_of(model)
+        if linears is not None:
+            yield from self.problems_with(linears)
+        if parallel.tensor_parallel > 1:
+            message = "blocks cannot be cut over tensor-parallel ranks; set tensor_parallel to 1"
+            yield Problem(("parallel.tensor_parallel", "sparsity.linears"), message)
+        if parallel.data_parallel != "replicate":
+            message = 'blocks cannot be sharded; set data_parallel to "replicate"'
+            yield Problem(("parallel.data_parallel", "sparsity.linears"), message)
+
+
+def _erdos_renyi(sizes: Mapping[str, tuple[int, int]], parts: Mapping[str, int], density: float) -> dict[str, float]:
+    """Return densities in proportion to ``(rows + columns) / (rows · columns)``, at most 1, of that mean density.
+
+    Erdős-Rényi random graphs, as in SET (Mocanu et al. 2018) and RigL (Evci et al. 2020); what exceeds 1 in small
+    matrices goes to the others.
+    """
+    full: set[str] = set()
+    while True:
+        total = sum(parts[name] * rows * columns for name, (rows, columns) in sizes.items())
+        left = density * total - sum(parts[name] * math.prod(sizes[name]) for name in full)
+        weight = sum(parts[name] * sum(size) for name, size in sizes.items() if name not in full)
+        scale = left / weight if weight else 0.0
+        found = {
+            name: 1.0 if name in full else scale * (rows + columns) / (rows * columns)
+            for name, (rows, columns) in sizes.items()
+        }
+        above = {name for name, value in found.items() if value > 1.0}
+        if not above:
+            return found
+        full |= above

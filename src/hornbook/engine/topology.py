@@ -1,0 +1,162 @@
+"""Updates of the patterns of block-sparse linear maps between training steps, alike on all ranks.
+
+::
+
+    watch -> forward, backward of each micro-batch: scores -> update of the weights -> rewire
+                                                                      scores summed over ranks
+                                                                      prune and grow, layer by layer
+                                                                      blocks and moments in their new order
+
+A new block starts at zero with zero moments, and its bias correction counts from then on (``Slot.grown_at``). Kept
+blocks and their moments move bit for bit. Choices depend on scores, seed, layer and number of the update alone.
+
+Scores are absolute dense gradients of each micro-batch, pooled by blocks and added up: they depend on
+``training.micro_batch_size``, and not on ranks, but for the rounding of the sum, which is one of fp64.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hornbook.config import SparsityConfig
+from hornbook.engine.home import Home
+from hornbook.model.initialize import generator
+from hornbook.model.sparse_layers import BlockSparseLinear, sparse_layers
+from hornbook.ops.block_sparse import Scores
+from hornbook.ops.block_sparse_growth import GROWTH, Rewiring, num_replaced, rewire
+from hornbook.optim.slots import Slot
+from hornbook.optim.updates import Update
+from hornbook.parallel.world import World
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The block-sparse linear maps of a model on this rank, and when and how their patterns change.
+
+    Args:
+        config: how.
+        layers: by name.
+        num_steps: of the run.
+        seed: of the run.
+        world: of the run.
+    """
+
+    config: SparsityConfig
+    layers: Mapping[str, BlockSparseLinear]
+    num_steps: int
+    seed: int
+    world: World
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, config: SparsityConfig, *, num_steps: int, seed: int, world: World
+    ) -> "Topology | None":
+        """Return the topology of a run; None if no pattern changes."""
+        if config.update == "static":
+            return None
+        return cls(config=config, layers=sparse_layers(model), num_steps=num_steps, seed=seed, world=world)
+
+    def is_due(self, number: int) -> bool:
+        """Return whether the patterns change after the update of that number, from 1."""
+        return number % self.config.update_interval == 0 and number < self._end
+
+    @property
+    def _end(self) -> float:
+        return self.config.stop_fraction * self.num_steps
+
+    def watch(self, number: int) -> None:
+        """Let the backward passes of a step collect scores, if the patterns change after its update."""
+        is_due = self.config.needs_scores and self.is_due(number)
+        for layer in self.layers.values():
+            layer.scores = Scores(layer.pattern, self.config.pooling) if is_due else None
+
+    def rewire(self, home: Home, number: int, count: int) -> list[Row]:
+        """Change the patterns, if that is due.
+
+        Args:
+            home: of the weights and their moments, in which gradients still are.
+            number: of the update that was made last, from 1.
+            count: its number with those that the moments had seen before.
+
+        Returns:
+            What was done, a row for each layer, those of other pipeline stages too.
+        """
+        if not self.is_due(number):
+            return []
+        growth = {name: self._growth(name, layer, number) for name, layer in self.layers.items()}
+        rows: list[Row] = []
+        for part in home.parts():
+            with home.slots(part, count) as slots:
+                for slot in slots:
+                    name = slot.name.removesuffix(".values")
+                    if name in growth:
+                        rows.append(self._rewire(name, slot, growth[name], number, count))
+        pipeline = self.world.pipeline
+        return [row for rank in range(pipeline.size) for row in pipeline.share(rows, rank)]
+
+    def _growth(self, name: str, layer: BlockSparseLinear, number: int) -> tuple[Tensor, Tensor]:
+        """Return the scores of a layer, ``[parts, R, C]``, summed over ranks, and what growth goes by."""
+        shape = (layer.num_parts, *layer.grid_shape)
+        if layer.scores is None:
+            scores = torch.zeros(shape, dtype=torch.float64, device=layer.values.device)
+        else:
+            scores = self.world.data.sum_tensor(layer.scores.total).view(shape)
+            layer.scores = None
+        random, rule = generator(self.seed, f"{name}.growth.{number}"), GROWTH[self.config.update]
+        return scores, torch.stack([rule(part, random) for part in scores])
+
+    def _rewire(self, name: str, slot: Slot, given: tuple[Tensor, Tensor], number: int, count: int) -> Row:
+        layer, (scores, growth) = self.layers[name], given
+        num_kept, num_places = layer.rows.shape[-1], layer.grid_shape[0] * layer.grid_shape[1]
+        progress = number / self._end
+        replaced = num_replaced(num_kept, num_places - num_kept, self.config.prune_ratio, progress)
+        blocks = slot.parameter.view_as(layer.values)
+        values, rows, columns = map(layer.in_parts, (blocks, layer.rows, layer.columns))
+        present = zip(values, rows, columns, growth, strict=True)
+        found = [rewire(own, own_rows, own_columns, part, replaced) for own, own_rows, own_columns, part in present]
+        for tensor in (blocks, *slot.state.values()):
+            _carry(layer, tensor.view_as(layer.values), found)
+        _carry(layer, layer.grown_at, found)
+        parts = zip(rows, columns, layer.in_parts(layer.grown_at), found, strict=True)
+        for own_rows, own_columns, grown_at, rewiring in parts:
+            own_rows.copy_(rewiring.rows)
+            own_columns.copy_(rewiring.columns)
+            grown_at[rewiring.source < 0] = count
+        layer.note_tried()
+        return {"layer": name, **_facts(layer, replaced, scores, found, has_scores=self.config.needs_scores)}
+
+
+def _carry(layer: BlockSparseLinear, tensor: Tensor, found: list[Rewiring]) -> None:
+    """Put the blocks of one of a layer's tensors in their new order, in place."""
+    for part, rewiring in zip(layer.in_parts(tensor), found, strict=True):
+        part.copy_(rewiring.carry(part))
+
+
+def _facts(layer: BlockSparseLinear, replaced: int, scores: Tensor, found: list[Rewiring], *, has_scores: bool) -> Row:
+    """Return the numbers of an update of a layer's pattern."""
+    facts: Row = {"density": layer.density, "tried": layer.share_tried, "pruned": replaced * layer.num_parts}
+    if has_scores:
+        grown = torch.cat(
+            [part[own.rows, own.columns][own.source < 0] for part, own in zip(scores, found, strict=True)]
+        )
+        facts |= {"score_mean": float(scores.mean()), "score_max": float(scores.max())}
+        facts |= {"score_grown": float(grown.mean()) if len(grown) else 0.0}
+    return facts | {"pattern": layer.picture()}
+
+
+def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:
+    """Return ``update`` with the learning rate of blocks by their density, and bias corrections by their age."""
+    layers = {f"{name}.values": layer for name, layer in sparse_layers(model).items()}
+
+    def of_block(slot: Slot) -> Slot:
+        if slot.name not in layers:
+            return slot
+        layer = layers[slot.name]
+        scale = slot.rate_scale * config.rate_scale(layer.density)
+        return replace(slot, grown_at=layer.grown_at, rate_scale=scale)
+
+    return replace(update, apply=lambda slots, rate, count: update.apply([*map(of_block, slots)], rate, count))

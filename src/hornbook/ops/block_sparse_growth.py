@@ -1,0 +1,101 @@
+"""An update of the pattern of a block-sparse matrix: prune the smallest blocks, grow as many elsewhere.
+
+::
+
+    blocks  |values| summed    5  1  7  2            prune 2: those of 1 and 2
+    absent  score              .9 .1 .5 .3           grow 2:  those of .9 and .5, with zeros
+                                                     -> kept and grown blocks in the order of their positions
+
+The number of blocks stays. What was pruned does not grow again in the same update, as in Graphcore's dynamic sparsity.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+_TINY: Final = 1e-30
+
+
+class Rewiring(NamedTuple):
+    """The new pattern of a matrix, and where its blocks come from."""
+
+    rows: Tensor
+    """int64 ``[n]``, sorted by row, then column."""
+    columns: Tensor
+    source: Tensor
+    """int64 ``[n]``: the number that a block had before; -1 for one that has grown."""
+
+    def carry(self, tensor: Tensor) -> Tensor:
+        """Return a tensor ``[n, ...]`` of the blocks in their new order: kept ones bit for bit, grown ones zero."""
+        moved = tensor.index_select(0, self.source.clamp(min=0))
+        moved[self.source < 0] = 0
+        return moved
+
+
+def num_replaced(num_blocks: int, num_absent: int, ratio: float, progress: float) -> int:
+    """Return how many blocks an update replaces: ``⌈⌈ratio · n⌉ · ½ (1 + cos π progress)⌉``, none at the end.
+
+    Args:
+        num_blocks: n, of the matrix.
+        num_absent: positions without a block; no more than these can grow.
+        ratio: of the first update.
+        progress: from 0 to 1, how much of the time of updates has passed.
+    """
+    share = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+    return min(num_blocks, num_absent, math.ceil(round(math.ceil(round(ratio * num_blocks, 6)) * share, 6)))
+
+
+def rewire(values: Tensor, rows: Tensor, columns: Tensor, growth: Tensor, count: int) -> Rewiring:
+    """Replace ``count`` blocks: those with the smallest sum of absolute weights by the absent ones of most growth.
+
+    Of equal ones the first counts, in the order of rows, then columns.
+
+    Args:
+        values: ``[n, b, b]``.
+        rows: integers ``[n]``.
+        columns: likewise.
+        growth: ``[R, C]``, the larger the sooner a block grows there; that of present blocks does not matter.
+        count: of blocks, at most n and at most the absent ones.
+    """
+    num_columns = growth.shape[1]
+    present = rows.long() * num_columns + columns.long()
+    by_size = torch.argsort(values.abs().sum((1, 2)), stable=True)
+    is_absent = torch.ones(growth.numel(), dtype=torch.bool, device=growth.device)
+    is_absent[present] = False
+    absent = is_absent.nonzero().squeeze(1)
+    best = torch.argsort(growth.flatten()[absent], descending=True, stable=True)[:count]
+    kept = by_size[count:]
+    positions, order = torch.cat((present[kept], absent[best])).sort()
+    source = torch.cat((kept, torch.full_like(best, -1)))[order]
+    return Rewiring(positions // num_columns, positions % num_columns, source)
+
+
+def _by_gradient(scores: Tensor, random: torch.Generator) -> Tensor:
+    return scores
+
+
+def _normalized(scores: Tensor, random: torch.Generator) -> Tensor:
+    means = scores.mean(1, keepdim=True) * scores.mean(0, keepdim=True)
+    return scores / means.clamp(min=_TINY)
+
+
+def _sampled(scores: Tensor, random: torch.Generator) -> Tensor:
+    """Return keys whose order is a draw without replacement in proportion to the scores (Gumbel top-k)."""
+    uniform = torch.rand(scores.shape, dtype=torch.float64, generator=random).clamp(min=_TINY).to(scores.device)
+    return scores.double().log() - (-uniform.log()).log()
+
+
+def _at_random(scores: Tensor, random: torch.Generator) -> Tensor:
+    return torch.rand(scores.shape, dtype=torch.float64, generator=random).to(scores.device)
+
+
+GROWTH: Final[dict[str, Callable[[Tensor, torch.Generator], Tensor]]] = {
+    "rigl": _by_gradient,
+    "rigl_norm": _normalized,
+    "rigl_sample": _sampled,
+    "random": _at_random,
+}
+"""By the name of the update: from scores ``[R, C]``, which ``random`` needs for their shape alone, to growth."""

@@ -1,0 +1,69 @@
+"""The section [sparsity]: counts, and mistakes in one line each."""
+
+import pytest
+
+from hornbook.config import GPTConfig, SparsityConfig, load_recipe
+from hornbook.config.linears import linears_of
+from hornbook.errors import RecipeError
+
+MODEL = GPTConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=100)
+WORDS = ("--data.synthetic", "--model.vocab-size=100", "--sparsity.linears=blocks.*")
+
+
+def test_a_uniform_density_is_rounded_up_to_whole_blocks() -> None:
+    grids = SparsityConfig(linears=("blocks.0.*",), density=0.1).grids(linears_of(MODEL))
+    assert {name.removeprefix("blocks.0."): tuple(grid) for name, grid in grids.items()} == {
+        "attention.qkv": (4, 4, 2),  # 1.6 blocks of each part
+        "attention.out": (4, 4, 2),
+        "feed_forward.up": (16, 4, 7),
+        "feed_forward.down": (4, 16, 7),
+    }
+
+
+def test_small_matrices_fill_up_first_in_an_erdos_renyi_distribution() -> None:
+    config = SparsityConfig(linears=("*",), density=0.9, block_size=1, distribution="erdos_renyi")
+    grids = config.grids(linears_of(MODEL))
+    assert grids["blocks.0.attention.out"].density == 1.0
+    weights = {name: shape.num_out * shape.num_in for name, shape in linears_of(MODEL).items()}
+    kept = sum(weights[name] * grid.density for name, grid in grids.items())
+    assert kept / sum(weights.values()) == pytest.approx(0.9, abs=1e-3)
+
+
+def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
+    config = SparsityConfig()
+    assert [round(config.rate_scale(density), 1) for density in (1.0, 0.5, 0.25, 0.1)] == [1.0, 1.9, 3.8, 6.4]
+    assert SparsityConfig(learning_rate_scale=2.0).rate_scale(0.1) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--sparsity.block-size=12",), "sparsity.block_size = 12 (command line): must be 1, 4, 8, 16, 32 or 64"),
+        (("--model.hidden-size=72",), "does not divide blocks.0.attention.qkv, 72 x 72"),
+        (("--sparsity.density=1e-4",), "leaves no block of blocks.0.attention.qkv, which has 48 x 48; raise it"),
+        (
+            ("--sparsity.linears=block.*",),
+            "'block.*' matches no linear map; the names are such as blocks.0.attention.qkv",
+        ),
+        (
+            ("--parallel.tensor-parallel=2",),
+            "blocks cannot be cut over tensor-parallel ranks; set tensor_parallel to 1",
+        ),
+        (("--parallel.data-parallel=shard",), 'blocks cannot be sharded; set data_parallel to "replicate"'),
+        (
+            ("--parallel.data-parallel=hybrid", "--parallel.shard-size=2"),
+            'blocks cannot be sharded; set data_parallel to "replicate"',
+        ),
+        (("--sparsity.density=0",), "must be above 0 and at most 1"),
+        (("--sparsity.update=grow",), 'expected one of "static", "random", "rigl", "rigl_norm", "rigl_sample"'),
+        (
+            ("--sparsity.linears=none", "--sparsity.density=0.2"),
+            "density applies only to the maps in linears; remove it",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("gpt2-small", [*WORDS, *words])
+    assert len(caught.value.problems) == 1
+    assert message in caught.value.problems[0]
