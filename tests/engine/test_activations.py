@@ -1,5 +1,6 @@
 """Recomputation and offload: the same bits with less kept for the backward pass, dropout included."""
 
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from tiny import random_batch, tiny_model, tiny_state
 
 from hornbook.config import MemoryConfig
-from hornbook.engine.activations import counted_bytes, offload_layers, recompute_layers
+from hornbook.engine.activations import counted_bytes, offload_layers, recompute_layers, recomputed
 from hornbook.errors import UserError
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World
@@ -73,6 +74,21 @@ def test_without_gradients_nothing_is_computed_twice():
     sums = model(CausalLM().sums, random_batch(2, 8))
     sums["causal_lm"].backward()
     assert len(calls) == 3
+
+
+def test_the_second_pass_sees_the_context_variables_of_the_first():
+    """Hooks of a block set some, and are no part of what is computed again."""
+    variable, seen = ContextVar("variable", default=0), []
+
+    def compute(x):
+        seen.append(variable.get())
+        return x.exp()
+
+    token = variable.set(7)
+    result = recomputed(compute)(torch.ones(2, requires_grad=True))
+    variable.reset(token)
+    result.sum().backward()
+    assert seen == [7, 7]
 
 
 def test_names_and_parameters_stay():

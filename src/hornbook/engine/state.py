@@ -92,15 +92,6 @@ class Progress:
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
         return cls(**values)
 
-    def advance(self, samples: int, tokens: int, *, skipped: bool, is_mended: bool) -> None:
-        """Count a step; ``is_mended`` says that a smaller loss scale mends what it was skipped for."""
-        self.step += 1
-        self.samples += samples
-        self.tokens += tokens
-        self.num_updates += not skipped
-        self.skipped_steps += skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + (not is_mended) if skipped else 0
-
 
 def _fits(value: object, hint: Any) -> bool:
     """Tell whether a value of a ``state.json`` has its type; whole numbers count something, and pass as floats."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
-from hornbook.engine.state import TrainState
+from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
@@ -145,7 +145,7 @@ def train_step(
                 config.update.apply(slots, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
-    progress.advance(size.samples, size.tokens, skipped=skipped, is_mended=is_mended)
+    _count(progress, size, skipped=skipped, is_mended=is_mended)
     return StepResult(
         loss=loss,
         terms=terms,
@@ -159,6 +159,15 @@ def train_step(
         loss_scale=scale,
         rewired=rewired,
     )
+
+
+def _count(progress: Progress, size: Size, *, skipped: bool, is_mended: bool) -> None:
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + (not is_mended) if skipped else 0
 
 
 def losses(
