@@ -88,7 +88,7 @@ def mended(recipe, draw):
     nested["parallel"] |= draw(st.sampled_from([{"data_parallel": "hybrid", "shard_size": 2}, {"shard_size": None}]))
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
-    nested["parallel"]["tensor_parallel"] = 1
+    nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False}
     sparse = nested["sparsity"] | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
     fits = nested["parallel"]["data_parallel"] == "replicate"
     nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))

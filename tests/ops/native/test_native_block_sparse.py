@@ -72,7 +72,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_every_form_of_this_machine_is_right(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert block_sparse.KERNEL.check(Form(isa))
+    assert block_sparse.KERNEL.check(Form(isa), torch.float32)
     monkeypatch.setattr(block_sparse, "form", lambda: Form(isa))
     x, upstream, values, pattern = case()
     for ours, exact in zip(

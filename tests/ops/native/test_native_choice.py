@@ -69,7 +69,7 @@ def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):
 def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
     wrong, right = instruction_sets()[0], instruction_sets()[-1]
-    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form: form == Form(right), lambda form: None)
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: form == Form(right), lambda form, _: None)
     assert not is_right(kernel, wrong)
     assert not is_right(kernel, "of another machine")
     assert set(seconds(kernel)) == {PYTORCH, right}
@@ -81,7 +81,7 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     path = tmp_path / "seconds.json"
     monkeypatch.setattr(library, "_times_file", lambda: path)
     calls = []
-    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form: True, calls.append)
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: calls.append(form))
     first = seconds(kernel)
     num_calls = len(calls)
     assert set(calls) == {None, *map(Form, instruction_sets())}

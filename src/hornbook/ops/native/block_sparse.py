@@ -69,7 +69,7 @@ def pack(own: Form, x_NC: Tensor) -> Tensor:
     return tiles
 
 
-def _agrees(own: Form) -> bool:
+def _agrees(own: Form, _: torch.dtype) -> bool:
     """Compare both products with PyTorch's in float64, on sizes that no tile divides."""
     random = torch.Generator().manual_seed(0)
     for size in (4, 16):
@@ -89,7 +89,7 @@ def _agrees(own: Form) -> bool:
     return True
 
 
-def _trial(own: Form | None) -> None:
+def _trial(own: Form | None, _: torch.dtype) -> None:
     """Do nothing: forms are taken by their width, not by their time."""
 
 

@@ -63,9 +63,9 @@ class Kernel:
     """Ends in the dtype: ``linear_bf16``."""
     dtype: torch.dtype
     """Of the activations."""
-    check: Callable[[Form], bool]
+    check: Callable[[Form, torch.dtype], bool]
     """Compares a form with PyTorch's operators on small inputs."""
-    trial: Callable[[Form | None], None]
+    trial: Callable[[Form | None, torch.dtype], None]
     """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
 
 
@@ -95,7 +95,7 @@ def instruction_sets() -> tuple[str, ...]:
 def is_right(kernel: Kernel, isa: str) -> bool:
     """Tell whether this machine has the form, and whether it passes the kernel's check; checked once a process."""
     with torch.no_grad():
-        return isa in instruction_sets() and kernel.check(Form(isa))
+        return isa in instruction_sets() and kernel.check(Form(isa), kernel.dtype)
 
 
 def seconds(kernel: Kernel) -> Mapping[str, float]:
@@ -122,7 +122,7 @@ def _measure(kernel: Kernel) -> dict[str, float]:
             for _ in range(1 + _ROUNDS):
                 for isa, times in taken.items():
                     start = time.thread_time()
-                    kernel.trial(None if isa == PYTORCH else Form(isa))
+                    kernel.trial(None if isa == PYTORCH else Form(isa), kernel.dtype)
                     times.append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
