@@ -34,6 +34,11 @@ from hornbook.errors import RecipeError
             "loss_scale and loss_scale_by_step exclude each other; keep one",
         ),
         (
+            ["--precision.loss-scale-by-step=0=1", "--precision.loss-scaling=dynamic"],
+            'precision.loss_scale_by_step = ["0=1"] (command line), precision.loss_scaling = "dynamic" (command line): '
+            'loss_scale_by_step is a static loss scale; remove it, or set loss_scaling = "static"',
+        ),
+        (
             ["--schedule.warmup-steps=10", "--schedule.warmup-fraction=.1"],
             "schedule.warmup_steps = 10 (command line), schedule.warmup_fraction = 0.1 (command line): "
             "warmup_steps and warmup_fraction exclude each other; keep one",
@@ -53,6 +58,21 @@ from hornbook.errors import RecipeError
             "optimizer.epsilon_before_correction = true (command line), optimizer.bias_correction = false "
             "(command line): epsilon_before_correction requires bias_correction; "
             "remove it or set bias_correction = true",
+        ),
+        (
+            ["--memory.recompute-layers=1"],
+            "memory.recompute_layers = [1] (command line), memory.recompute = none (default): recompute_layers has no "
+            'effect without recompute; set recompute = "all" or "attention", or remove it',
+        ),
+        (
+            ["--memory.recompute=all", "--memory.recompute-layers=1", "--memory.recompute-budget=2"],
+            "memory.recompute_layers = [1] (command line), memory.recompute_budget = 2.0 (command line): "
+            "recompute_layers and recompute_budget both choose the layers; keep one",
+        ),
+        (
+            ["--memory.recompute=all", "--memory.recompute-layers=3,12"],
+            "memory.recompute_layers = [3, 12] (command line), model.num_layers = 12 (default): "
+            "layer 12 does not exist; the layers are 0 to 11",
         ),
         (
             ["--evaluation.early-stopping-min-delta=0.1"],

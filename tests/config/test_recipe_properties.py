@@ -82,9 +82,9 @@ def mended(recipe, draw):
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
-    nested["precision"] |= draw(st.sampled_from([{"loss_scale": 1.0}, {"loss_scale_by_step": ()}]))
+    nested["precision"] |= draw(st.sampled_from([{"loss_scale": None}, {"loss_scale_by_step": ()}]))
     if nested["precision"]["loss_scale_by_step"]:
-        nested["precision"]["loss_scale_by_step"] = ("0=128", "7=64")
+        nested["precision"] |= {"loss_scale_by_step": ("0=128", "7=64"), "loss_scaling": "static"}
     nested["parallel"] |= draw(st.sampled_from([{"data_parallel": "hybrid", "shard_size": 2}, {"shard_size": None}]))
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
@@ -97,6 +97,11 @@ def mended(recipe, draw):
         nested["parallel"]["pipeline_schedule"] = "1f1b"
     stages = {"pipeline_parallel": 2, "layers_per_stage": (0, nested["model"]["num_layers"])}
     nested["parallel"] |= draw(st.sampled_from([plain, plain | stages]))
+    layers = {"recompute_layers": (nested["model"]["num_layers"] - 1,), "recompute_budget": None}
+    kept = {"recompute": None, "recompute_layers": (), "recompute_budget": None}
+    nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}, kept | {"recompute": "attention"}]))
+    if nested["training"]["compile"] == "blocks":
+        nested["memory"] |= kept | {"offload_activations": False}
     if nested["parallel"]["data_parallel"] == "replicate" or nested["parallel"]["pipeline_parallel"] > 1:
         nested["parallel"]["sum_gradients"] = "micro_batch"
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}

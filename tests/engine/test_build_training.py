@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import tiny_layouts
 import torch
 
-from hornbook.config import AdamWConfig, CausalLMConfig, GPTConfig, ParallelConfig, Recipe
+from hornbook.config import AdamWConfig, CausalLMConfig, GPTConfig, MemoryConfig, ParallelConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
 from hornbook.parallel.world import Axes, Ranks, World
@@ -46,6 +47,23 @@ def of_two(*, tensor: int = 1) -> World:
 def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message):
     with pytest.raises(UserError, match=message):
         build_training(replace(Recipe(), **changes), 1, world)
+
+
+def test_an_offload_to_where_the_tensors_are_is_refused():
+    recipe = replace(Recipe(), memory=MemoryConfig(offload_activations=True))
+    with pytest.raises(UserError, match="this run computes on cpu: remove it"):
+        build_training(recipe, 1, World())
+
+
+@pytest.mark.parametrize("model", ["gpt of 300 tokens", "bert of 300 tokens"])
+def test_a_head_in_chunks_of_the_vocabulary_learns_the_same(model):
+    recipe = tiny_layouts.recipe_of(model, "adamw")
+    expected = tiny_layouts.train(recipe, World(), steps=4)
+    found = tiny_layouts.train(replace(recipe, memory=MemoryConfig(vocabulary_chunks=4)), World(), steps=4)
+    assert found.losses != expected.losses, "the chunks are at work"
+    assert found.losses == pytest.approx(expected.losses, rel=1e-6)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-5)
+    assert found.terms == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
 
 
 def in_pipeline(schedule: str, rank: int = 0) -> tuple[Recipe, World]:

@@ -1,21 +1,29 @@
-"""Loss scaling: in fp32 a power of two changes no bit, whatever the optimizer makes of the gradients."""
+"""Loss scaling: in fp32 a power of two changes no bit, whatever the optimizer makes of the gradients.
+
+Scales that move follow the gradients of fp16, and none of their overflows reaches the weights.
+"""
+
+from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 import torch
-from tiny import hidden_states, random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
+from tiny import hidden_states, random_batch, snapshot, split, tensors_of, tiny_model, tiny_state, tiny_step_config
 
-from hornbook.config import MomentumConfig, PrecisionConfig
-from hornbook.engine.loss_scale import Scaled, build_loss_scale
-from hornbook.engine.state import TrainState
+from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig
+from hornbook.engine.loss_scale import DynamicScale, Scaled, build_loss_scale
+from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
 from hornbook.optim.updates import build_update
+from hornbook.parallel.world import World
 
 
 def run(precision: PrecisionConfig, num_steps: int = 4, **changes):
     update = build_update(MomentumConfig())  # what it makes of a gradient is in proportion to it, unlike AdamW
     state = TrainState.fresh(tiny_model(), update)
-    config = tiny_step_config(update=update, loss_scale=build_loss_scale(precision), **changes)
+    scale = build_loss_scale(precision, state.model, World())
+    config = tiny_step_config(update=update, loss_scale=scale, **changes)
     results = [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in range(num_steps)]
     return snapshot(state), results
 
@@ -32,7 +40,7 @@ def run(precision: PrecisionConfig, num_steps: int = 4, **changes):
 def test_a_power_of_two_changes_no_bit(precision):
     plain, expected = run(PrecisionConfig())
     scaled, results = run(precision)
-    assert results == expected
+    assert [replace(result, loss_scale=1.0) for result in results] == expected
     assert all(torch.equal(tensor, plain[name]) for name, tensor in scaled.items())
 
 
@@ -64,7 +72,101 @@ def test_the_backward_pass_sees_the_scale():
 
 
 def test_the_scale_of_each_update():
-    by_step = build_loss_scale(PrecisionConfig(loss_scale_by_step=("0=128", "2=64")))
-    assert [by_step(update) for update in range(4)] == [128, 128, 64, 64]
-    assert [build_loss_scale(PrecisionConfig(loss_scale=32.0))(update) for update in (0, 9)] == [32, 32]
-    assert build_loss_scale(PrecisionConfig())(0) == 1.0
+    model = tiny_model()
+    by_step = build_loss_scale(PrecisionConfig(loss_scale_by_step=("0=128", "2=64")), model, World())
+    assert [by_step.value(Progress(num_updates=update)) for update in range(4)] == [128, 128, 64, 64]
+    constant = build_loss_scale(PrecisionConfig(loss_scale=32.0), model, World())
+    assert [constant.value(Progress(num_updates=update)) for update in (0, 9)] == [32, 32]
+    assert build_loss_scale(PrecisionConfig(), model, World()) is None
+    assert build_loss_scale(PrecisionConfig(compute="fp16", loss_scale=1.0), model, World()) is None
+    assert build_loss_scale(PrecisionConfig(compute="fp16"), model, World()).value(Progress()) == 32768
+
+
+def narrow_run(precision: PrecisionConfig, num_steps: int, progress: Progress | None = None):
+    """Train a model with fp16 activations; return the state and the results of its steps."""
+    state = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    state.progress = progress or state.progress
+    config = tiny_step_config(loss_scale=build_loss_scale(precision, state.model, World()))
+    start = state.progress.step
+    steps = range(start, start + num_steps)
+    return state, [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in steps]
+
+
+def test_a_dynamic_scale_is_halved_by_overflows_and_grows_without():
+    state, results = narrow_run(PrecisionConfig(loss_scaling="dynamic", loss_scale=2.0**22, loss_scale_interval=3), 20)
+    skipped = [result.skipped for result in results]
+    first = skipped.index(False)
+    assert first > 2, "the first scales overflow"
+    assert skipped[:first] == [True] * first
+    scales = [result.loss_scale for result in results]
+    assert scales[: first + 1] == [2.0 ** (22 - step) for step in range(first + 1)]
+    assert scales[first + 3] == 2 * scales[first], "doubled after three updates"
+    assert state.progress.skipped_in_a_row == 0
+    assert state.progress.skipped_steps == sum(skipped)
+    assert state.progress.num_updates == 20 - sum(skipped)
+    assert all(torch.isfinite(tensor).all() for tensor in snapshot(state).values())
+    assert Progress.from_json(asdict(state.progress), "state.json") == state.progress
+
+
+def test_an_overflow_at_the_smallest_scale_counts_as_divergence():
+    progress, scale = Progress(loss_scale=2.0), DynamicScale(8.0, 10)
+    assert scale.adapt(progress, overflowed=True)
+    assert progress.loss_scale == 1.0
+    assert not scale.adapt(progress, overflowed=True)
+    assert progress.loss_scale == 1.0
+
+
+def test_without_a_scale_fp16_loses_gradients():
+    """Those of query and key are small; the scale with which fp16 begins by default keeps them."""
+
+    def share_of_zeros(precision: PrecisionConfig) -> float:
+        state, results = narrow_run(precision, 1)
+        assert not results[0].skipped
+        moments = snapshot(state)["optimizer/blocks.0.attention.qkv.bias.exp_avg"]
+        return float((moments == 0).float().mean())
+
+    assert share_of_zeros(PrecisionConfig(compute="fp16", loss_scale=1.0)) > 0.1
+    assert share_of_zeros(PrecisionConfig(compute="fp16")) == 0.0
+
+
+def test_a_histogram_scale_doubles_until_gradients_come_near_the_largest_number():
+    precision = PrecisionConfig(compute="fp16", loss_scaling="histogram", loss_scale=1.0)
+    _, results = narrow_run(precision, 30)
+    scales = [result.loss_scale for result in results]
+    assert scales[:16] == [2.0**step for step in range(16)]
+    assert set(scales[16:]) <= {2.0**14, 2.0**15}, "fp16 has no larger one, and some gradients come near"
+    assert not any(result.skipped for result in results)
+
+
+def test_a_histogram_scale_is_halved_before_gradients_overflow():
+    """A long sum, as of an objective with a weight of 2000, brings gradients of 4094 at a scale far below 2^15."""
+    objective = CausalLM()
+    objective.weights = {"causal_lm": 2000.0}
+    state = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    precision = PrecisionConfig(compute="fp16", loss_scaling="histogram", loss_scale=64.0)
+    scale = build_loss_scale(precision, state.model, World())
+    config = tiny_step_config(loss_scale=scale, objective=objective, learning_rate=1e-5)
+    results = [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in range(30)]
+    scales = [result.loss_scale for result in results]
+    ups = [later > sooner for sooner, later in pairwise(scales[10:])]
+    assert max(scales) < 2.0**15
+    assert True in ups
+    assert False in ups, "it goes up and down by a factor of 2"
+    assert set(scales[10:]) <= {max(scales[10:]) / 2**power for power in range(3)}
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "histogram"])
+def test_a_resumed_run_goes_on_with_the_scale(kind):
+    precision = PrecisionConfig(compute="fp16", loss_scaling=kind, loss_scale=2.0**8, loss_scale_interval=2)
+    whole, expected = narrow_run(precision, 8)
+    state, results = narrow_run(precision, 5)
+    resumed = Progress.from_json(asdict(state.progress), "state.json")
+    assert resumed.loss_scale not in (None, 2.0**8)
+    second = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    second.progress = resumed
+    second.load_tensors({name: dict(tensors) for name, tensors in tensors_of(state).items()})
+    config = tiny_step_config(loss_scale=build_loss_scale(precision, second.model, World()))
+    results += [train_step(second, split(random_batch(4, 8, seed=step), 2), config) for step in range(5, 8)]
+    assert results == expected
+    ours, theirs = snapshot(second), snapshot(whole)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())

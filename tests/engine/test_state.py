@@ -30,12 +30,12 @@ def test_fresh_moments_are_zero_and_named_by_the_update():
 
 def test_vectors_are_not_decayed_and_what_has_no_gradient_has_no_slot():
     state = tiny_state()
-    with state.home.slots("model") as slots:
+    with state.home.slots("model", 1) as slots:
         assert slots == []
     batch = random_batch(2, 8)
     state.model(CausalLM().sums, batch)["causal_lm"].backward()
     state.home.keep_gradients("model")
-    with state.home.slots("model") as slots:
+    with state.home.slots("model", 1) as slots:
         decayed = {slot.name: slot.decay for slot in slots}
     assert list(decayed) == [name for name, _ in state.model.own_parameters()]
     for name in decayed:
@@ -46,7 +46,7 @@ def test_slots_know_roles_and_stacked_parts():
     state = tiny_state()
     for _, parameter in state.model.own_parameters():
         parameter.grad = torch.zeros_like(parameter)
-    with state.home.slots("model") as opened:
+    with state.home.slots("model", 1) as opened:
         slots = {slot.name: slot for slot in opened}
     attention = "blocks.0.attention"
     found = {name: (slots[name].role, slots[name].num_parts) for name in slots if name.startswith(attention)}

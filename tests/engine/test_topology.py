@@ -53,10 +53,12 @@ def tensors(state: TrainState) -> dict[str, Tensor]:
     return {name: shard.values.clone() for group in groups for name, shard in group.items()}
 
 
-@pytest.mark.parametrize("update", UPDATES)
-def test_an_update_moves_some_blocks_and_keeps_the_others_bit_for_bit(update: str) -> None:
-    state, config = begin(recipe_of(update=update, update_interval=2))
-    other, static = begin(recipe_of(update="static"))
+@pytest.mark.parametrize(("update", "stored"), [*((update, "fp32") for update in UPDATES), ("rigl", "bf16")])
+def test_an_update_moves_some_blocks_and_keeps_the_others_bit_for_bit(update: str, stored: str) -> None:
+    names = ("weights", "gradients", "first_moment", "second_moment")
+    precision = PrecisionConfig(compute="fp32", **dict.fromkeys(names, stored))
+    state, config = begin(replace(recipe_of(update=update, update_interval=2), precision=precision))
+    other, static = begin(replace(recipe_of(update="static"), precision=precision))
     for _ in range(2):
         result = step(state, config)
         step(other, static)

@@ -210,3 +210,47 @@ def test_nothing_to_predict():
     assert not weight.grad.any()
     unscored = torch.full_like(targets, NOT_SCORED)
     assert [float(value.detach()) for value in counted_cross_entropy(x, weight, unscored, 13)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(200, 256), (60, 192), (256, 256)])
+@pytest.mark.parametrize("chunks", [2, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, rows, chunks, dtype):
+    """Most of the second shape's parts are padding alone."""
+    monkeypatch.setattr(module, "_CHUNK_TOKENS", 16)
+    results = []
+    for parts in (1, chunks):
+        x, weight, targets = example(40, 8, vocab_size, rows, dtype=dtype)
+        bias = torch.linspace(-1.0, 1.0, vocab_size).requires_grad_()
+        plain = linear_cross_entropy(x, weight, targets, vocab_size, parts)
+        loss, right = counted_cross_entropy(x, weight, targets, vocab_size, bias, parts)
+        (0.25 * plain + 0.5 * loss).backward()
+        with torch.no_grad():
+            counted = counted_cross_entropy(x, weight, targets, vocab_size, bias, parts)
+        losses = token_losses(x, weight, targets, vocab_size, bias, parts)
+        results.append((plain, loss, right, *counted, losses, x.grad, weight.grad, bias.grad))
+    for whole, chunked in zip(*results, strict=True):
+        assert chunked.dtype == whole.dtype
+        assert_near(chunked.double(), whole.double(), 2e-6 if dtype == torch.float32 else 1e-2)
+    assert (results[1][-2][vocab_size:] == 0).all()
+    assert results[1][2] == results[1][3 + 1] == results[0][2]
+
+
+def test_chunks_of_the_vocabulary_have_fewer_logits(monkeypatch):
+    seen, complete = [], module._complete
+
+    def note(logits, head):
+        seen.append(logits.shape[1])
+        return complete(logits, head)
+
+    monkeypatch.setattr(module, "_complete", note)
+    x, weight, targets = example(40, 8, 500, 512)
+    linear_cross_entropy(x, weight, targets, 500, 4).backward()
+    token_losses(x, weight, targets, 500, chunks=4)
+    assert max(seen) == 128
+
+
+def test_of_equal_logits_in_different_chunks_the_first_is_the_prediction():
+    x, weight = torch.ones(2, 3), torch.ones(192, 3)
+    for chunks in (1, 3):
+        assert counted_cross_entropy(x, weight, torch.tensor([0, 70]), 192, chunks=chunks)[1] == 1

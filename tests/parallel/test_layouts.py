@@ -30,6 +30,14 @@ TWO = {
         ("bert padded", "lamb", "shard 2"),
         ("bert packed", "adamw", "tensor 2"),
         ("groupbert", "lamb", "tensor 2"),
+        ("gpt", "adamw", "shard 2, recomputed"),
+        ("groupbert", "lamb", "tensor 2, recomputed"),
+        ("bert of 300 tokens", "adamw", "tensor 2, chunked"),
+        ("groupbert", "lamb", "sequence 2, recomputed"),
+        ("gpt in bf16", "adamw", "shard 2"),
+        ("gpt in bf16", "adamw", "data 2"),
+        ("gpt with fp32 gradients", "adamw", "data 2"),
+        ("gpt with fp32 gradients", "adamw", "tensor 2"),
         ("gpt odd", "lamb", "sequence 2"),
         ("bert unpadded", "adamw", "sequence 2"),
         ("groupbert", "lamb", "sequence 2"),
@@ -42,6 +50,7 @@ TWO = {
     "labelled": [("classification", "sequence 2"), ("span", "shard 2")],
     "kept": ["tensor 2", "sequence 2"],
 }
+NARROW = ("gpt in bf16", "gpt with fp32 gradients")
 FOUR = {
     "cases": [
         ("gpt", "lamb", "hybrid 2x2"),
@@ -89,11 +98,13 @@ def ranks(request, tmp_path_factory):
 def test_a_layout_begins_and_learns_as_one_process(ranks):
     """Initial weights are equal bit for bit, gradients of the first step to 1e-6 of their norm, losses to 1e-6.
 
-    So are they for one, two or four micro-batches a step and rank.
+    In bf16 gradients are rounded where ranks add them up, and a weight may round to its other neighbor. All of this is
+    so for one, two or four micro-batches a step and rank.
     """
     folder, plan = ranks
     for number, (model, optimizer, _) in enumerate(plan["cases"]):
-        assert_learned(torch.load(folder / f"{number}.pt", weights_only=True), alone(model, optimizer))
+        found, tolerances = torch.load(folder / f"{number}.pt", weights_only=True), (5e-3, 1e-3)
+        assert_learned(found, alone(model, optimizer), *(tolerances if model in NARROW else ()))
 
 
 @pytest.mark.parametrize("model", ["gpt by 4", "gpt by 8", "bert packed by 4"])
@@ -101,16 +112,16 @@ def test_one_process_learns_the_same_from_fewer_micro_batches(model):
     assert_learned(asdict(tiny_layouts.train(recipe_of(model, "adamw"), World())), alone(model, "adamw"))
 
 
-def assert_learned(found, expected):
+def assert_learned(found, expected, in_gradients=1e-6, in_losses=1e-6):
     """Compare what a training did with what it was to do."""
     assert all(torch.equal(found["initial"][name], tensor) for name, tensor in expected.initial.items())
     assert found["gradients"].keys() == expected.gradients.keys()
     norm = torch.cat([tensor.double().flatten() for tensor in expected.gradients.values()]).norm()
     for name, gradient in expected.gradients.items():
-        assert (gradient.double() - found["gradients"][name].double()).norm() < 1e-6 * norm, name
-    assert found["losses"] == pytest.approx(expected.losses, rel=1e-6)
-    assert found["norms"] == pytest.approx(expected.norms, rel=1e-6)
-    assert found["terms"] == [pytest.approx(terms, rel=1e-6) for terms in expected.terms]
+        assert (gradient.double() - found["gradients"][name].double()).norm() < in_gradients * norm, name
+    assert found["losses"] == pytest.approx(expected.losses, rel=in_losses)
+    assert found["norms"] == pytest.approx(expected.norms, rel=in_losses)
+    assert found["terms"] == [pytest.approx(terms, rel=in_losses) for terms in expected.terms]
 
 
 @WORLDS

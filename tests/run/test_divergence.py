@@ -109,3 +109,25 @@ def test_a_single_skipped_step_is_not_saved_and_the_next_due_one_is(
     tiny_runs.run_tiny(tmp_path, "--training.steps=15", "--checkpoint.every-steps=5", "--evaluation.every-steps=15")
     assert kept(tmp_path) == [10, 15]
     assert "checkpoint not saved: step 5 was skipped" in capfd.readouterr().err
+
+
+def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tmp_path):
+    """Weights of a million have finite losses, and gradients that no scale brings into fp16."""
+    words = ("--model.initializer-std=1e6", "--precision.gradients=fp16", "--optimizer.clip-norm=none")
+    with pytest.raises(DivergedError, match="loss scale fell to its minimum of 1, and the gradients of step 3 still"):
+        tiny_runs.run_tiny(tmp_path, *words, "--precision.loss-scaling=dynamic", "--precision.loss-scale=4")
+
+
+@pytest.mark.parametrize("scale", ["--precision.loss-scaling=dynamic", "--precision.loss-scaling=histogram"])
+def test_a_run_in_fp16_resumes_with_its_scale_bit_for_bit(tmp_path, scale, monkeypatch):
+    words = ("--precision.compute=fp16", scale, "--precision.loss-scale=256", "--precision.loss-scale-interval=2")
+    narrow = [f"--precision.{what}=bf16" for what in ("weights", "gradients", "first-moment", "second-moment")]
+    tiny_runs.run_tiny(tmp_path / "whole", *words, *narrow)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 5)
+        with pytest.raises(StoppedBySignal):
+            tiny_runs.run_tiny(tmp_path / "cut", *words, *narrow)
+    tiny_runs.run_tiny(tmp_path / "cut", *words, *narrow)
+    assert tiny_runs.digest(tmp_path / "cut", 8) == tiny_runs.digest(tmp_path / "whole", 8)
+    scales = [row["loss_scale"] for row in read(tmp_path / "whole" / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    assert len(set(scales)) > 2

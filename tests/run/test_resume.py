@@ -269,3 +269,29 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
     with pytest.raises(StorageError, match=r"KiB needed, 1,?000 (B|bytes) free; free some space"):
         tiny_runs.run_tiny(tmp_path)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_stored_dtypes_are_verified(tmp_path):
+    """A recipe that says bf16 does not silently round the fp32 weights of the checkpoint."""
+    tiny_runs.run_tiny(tmp_path)
+    identity = tmp_path / "run" / "run.json"
+    identity.write_text(identity.read_text().replace('"weights": "fp32"', '"weights": "bf16"'))
+    with pytest.raises(CheckpointError, match=r"embedding.tokens is stored as F32, and .* \[precision\] has BF16"):
+        tiny_runs.run_tiny(tmp_path, "--precision.weights=bf16")
+
+
+def test_the_storage_dtypes_of_a_run_stay(tmp_path):
+    tiny_runs.run_tiny(tmp_path)
+    with pytest.raises(UserError, match=r"precision\.weights was 'fp32' and is now 'bf16'"):
+        tiny_runs.run_tiny(tmp_path, "--precision.weights=bf16")
+
+
+def test_what_is_kept_in_memory_may_change_on_the_way(tmp_path, monkeypatch):
+    dropouts = ("--model.attention-dropout=0.1",)
+    tiny_runs.run_tiny(tmp_path / "whole", *dropouts)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, 4)
+        with pytest.raises(StoppedBySignal):
+            tiny_runs.run_tiny(tmp_path / "cut", *dropouts, "--memory.recompute=attention")
+    tiny_runs.run_tiny(tmp_path / "cut", *dropouts, "--memory.recompute=all", "--memory.recompute-budget=0.01")
+    assert tiny_runs.digest(tmp_path / "cut", 8) == tiny_runs.digest(tmp_path / "whole", 8)

@@ -56,6 +56,11 @@ class StoredTensors(Mapping[str, "Tensor"]):
         """The logical shapes by name; nothing is read."""
         return {name: layout.shape for name, layout in self._layouts.items()}
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes by name, as safetensors calls them; nothing is read."""
+        return {name: layout.dtype for name, layout in self._layouts.items()}
+
     def read(self, name: str, box: Box) -> "Tensor":
         """Return a box of a tensor, from the files that hold parts of it.
 

@@ -7,6 +7,7 @@ The package imports nothing but the standard library, so ``hornbook train --help
 """
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
+from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -38,11 +39,11 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
 from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
+from hornbook.config.precision import PrecisionConfig
 from hornbook.config.recipe import (
     Change,
     DataConfig,
     EvaluationConfig,
-    PrecisionConfig,
     Recipe,
     TrainingConfig,
     changed_keys,
@@ -72,6 +73,7 @@ __all__ = [
     "LinearConfig",
     "MaskedLMConfig",
     "MaskingConfig",
+    "MemoryConfig",
     "MomentumConfig",
     "NaturalExponentialConfig",
     "ParallelConfig",

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     CausalLMConfig,
     ClassificationConfig,
@@ -33,11 +34,11 @@ from hornbook.config.optimizers import (
     CosineConfig,
     OptimizerConfig,
     ScheduleConfig,
-    problems_of_steps,
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
+from hornbook.config.precision import PrecisionConfig
 from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
@@ -110,31 +111,6 @@ class TrainingConfig:
             message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionConfig:
-    """Precision of the forward and backward passes; master weights are always fp32."""
-
-    compute: Literal["auto", "fp32", "bf16"] = option(
-        "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively"
-    )
-    kernels: Literal["auto", "torch", "native"] = option(
-        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
-    )
-    loss_scale: float = option(1.0, help="factor on the loss in the backward pass; fp32 and bf16 need none", above=0)
-    loss_scale_by_step: tuple[str, ...] = option(
-        (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
-    )
-
-    @property
-    def scales_loss(self) -> bool:
-        """Whether any step's loss has a factor other than 1."""
-        return self.loss_scale != 1.0 or bool(self.loss_scale_by_step)
-
-    def problems(self) -> list[Problem]:
-        """List the first mistake in the table."""
-        return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step) if self.loss_scale_by_step else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +189,7 @@ class Recipe:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -231,7 +208,8 @@ class Recipe:
         """List conflicting options of different sections, and those that exclude each other."""
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
-        return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *self._inapplicable()]
+        memory = self.memory.conflicts(self.model)
+        return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:
@@ -260,6 +238,9 @@ class Recipe:
         if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
             yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
+        if self.training.compile == "blocks" and (self.memory.recompute or self.memory.offload_activations):
+            message = "compiled blocks keep what PyTorch decides; remove compile, or recompute and offload_activations"
+            yield Problem(("training.compile", "memory.recompute", "memory.offload_activations"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)

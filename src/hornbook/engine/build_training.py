@@ -17,9 +17,10 @@ from functools import partial
 
 import torch
 
-from hornbook.config import MaskingConfig, Recipe
+from hornbook.config import MaskingConfig, MemoryConfig, Recipe
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.loss_scale import build_loss_scale
+from hornbook.engine.narrow_home import home_of, store_weights
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
@@ -32,7 +33,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, build_update, in_groups
-from hornbook.parallel.device import compute_dtype
+from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.encoder_samples import encoder_samples
@@ -112,15 +113,18 @@ def build_training(
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
     """
     refuse_layout(recipe, world)
+    refuse_offload(recipe, world.device)
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
     use(choose(precision.kernels, world.device, dtype, earlier=forms))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
+    if precision.weights != "fp32":
+        store_weights(model, DTYPES[precision.weights])
     pipeline, is_pipelined = None, world.pipeline.size > 1
     is_compiled = recipe.training.compile == "blocks"
-    if is_pipelined or world.holders.size > 1 or is_compiled:
+    if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
         make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
-        pipeline = parallelize(model, world, make_pipeline, compiled=is_compiled)
+        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
     model.allocate(world.device, pipeline.stages if pipeline else None)
     initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
@@ -136,13 +140,13 @@ def build_training(
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
-        loss_scale=build_loss_scale(precision) if precision.scales_loss else StepConfig.loss_scale,
+        loss_scale=build_loss_scale(precision, model, world),
         world=world,
         executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         topology=topology,
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
-    return TrainState.fresh(model, update, world), config
+    return TrainState(model=model, home=home_of(model, update, recipe, world)), config
 
 
 def refuse_layout(recipe: Recipe, world: World) -> None:
@@ -153,6 +157,12 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
     """
     parallel = recipe.parallel
     parallel.sizes(world.size)  # a benchmark has a world of one process
+    precision = recipe.precision
+    if world.is_sharded and precision.gradients != precision.weights:
+        raise UserError(
+            f"shards add up gradients in the dtype of the weights: set precision.gradients to {precision.weights}, or "
+            'parallel.data_parallel to "replicate"'
+        )
     needing: list[tuple[str, object, object]] = []
     if world.is_sharded:
         needing.append(("data_parallel", parallel.data_parallel, "replicate"))
@@ -169,6 +179,16 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
             f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
         )
+
+
+def refuse_offload(recipe: Recipe, device: torch.device) -> None:
+    """Raise UserError if something is to lie in the host's memory that is there anyway."""
+    for option in ("offload_activations", "offload_optimizer"):
+        if getattr(recipe.memory, option) and device.type != "cuda":
+            raise UserError(
+                f"memory.{option} moves tensors from a GPU to the host's memory, and this run computes on "
+                f"{device.type}: remove it, or choose --device cuda"
+            )
 
 
 def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeline:

@@ -13,15 +13,15 @@ are those that other ranks of a pipeline hold.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hornbook.checkpoint.contents import Shard
 from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
-from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of, role_of
+from hornbook.optim.slots import Holders, Role, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.cuts import box_of, cut_axes, local
 from hornbook.parallel.gradient_sums import GradientSums
@@ -56,8 +56,13 @@ class Home(Protocol):
     def gradient_norms(self, part: str) -> Tensor:
         """Return the L2 norm of each of a part's gradients on all ranks, fp32 ``[number of gradients]``."""
 
-    def slots(self, part: str) -> AbstractContextManager[list[Slot]]:
-        """Give parameter, gradient and state of everything in a part that has a gradient; changes are kept."""
+    def slots(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
+        """Give parameter, gradient and state, fp32, of everything in a part that has a gradient; changes are kept.
+
+        Args:
+            part: of the model.
+            count: the number of the update, from 1, on which rounding depends where storage is narrower.
+        """
 
     def divide_gradients(self, divisor: float) -> None:
         """Divide all gradients in place."""
@@ -67,6 +72,16 @@ class Home(Protocol):
 
     def tensors(self) -> Shards:
         """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
+
+
+class Held(NamedTuple):
+    """A parameter that this rank holds, or a part of it."""
+
+    name: str
+    parameter: nn.Parameter
+    role: Role
+    num_parts: int
+    holders: Holders | None
 
 
 class InMemory:
@@ -84,8 +99,8 @@ class InMemory:
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
-        self._parameters = [
-            (
+        self._held = [
+            Held(
                 name,
                 parameter,
                 role_of(name, parameter),
@@ -95,11 +110,11 @@ class InMemory:
             for name, parameter in model.own_parameters()
             if not parameter.is_meta
         ]
-        held = [parameter for _, parameter, *_ in reversed(self._parameters)]
-        held.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
+        summed = [held.parameter for held in reversed(self._held)]
+        summed.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
         has_sums = world.data.size > 1 and not world.is_sharded
-        self._sums = GradientSums(held, world.data) if has_sums else None
-        sliced = [parameter for name, parameter, *_ in self._parameters if sees_slice(name)]
+        self._sums = GradientSums(summed, world.data) if has_sums else None
+        sliced = [held.parameter for held in self._held if sees_slice(held.name)]
         self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
@@ -127,7 +142,7 @@ class InMemory:
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
-        return {name: local(parameter.detach()) for name, parameter, *_ in self._parameters}
+        return {held.name: local(held.parameter.detach()) for held in self._held}
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
         """See ``Home``; groups of shards are summed once a step."""
@@ -154,40 +169,26 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        with self.slots(part) as slots:
-            norms = norms_of([slot.gradient for slot in slots], [slot.holders for slot in slots])
+        trained = self._trained(part)
+        norms = norms_of(list(map(self._gradient, trained)), [held.holders for held in trained])
         if self._world.pipeline.size == 1:
             return norms
         everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
-        everywhere[[self._order[slot.name] for slot in slots]] = norms
+        everywhere[[self._order[held.name] for held in trained]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
-    def slots(self, part: str) -> Iterator[list[Slot]]:
+    def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
-        slots = []
-        for name, parameter, role, num_parts, holders in self._parameters:
-            if parameter.grad is None:
-                continue
-            weight, gradient = local(parameter.detach()), local(parameter.grad)
-            shape = (-1,) if role == "bias" else weight.shape  # stacked biases [3, H·K] as one vector
-            slots.append(
-                Slot(
-                    name=name,
-                    parameter=weight.view(shape),
-                    gradient=gradient.view(shape),
-                    state={key: tensor.view(shape) for key, tensor in self.moments[name].items()},
-                    role=role,
-                    num_parts=num_parts,
-                    holders=holders,
-                )
-            )
-        yield slots
+        yield [
+            self._slot(held, local(held.parameter.detach()), self._gradient(held), self.moments[held.name])
+            for held in self._trained(part)
+        ]
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        gradients = [local(parameter.grad) for _, parameter, *_ in self._parameters if parameter.grad is not None]
-        torch._foreach_div_(gradients, divisor)
+        trained = [held for part in self.parts() for held in self._trained(part)]
+        torch._foreach_div_(list(map(self._gradient, trained)), divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
@@ -198,11 +199,37 @@ class InMemory:
         saved = dict(self.model.saved())
         weights = {name: self._shard(name, tensor, local(tensor)) for name, tensor in saved.items()}
         moments = {
-            f"{name}.{key}": self._shard(name, saved[name], tensor)
+            f"{name}.{self._state_name(key)}": self._shard(name, saved[name], tensor)
             for name, states in self.moments.items()
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
+
+    def _state_name(self, key: str) -> str:
+        """Return what a checkpoint calls an optimizer state."""
+        return key
+
+    def _trained(self, part: str) -> list[Held]:
+        """Return what has a gradient."""
+        return [held for held in self._held if held.parameter.grad is not None]
+
+    def _gradient(self, held: Held) -> Tensor:
+        """Return the gradient of what this rank holds of a parameter, in the shape of its slot."""
+        assert held.parameter.grad is not None
+        gradient = local(held.parameter.grad)
+        return gradient.view(-1) if held.role == "bias" else gradient
+
+    def _slot(self, held: Held, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
+        shape = gradient.shape  # stacked biases [3, H·K] are one vector
+        return Slot(
+            name=held.name,
+            parameter=weight.view(shape),
+            gradient=gradient,
+            state={key: tensor.view(shape) for key, tensor in state.items()},
+            role=held.role,
+            num_parts=held.num_parts,
+            holders=held.holders,
+        )
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

@@ -5,7 +5,8 @@
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
                               and, with sequence parallelism, its own tokens between them
-      2. compilation          the blocks' forward passes go through torch.compile
+      2. recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`),
+                              or the blocks' forward passes go through torch.compile
       3. pipeline             layers become stages; those of other ranks stay on the meta device
       4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
@@ -21,7 +22,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hornbook.config import MemoryConfig
 from hornbook.config.parallel import cut_dimension
+from hornbook.engine.activations import offload_layers, recompute_layers
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.sequence_parallel import slice_tokens
 from hornbook.errors import UserError
@@ -36,6 +39,7 @@ from hornbook.samples.batches import Batch
 def parallelize(
     model: LanguageModel,
     world: World,
+    memory: MemoryConfig,
     make_pipeline: Callable[[], Pipeline] | None = None,
     *,
     compiled: bool = False,
@@ -45,20 +49,26 @@ def parallelize(
     Args:
         model: all of it.
         world: gives the axes.
+        memory: what is kept on the device and what is not.
         make_pipeline: spreads the layers over stages; None where there is one.
-        compiled: whether each block is compiled.
+        compiled: whether each block is compiled; goes without recomputation and offload.
 
     Returns:
         What ``make_pipeline`` made.
 
     Raises:
-        UserError: a weight does not divide into equal parts.
+        UserError: a weight does not divide into equal parts, or a layer cannot recompute what it is to.
     """
     if world.tensor.size > 1:
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
     if world.sequence.size > 1:
         slice_tokens(model, world.sequence)
+    model.head.vocabulary_chunks = memory.vocabulary_chunks
+    if memory.recompute is not None:
+        recompute_layers(model, memory)
+    if memory.offload_activations:
+        offload_layers(model)
     if compiled:
         _compile_blocks(model)
     pipeline = make_pipeline() if make_pipeline else None

@@ -41,6 +41,11 @@ class Progress:
     skipped_steps: int = 0
     """Steps whose loss or gradients were not finite."""
     skipped_in_a_row: int = 0
+    """Without those that a smaller loss scale mends."""
+    loss_scale: float | None = None
+    """Of the next step; None where it does not move, or before the first step."""
+    updates_at_scale: int = 0
+    """Updates since a dynamic loss scale was last changed."""
     finite_step: int = 0
     """Last step after which the validation loss was finite."""
     validated_step: int = 0

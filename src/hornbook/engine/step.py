@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
-from hornbook.engine.loss_scale import Scaled
-from hornbook.engine.state import TrainState
+from hornbook.engine.loss_scale import LossScale, Scaled
+from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
@@ -70,8 +70,8 @@ class StepConfig:
     forward: Forward = forward_resident
     """What validation, tasks and samples look at the model through; it goes with the executor."""
     clip_scope: ClipScope = "global"
-    loss_scale: Callable[[int], float] = lambda update: 1.0
-    """From the number of the update, from 0, to the factor of its loss."""
+    loss_scale: LossScale | None = None
+    """None: 1 throughout."""
     topology: Topology | None = None
     """What changes the patterns of block-sparse linear maps; None if there are none, or they stay."""
 
@@ -95,6 +95,7 @@ class StepResult:
     padding: float
     """Share of the places of the global batch that hold padding."""
     skipped: bool
+    loss_scale: float = 1.0
     rewired: Sequence[Mapping[str, object]] = ()
     """What became of the pattern of each block-sparse linear map, if the step changed them."""
 
@@ -110,8 +111,9 @@ def train_step(
     ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
     dropped: after ``state.home.drop_gradients()`` the state is that before the step.
 
-    A step whose loss or gradient norm is not finite is skipped: the step number and the position in the data advance,
-    weights, moments and the number of updates do not. Every rank decides alike, since both numbers are global.
+    A step whose loss or gradient norm, both global, is not finite is skipped: the step number and the position in the
+    data advance, weights, moments and the number of updates do not. Steps that a smaller loss scale mends are not
+    counted in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     counted = [objective.counts(batch) for batch in micro_batches]
@@ -119,7 +121,7 @@ def train_step(
     own += map(sum, zip(*map(size_of, micro_batches), strict=True))
     numbers = ranks.sum_integers(own)  # of the global batch: scored items by term, then its size
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
-    scale = config.loss_scale(progress.num_updates)
+    scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
     if (topology := config.topology) is not None:
         topology.watch(progress.num_updates + 1)
@@ -130,23 +132,20 @@ def train_step(
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
-    skipped = not all(math.isfinite(number) for number in (*terms.values(), norm) if number is not None)
+    is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
+    skipped = not (is_finite and math.isfinite(norm))
+    is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
         for part in home.parts():
-            with home.slots(part) as slots:
+            with home.slots(part, count) as slots:
                 holders = [slot.holders for slot in slots]
                 clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
                 config.update.apply(slots, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+    _count(progress, size, skipped=skipped, is_mended=is_mended)
     return StepResult(
         loss=loss,
         terms=terms,
@@ -157,8 +156,18 @@ def train_step(
         num_tokens=size.tokens,
         padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
+        loss_scale=scale,
         rewired=rewired,
     )
+
+
+def _count(progress: Progress, size: Size, *, skipped: bool, is_mended: bool) -> None:
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + (not is_mended) if skipped else 0
 
 
 def losses(

@@ -90,7 +90,7 @@ class Topology:
         growth = {name: self._growth(name, layer, number) for name, layer in self.layers.items()}
         rows: list[Row] = []
         for part in home.parts():
-            with home.slots(part) as slots:
+            with home.slots(part, count) as slots:
                 for slot in slots:
                     name = slot.name.removesuffix(".values")
                     if name in growth:
@@ -114,12 +114,11 @@ class Topology:
         num_kept, num_places = layer.rows.shape[-1], layer.grid_shape[0] * layer.grid_shape[1]
         progress = number / self._end
         replaced = num_replaced(num_kept, num_places - num_kept, self.config.prune_ratio, progress)
-        values, rows, columns = map(layer.in_parts, (layer.values.detach(), layer.rows, layer.columns))
+        blocks = slot.parameter.view_as(layer.values)
+        values, rows, columns = map(layer.in_parts, (blocks, layer.rows, layer.columns))
         present = zip(values, rows, columns, growth, strict=True)
-        found = [
-            rewire(blocks, own_rows, own_columns, part, replaced) for blocks, own_rows, own_columns, part in present
-        ]
-        for tensor in (layer.values.detach(), *slot.state.values()):
+        found = [rewire(own, own_rows, own_columns, part, replaced) for own, own_rows, own_columns, part in present]
+        for tensor in (blocks, *slot.state.values()):
             _carry(layer, tensor.view_as(layer.values), found)
         _carry(layer, layer.grown_at, found)
         parts = zip(rows, columns, layer.in_parts(layer.grown_at), found, strict=True)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import require_source
-from hornbook.checkpoint.load import load, resolve, shapes_of
+from hornbook.checkpoint.load import StoredTensors, load, resolve, shapes_of
+from hornbook.checkpoint.tensors import DTYPES
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError
@@ -144,6 +145,19 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
         is_imported=is_imported,
         untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
+
+
+def refuse_other_dtypes(own: Mapping[str, Mapping[str, Shard]], stored: Tensors, *, what: str) -> None:
+    """Raise CheckpointError if a tensor is stored in another dtype than that of the state that it is for."""
+    for group, shards in own.items():
+        found = stored[group]
+        dtypes = found.dtypes if isinstance(found, StoredTensors) else {}
+        for name, shard in shards.items():
+            if name in dtypes and dtypes[name] != DTYPES[str(shard.values.dtype)]:
+                raise CheckpointError(
+                    f"{what}: {group} {name} is stored as {dtypes[name]}, and the recipe's [precision] has "
+                    f"{DTYPES[str(shard.values.dtype)]}: restore the checkpoint or the recipe"
+                )
 
 
 def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:

@@ -58,7 +58,9 @@ def _numbers(version: str) -> list[int]:
 def _of_precision(products: Mapping[str, Any], precision: str) -> Iterator[tuple[str, str]]:
     """Say that the other dtype is clearly faster; fp32 by the recipe's own word is wanted for its exactness."""
     chosen = products["auto"] if precision == "auto" else precision
-    other = {"bf16": "fp32", "fp32": "bf16"}[chosen]
+    other = {"bf16": "fp32", "fp32": "bf16"}.get(chosen)
+    if other is None:  # fp16 is not measured
+        return
     here, there = (products["flops_per_second"][dtype] for dtype in (chosen, other))
     if precision != "fp32" and there > _CLEARLY_FASTER * here:
         whose = "auto chooses" if precision == "auto" else "the recipe says"

@@ -42,7 +42,7 @@ def build_model(config: object, compute_dtype: torch.dtype) -> LanguageModel:
 
     Args:
         config: a section dataclass; its type chooses the builder (``build_model.register`` adds one).
-        compute_dtype: dtype of the activations; parameters are fp32.
+        compute_dtype: dtype of the activations, whatever that of the parameters.
 
     Raises:
         UserError: nothing is registered for this dataclass.

@@ -7,6 +7,7 @@
 `hornbook.ops.attention` computes what lies between the two projections.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Required
@@ -82,7 +83,7 @@ class QueryKeyValue(nn.Module):
         return partial(functional.linear, weight=weight, bias=bias)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(nn.Module, ABC):
     """The parts of every self-attention: stacked projection, output projection, dropout of the weights.
 
     Args:
@@ -117,6 +118,15 @@ class SelfAttention(nn.Module):
         self.qkv = QueryKeyValue(hidden_size, num_heads * head_size, std=std, bias=qkv_bias)
         self.dropout = dropout
         self.out = make_linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Mix tokens, ``[B, T, D]``; ``context`` has what ``mix`` needs."""
+        y_BTD: Tensor = self.out(self.mix(self.qkv(x_BTD), context))
+        return y_BTD
+
+    @abstractmethod
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Return ``[B, T, H·K]``, what attention makes of the output of ``qkv``; it has no weights of its own."""
 
     def split(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, each ``[B, H, T, K]``, of the output of ``qkv``."""
@@ -158,21 +168,18 @@ class SelfAttention(nn.Module):
 class CausalSelfAttention(SelfAttention):
     """Self-attention in which a token sees itself and earlier tokens, of its own document if ``mask`` says so."""
 
-    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Mix tokens, ``[B, T, D]``."""
-        packed_BTE, mask = self.qkv(x_BTD), context.get("mask")
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        mask = context.get("mask")
         if mask is None and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
             firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
             keys_N = context["keys"].flatten()
             y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
-            y_BTC = y_NC.view(batch, length, -1)
-        else:
-            dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-            y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
-            y_BTC = y_BHTK.transpose(1, 2).flatten(2)
-        y_BTD: Tensor = self.out(y_BTC)
-        return y_BTD
+            return y_NC.view(batch, length, -1)
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
+        y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
+        return y_BHTK.transpose(1, 2).flatten(2)
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
@@ -201,9 +208,8 @@ class EncoderSelfAttention(SelfAttention):
     the position *inside the sequence*, so it does not depend on the layout of the batch.
     """
 
-    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Mix the tokens of each sequence, ``[B, T, D]``; ``context`` has the entries of ``SequenceGroups``."""
-        packed_BTE = self.qkv(x_BTD)
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Mix the tokens of each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
         if (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
@@ -212,8 +218,7 @@ class EncoderSelfAttention(SelfAttention):
             y_NC = self._attend_groups(packed_NE, context)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())
-        y_BTD: Tensor = self.out(y_NC.view(*packed_BTE.shape[:2], -1))
-        return y_BTD
+        return y_NC.view(*packed_BTE.shape[:2], -1)
 
     def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
         gather_index, scatter_index = context["gather_index"], context["scatter_index"]

@@ -78,13 +78,13 @@ class EncoderHead(OutputHead):
             scalars, the second without a gradient.
         """
         x_PD = self.prepare(at_places(x_BTD, predictions_P))
-        return counted_cross_entropy(x_PD, self.table, targets_P, self.vocab_size, self.bias)
+        return counted_cross_entropy(x_PD, self.table, targets_P, self.vocab_size, self.bias, self.vocabulary_chunks)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> Tensor:
         """Return the cross-entropy at each of ``predictions``, ``[P]`` fp32, in nats; zero where the target is -100."""
         x_PD = self.prepare(at_places(x_BTD, predictions_P))
-        return token_losses(x_PD, self.table, targets_P, self.vocab_size, self.bias)
+        return token_losses(x_PD, self.table, targets_P, self.vocab_size, self.bias, self.vocabulary_chunks)
 
     def pooled(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return one vector a sequence, ``[S, D]``, made of its first token."""

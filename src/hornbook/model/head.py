@@ -38,6 +38,8 @@ class OutputHead(nn.Module):
 
     table: nn.Parameter
     """``[V padded, D]``."""
+    vocabulary_chunks = 1
+    """Parts of the vocabulary that a loss takes one after the other (``memory.vocabulary_chunks``)."""
 
     def __init__(
         self,
@@ -136,13 +138,14 @@ class CausalHead(OutputHead):
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
         x_ND = self.norm(x_BTD).flatten(0, 1)
-        return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size)
+        return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size, self.vocabulary_chunks)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
         x_ND = self.norm(x_BTD).flatten(0, 1)
-        return token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size).view_as(targets_BT)
+        losses_N = token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size, chunks=self.vocabulary_chunks)
+        return losses_N.view_as(targets_BT)
 
 
 def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         vocab_size: tokens that exist, without the padding of the table.
-        compute_dtype: dtype of the activations; parameters are fp32.
+        compute_dtype: dtype of the activations, whatever that of the parameters.
     """
 
     is_causal = True

@@ -1,6 +1,6 @@
 """The layers of all models: embedding, linear map, layer norm and dropout; `hornbook.ops.layers` computes them.
 
-Parameters are fp32 and stay so: they are the master weights. The *activations* carry the compute dtype, chosen once
+Parameters are fp32, unless ``precision.weights`` says otherwise. The *activations* carry the compute dtype, chosen once
 by the embedding, and every layer casts its weights to the dtype of its input::
 
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
@@ -173,6 +173,8 @@ class Embedding(nn.Module):
     ) -> Tensor:
         """Return ``[B, T, D]`` in the compute dtype.
 
+        Narrower tables are looked up in fp32, so that the gradients of a row add up in fp32.
+
         Args:
             tokens_BT: int64.
             positions_BT: int64, from 0.
@@ -180,16 +182,16 @@ class Embedding(nn.Module):
             segments_BT: int64; None: all tokens are of segment 0.
         """
         tokens = self.tokens
-        x_BTD = cut_rows(tokens_BT, tokens) if is_cut(tokens) else functional.embedding(tokens_BT, tokens)
+        x_BTD = cut_rows(tokens_BT, tokens) if is_cut(tokens) else functional.embedding(tokens_BT, tokens.float())
         if self.positions is not None:
-            x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions)
+            x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions.float())
         elif self.position_kind == "sinusoidal":
             x_BTD = x_BTD + sinusoidal(positions_BT, x_BTD.shape[-1])
         if self.segments is not None:
             if segments_BT is None or len(self.segments) == 1:
-                x_BTD = x_BTD + self.segments[0]
+                x_BTD = x_BTD + self.segments[0].float()
             else:
-                x_BTD = x_BTD + functional.embedding(segments_BT, self.segments)
+                x_BTD = x_BTD + functional.embedding(segments_BT, self.segments.float())
         x_BTD = x_BTD.to(self.compute_dtype)
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result

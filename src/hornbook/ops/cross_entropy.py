@@ -9,6 +9,10 @@ read them again. So each chunk makes its logits, its losses and, while they are 
 follows, which is why evaluation calls ``token_losses``. Columns from ``vocab_size`` on are padding: they get no
 probability and no gradient.
 
+With several ``chunks`` of the vocabulary, a chunk of tokens takes one part of the columns after the other, twice: first
+for the largest logit and the sum of the exponentials, then for the gradients. It never has more logits than those of a
+part, nor more rows of the table in the dtype of the activations; the price is one more product with the table.
+
 Where the rows of the table are cut over ranks, each rank has the logits of its columns alone, and the ranks exchange
 three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
 """
@@ -57,6 +61,17 @@ class _Head(NamedTuple):
         bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
         return cls(weight, bias, num_real, first, cut)
 
+    def parts(self, chunks: int) -> "list[_Head]":
+        """Return the head in so many parts of its columns, or fewer, each a multiple of 64 but for the last one."""
+        size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
+        found = []
+        for start in range(0, len(self.weight), size):
+            weight = self.weight[start : start + size]
+            bias = None if self.bias is None else self.bias[start : start + size]
+            num_real = min(max(self.num_real - start, 0), len(weight))
+            found.append(_Head(weight, bias, num_real, self.first + start, self.cut))
+        return found
+
 
 class _Chunk(NamedTuple):
     """What a chunk of tokens adds up to."""
@@ -103,15 +118,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_N: Tensor,
         head: _Head,
         with_count: bool,
+        chunks: int,
     ) -> tuple[Tensor, Tensor]:
         total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        products = _products(x_ND, weight_VD)
+        products = None if chunks > 1 else _products(x_ND, weight_VD)
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
+            if products is None:
+                sums = (x_gradient[rows], weight_gradient, bias_gradient)
+                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, with_count=with_count)
+                total -= picked.sum()
+                num_correct += right
+                continue
             chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
@@ -131,32 +153,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 3
+        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 4
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, chunks: int = 1
+) -> Tensor:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``.
 
     Args:
-        x_ND: hidden states ``[N, D]``, fp32 or bf16.
+        x_ND: hidden states ``[N, D]``, of any floating dtype.
         weight_VD: output table ``[V, D]``, fp32. Its gradient is a sum in fp32 of one product a chunk, each rounded to
             the dtype of ``x``.
         targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is not scored.
         vocab_size: columns that exist; those after it are padding.
+        chunks: parts of the columns, one after the other; 1: all at once.
 
     Returns:
         fp32 scalar, in nats.
     """
     if not torch.is_grad_enabled():
-        return token_losses(x_ND, weight_VD, targets_N, vocab_size).sum()
+        return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
     head = _Head.of(weight_VD, None, vocab_size)
-    arguments = (x_ND, head.weight, None, targets_N, head, False)
+    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
     total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return total
 
 
 def counted_cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None, chunks: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
 
@@ -165,11 +190,11 @@ def counted_cross_entropy(
     """
     head = _Head.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
-        arguments = (x_ND, head.weight, head.bias, targets_N, head, True)
+        arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
         total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
         return total, num_correct
     total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for _, chunk in _chunks(x_ND, targets_N, head, with_count=True):
+    for _, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=True):
         total += chunk.losses.sum()
         num_correct += chunk.num_correct
     return total, num_correct
@@ -177,14 +202,16 @@ def counted_cross_entropy(
 
 @torch.no_grad()
 def token_losses(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    vocab_size: int,
+    bias_V: Tensor | None = None,
+    chunks: int = 1,
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
-    losses_N, head = (
-        torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device),
-        _Head.of(weight_VD, bias_V, vocab_size),
-    )
-    for rows, chunk in _chunks(x_ND, targets_N, head, with_count=False):
+    losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
+    for rows, chunk in _chunks(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
         losses_N[rows] = chunk.losses
     return losses_N
 
@@ -199,18 +226,25 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
-def _chunks(x_ND: Tensor, targets_N: Tensor, head: _Head, *, with_count: bool) -> Iterator[tuple[slice, _Chunk]]:
-    """Yield the losses of each chunk."""
-    products = _products(x_ND, head.weight)
+def _chunks(
+    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool
+) -> Iterator[tuple[slice, _Chunk]]:
+    """Yield the losses of each chunk of tokens."""
+    products = None if chunks > 1 else _products(x_ND, head.weight)
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
-        logits = products.product(x_ND[rows])
-        yield rows, _chunk(logits, targets_N[rows], head, with_count=with_count, with_gradient=False)
+        x, targets = x_ND[rows], targets_N[rows]
+        if products is None:
+            _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
+            yield rows, _Chunk(-picked, num_correct, picked, picked)
+        else:
+            yield rows, _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=False)
 
 
 def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
     """Return losses and gradients of logits without the bias, which change."""
-    if FORMS and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+    is_fp32 = head.bias is None or head.bias.dtype == torch.float32
+    if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
         losses, predictions, bias_gradient = cross_entropy_(
             logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa
         )
@@ -229,11 +263,75 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
     return _Chunk(losses, num_correct, exact.to(logits.dtype), bias_gradient)
 
 
+def _add_by_parts(
+    x: Tensor,
+    targets: Tensor,
+    parts: "list[_Head]",
+    x_gradient: Tensor,
+    weight_gradient: Tensor,
+    bias_gradient: Tensor | None,
+    *,
+    with_count: bool,
+) -> tuple[Tensor, Tensor]:
+    """Write or add the gradients of some tokens' losses, one part of the columns after the other.
+
+    Returns:
+        The log-probability of each target and the number of right predictions; see ``_summary``.
+    """
+    normalizer, picked, num_correct = _summary(x, targets, parts, with_count=with_count)
+    of_x = torch.zeros_like(x, dtype=torch.float32)
+    for part in parts:
+        compute_weight, first = part.weight.to(x.dtype), part.first - parts[0].first
+        exact = _complete(x @ compute_weight.t(), part).float().sub_(normalizer).exp_()
+        columns, is_own = _own_columns(exact, targets, part)
+        exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+        exact[targets == NOT_SCORED] = 0.0
+        gradient = exact.to(x.dtype)
+        of_x += gradient @ compute_weight
+        weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
+        if bias_gradient is not None:
+            bias_gradient[first : first + part.num_real] += exact[:, : part.num_real].sum(0)
+    x_gradient.copy_(of_x)
+    return picked, num_correct
+
+
+def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Go through the logits of some tokens, one part of the columns after the other.
+
+    Returns:
+        The logarithm of the sum of all exponentials, fp32 ``[C, 1]``; the log-probability of each target, fp32 ``[C]``,
+        zero where there is none; the number of right predictions.
+    """
+    cut = parts[0].cut
+    largest = x.new_full((len(x), 1), torch.finfo(torch.float32).min, dtype=torch.float32)
+    total, picked = torch.zeros_like(largest), torch.zeros_like(largest).squeeze(1)
+    predicted = torch.zeros_like(targets)
+    for part in parts:
+        logits = _complete(x @ part.weight.to(x.dtype).t(), part).float()
+        best = logits.amax(1, keepdim=True)
+        if with_count:
+            predicted = torch.where(best > largest, _first_largest(logits)[:, None] + part.first, predicted[:, None])
+            predicted = predicted.squeeze(1)
+        columns, is_own = _own_columns(logits, targets, part)
+        picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+        higher = torch.maximum(largest, best)
+        total = total * (largest - higher).exp_() + (logits - higher).exp_().sum(1, keepdim=True)
+        largest = higher
+    top = largest if cut is None else cut.largest(largest.clone())
+    if cut is not None:
+        total, picked = cut.sum(total * (largest - top).exp_()), cut.sum(picked)
+    normalizer = total.log_() + top
+    picked -= normalizer.squeeze(1).masked_fill(targets == NOT_SCORED, 0.0)
+    if not with_count:
+        return normalizer, picked, picked.new_zeros(())
+    if cut is not None:
+        predicted = _first_of_ranks(predicted, (largest == top).squeeze(1), cut)
+    return normalizer, picked, (predicted == targets).sum()
+
+
 def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
     """Return those of this rank's columns, fp32, for logits without the bias, which change."""
-    if head.bias is not None:
-        logits[:, : head.num_real] += head.bias.to(logits.dtype)
-    logits[:, head.num_real :] = -torch.inf
+    _complete(logits, head)
     if head.cut is None:
         return torch.log_softmax(logits, -1, dtype=torch.float32)
     logits = logits.float()
@@ -242,16 +340,29 @@ def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
     return logits
 
 
+def _complete(logits: Tensor, head: _Head) -> Tensor:
+    """Add the bias to logits in place, and make those of padding minus infinity."""
+    if head.bias is not None:
+        logits[:, : head.num_real] += head.bias.to(logits.dtype)
+    logits[:, head.num_real :] = -torch.inf
+    return logits
+
+
 def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probability of each target, zero where there is none, and where it was found.
 
     That is the target's column, any one where this rank has none, and whether this rank has one.
     """
-    columns = targets - head.first
-    is_own = (columns >= 0) & (columns < log_probabilities.shape[1])
-    columns = columns.masked_fill(~is_own, 0)
+    columns, is_own = _own_columns(log_probabilities, targets, head)
     picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
     return picked if head.cut is None else head.cut.sum(picked), columns, is_own
+
+
+def _own_columns(scores: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
+    columns = targets - head.first
+    is_own = (columns >= 0) & (columns < scores.shape[1])
+    return columns.masked_fill(~is_own, 0), is_own
 
 
 def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
@@ -259,10 +370,13 @@ def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Ten
     predicted = _first_largest(log_probabilities)
     if head.cut is not None:
         own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
-        is_best = own == head.cut.largest(own.clone())
-        # the first token of equals: the smallest one, as a maximum
-        predicted = -head.cut.largest((-predicted - head.first).masked_fill(~is_best, -(1 << 62)))
+        predicted = _first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
     return (predicted == targets).sum()
+
+
+def _first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:
+    """Return the smallest of the ranks' tokens that are best, as a maximum."""
+    return -cut.largest((-tokens).masked_fill(~is_best, -(1 << 62)))
 
 
 def _first_largest(x_CV: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     """Normalize ``[..., D]`` to zero mean and unit variance, then scale and shift, in the dtype of ``x``.
 
     Args:
-        x: fp32 or bf16.
+        x: fp32, bf16 or fp16.
         weight_D: gain, fp32, or what ``affine_dtype`` returns.
         bias_D: of the same dtype.
         epsilon: added to the variance.
@@ -114,5 +114,5 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
 
 
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype in which gain and bias are applied to activations of ``dtype``: fp32 to bf16 on a CPU."""
-    return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
+    """Return the dtype in which gain and bias are applied to activations of ``dtype``: fp32 to 16 bits on a CPU."""
+    return torch.float32 if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else dtype

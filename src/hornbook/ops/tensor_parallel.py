@@ -129,7 +129,7 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
 
     DTensor's own look-up would give each rank the gradient of the whole table.
     """
-    cut, rows = cut_of(table_VD), local(table_VD)
+    cut, rows = cut_of(table_VD), local(table_VD).float()
     own = indices - cut.rank * len(rows)
     absent = (own < 0) | (own >= len(rows))
     found = functional.embedding(own.masked_fill(absent, 0), rows)

@@ -114,15 +114,17 @@ def clip(
     """Scale gradients in place so that no norm is above ``limit``.
 
     Args:
-        gradients: fp32, of one part of the model.
+        gradients: fp32, of one part of the model; may be empty.
         norm: global L2 norm, of all parts together.
         limit: None clips nothing.
         scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
             that their common direction changes.
         holders: of the gradients, see ``norms_of``.
     """
-    if limit is not None and scope == "per_tensor":
+    if limit is None or not gradients:  # a rank of a pipeline holds nothing of some parts
+        return
+    if scope == "per_tensor":
         scales = (limit / norms_of(gradients, holders)).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
         torch._foreach_mul_(list(gradients), list(scales.unbind()))
-    elif limit is not None and norm > limit:
+    elif norm > limit:
         torch._foreach_mul_(list(gradients), limit / norm)

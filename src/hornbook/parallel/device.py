@@ -1,6 +1,6 @@
 """The machine that a process computes on: device, threads, dtype of activations, settings for speed and exact fp32.
 
-Parameters, gradients and optimizer state are fp32 whatever dtype the activations have. bf16 pays where the processor
+Parameters, gradients and optimizer state have dtypes of their own, fp32 by default. bf16 pays where the processor
 multiplies it natively: GPUs since Ampere, x86 with AMX or AVX512-BF16 (4.7 times the fp32 rate on an EPYC 9004), Apple
 GPUs. Elsewhere it is emulated and slower than fp32.
 
@@ -19,7 +19,8 @@ from hornbook.errors import UserError
 from hornbook.storage.system import cpu_flags, usable_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes by the names that options give them."""
 _CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's name
 
 
@@ -42,15 +43,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def compute_dtype(choice: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the activations: ``choice`` is "fp32", "bf16" or "auto", which asks the device."""
+    """Return the dtype of the activations: ``choice`` is a key of ``DTYPES`` or "auto", which asks the device."""
     if choice != "auto":
-        return _DTYPES[choice]
+        return DTYPES[choice]
     return torch.bfloat16 if has_fast_bf16(device) else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that options give a dtype of activations, "fp32" or "bf16"; PyTorch's own for another."""
-    names = {known: name for name, known in _DTYPES.items()}
+    """Return the name that options give a dtype of activations, such as "bf16"; PyTorch's own for another."""
+    names = {known: name for name, known in DTYPES.items()}
     return names.get(dtype, str(dtype).removeprefix("torch."))
 
 

@@ -23,7 +23,7 @@ _BUCKET_ELEMENTS = 1 << 22
 
 
 class GradientSums:
-    """Adds up the gradients of parameters over ranks, in place.
+    """Adds up the gradients of parameters over ranks, in place, in their dtype.
 
     Args:
         parameters: in the order in which the backward pass makes their gradients, as far as that is known; that of the
@@ -57,7 +57,7 @@ class GradientSums:
         holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
         for parameter, count in zip(parameters, holders, strict=True):
             if count and parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+                parameter.grad = torch.empty_like(parameter, dtype=parameter.grad_dtype)
         self._collect(wait=True)
         self._missing, self._sent = [], 0
 
@@ -90,14 +90,14 @@ class GradientSums:
 def _flat(parameter: nn.Parameter) -> Tensor:
     """Return this rank's part of the gradient as a vector; zeros where there is none."""
     return (
-        torch.zeros_like(local(parameter.detach())).flatten()
+        torch.zeros_like(local(parameter.detach()), dtype=parameter.grad_dtype).flatten()
         if parameter.grad is None
         else local(parameter.grad).flatten()
     )
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in groups of at most 16 MiB of fp32, or one tensor."""
+    """Return the parameters in groups of at most 16 MiB in fp32, or one tensor."""
     buckets: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:

@@ -25,6 +25,7 @@ from hornbook.checkpoint import Contents
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
 from hornbook.config.options import show
+from hornbook.engine.narrow_home import home_of
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
@@ -33,6 +34,7 @@ from hornbook.exchange.upgrade import upgrade
 from hornbook.model import model_of
 from hornbook.model.sparse_layers import sparse_layers
 from hornbook.optim.updates import build_update
+from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger("hornbook.engine")
@@ -108,7 +110,8 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
 def outline(recipe: Recipe) -> TrainState:
     """Return the state of a run on the meta device: names and shapes, and no memory for them."""
     with torch.device("meta"):
-        return TrainState.fresh(model_of(recipe, torch.float32), build_update(recipe.optimizer))
+        model = model_of(recipe, torch.float32)
+        return TrainState(model=model, home=home_of(model, build_update(recipe.optimizer), recipe, World()))
 
 
 def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
@@ -164,7 +167,7 @@ def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
 
 
 def _state_names(recipe: Recipe) -> tuple[str, ...]:
-    return build_update(recipe.optimizer).state_names
+    return tuple(map(recipe.precision.stored_name, build_update(recipe.optimizer).state_names))
 
 
 def _other_model(contents: Contents, recipe: Recipe) -> list[str]:

@@ -15,11 +15,11 @@ from hornbook.engine.build_training import build_samples, build_training, num_st
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
 from hornbook.exchange.documents import tokenizer_of
-from hornbook.exchange.restore import read_source, refuse_mismatch
+from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
-from hornbook.parallel.device import choose_device, prepare, synchronize
+from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
@@ -191,7 +191,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
-        "device": f"{_device(run)}, {str(model.compute_dtype).removeprefix('torch.')} on fp32 weights",
+        "device": f"{_device(run)}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
         "kernels": str(in_use()),
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
@@ -271,6 +271,7 @@ def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World,
     own = state.home.tensors()
     contents = upgrade(checkpoint.load(path, verified=True), own)
     refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
+    refuse_other_dtypes(own, contents.tensors, what=str(folder.checkpoints))
     state.load_tensors(contents.tensors)
     state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
     if state.progress.step != step:

@@ -9,9 +9,11 @@ on its own would leave the others waiting for its gradients, and with a vote for
 for each other as often.
 """
 
+import math
 from functools import partial
 from typing import Any
 
+from hornbook.engine.loss_scale import SMALLEST
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
@@ -48,6 +50,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 stopping = True
             else:
                 if run.state.progress.skipped_in_a_row:
+                    _refuse_smallest_scale(run)
                     _refuse_divergence(run)
                 # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
                 is_saved = run.saver.pending is not None and run.saver.pending.done()
@@ -92,6 +95,20 @@ def _measure(run: TrainingRun) -> None:
         measure_tasks(run)
     if run.owes("sample"):
         run.sample()
+
+
+def _refuse_smallest_scale(run: TrainingRun) -> None:
+    """Raise DivergedError if gradients overflow with a loss scale that cannot become smaller."""
+    progress, result = run.state.progress, run.last_result
+    is_smallest = progress.loss_scale is not None and progress.loss_scale <= SMALLEST
+    if is_smallest and result is not None and result.loss is not None and math.isfinite(result.loss):
+        run.finish_saving()
+        error = DivergedError(
+            f"the loss scale fell to its minimum of {SMALLEST:g}, and the gradients of step {progress.step} still "
+            f"overflow; {run.folder.what_is_saved()}: lower optimizer.learning_rate, or set precision.compute to bf16, "
+            "and start a new run"
+        )
+        raise run.world.told_by(0, error)
 
 
 def _refuse_divergence(run: TrainingRun) -> None:

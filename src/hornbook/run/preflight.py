@@ -31,7 +31,7 @@ from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.wording import counted
 
-_BYTES_OF_ID, _BYTES_OF_WEIGHT = 8, 4
+_BYTES_OF_ID = 8
 _MAX_PADDING = 128
 """The rows of a table are padded to a multiple of at most so many, for speed."""
 
@@ -72,8 +72,12 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
 
 
 def bytes_of_training(recipe: Recipe) -> int:
-    """Return the bytes of weights, gradients and optimizer state, 0 for a model of one's own that does not count."""
-    return _BYTES_OF_WEIGHT * recipe.num_parameters() * (2 + len(build_update(recipe.optimizer).state_names))
+    """Return the bytes of weights, gradients and optimizer state on the device.
+
+    0 for a model of one's own that does not count its parameters.
+    """
+    states = () if recipe.memory.offload_optimizer else build_update(recipe.optimizer).state_names
+    return recipe.precision.bytes_per_parameter(states) * recipe.num_parameters()
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:

@@ -37,6 +37,7 @@ _MAY_CHANGE = (
     "training.micro_batch_size",
     "precision.kernels",
     "parallel.",
+    "memory.",
     "checkpoint.",
     "evaluation.",
     "tracking.",

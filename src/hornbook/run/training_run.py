@@ -147,7 +147,8 @@ class TrainingRun:
                 progress.unlogged_counts[name] = progress.unlogged_counts.get(name, 0) + result.counts[name]
         else:
             self.console.warn(
-                f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm} "
+                f"step {progress.step} skipped: loss {result.loss}, gradient norm {result.gradient_norm}"
+                f"{'' if progress.loss_scale is None else f' at loss scale {result.loss_scale:g}'} "
                 f"({progress.skipped_steps} skipped so far)"
             )
         if self.is_due(self.recipe.tracking.log_every_steps) or progress.step == 1:
@@ -388,4 +389,5 @@ class TrainingRun:
             **(self.utilization.at(speed) if self.utilization else {}),
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
+            **({} if progress.loss_scale is None else {"loss_scale": result.loss_scale}),
         }

@@ -160,7 +160,7 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
 
     Part of a card (MIG) has the card's name and part of its speed, so it is not in the table either.
     """
-    if dtype != torch.bfloat16 or "MIG" in name:
+    if dtype not in (torch.bfloat16, torch.float16) or "MIG" in name:
         return None
     words = f" {name.replace('-', ' ')} "
     peak = next((peak for part, peak in _PEAKS if f" {part} " in words), None)

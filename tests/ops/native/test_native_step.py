@@ -1,18 +1,26 @@
 """Whole forward and backward passes with native operators: no further from fp32 than PyTorch's bf16 is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from native_forms import NativeCalls, all_native, forms
 from tiny import random_batch, tiny_model
 from tiny_encoders import gradients_of, lay_out, loss_of, make_samples, tiny_encoder
 
+from hornbook.config import MemoryConfig
+from hornbook.engine.activations import recompute_layers
 from hornbook.ops.native.kernels import Kernels, using
 
 OPERATORS = {"linear", "attention", "layer_norm", "cross_entropy_"}
 
 
-def gpt_gradients(dtype, seed=0):
+def gpt_gradients(dtype, seed=0, memory=None, weights=torch.float32):
     model = tiny_model(compute_dtype=dtype, embedding_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1)
+    model.to(weights)
+    if memory is not None:
+        model.head.vocabulary_chunks = memory.vocabulary_chunks
+        recompute_layers(model, memory)
     batch = random_batch(3, 24, unscored=0.2, seed=seed)
     model.train()
     loss = model(lambda head, x_BTD, batch: head.cross_entropy(x_BTD, batch["targets"]), batch)
@@ -72,3 +80,31 @@ def test_the_same_bits_twice():
         first, second = (gpt_gradients(torch.bfloat16) for _ in range(2))
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+
+
+@pytest.mark.parametrize("recompute", ["all", "attention"])
+def test_recomputation_gives_the_same_bits(recompute):
+    memory = MemoryConfig(recompute=recompute, vocabulary_chunks=2)
+    with using(all_native()), NativeCalls() as calls:
+        first, again = (
+            gpt_gradients(torch.bfloat16, memory=chosen) for chosen in (replace(memory, recompute_layers=(9,)), memory)
+        )
+    assert calls.names >= {"linear", "attention", "layer_norm"}
+    assert torch.equal(first[0], again[0])
+    assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])
+
+
+def test_fp16_is_left_to_pytorch():
+    expected = gpt_gradients(torch.float16)
+    with using(all_native()), NativeCalls() as calls:
+        found = gpt_gradients(torch.float16)
+    assert not calls.names
+    assert torch.equal(found[0], expected[0])
+
+
+def test_operators_with_weights_below_fp32_are_left_to_pytorch():
+    expected = gpt_gradients(torch.float32)
+    with using(all_native()), NativeCalls() as calls:
+        found = gpt_gradients(torch.float32, weights=torch.bfloat16)
+    assert not calls.names & {"linear", "layer_norm"}
+    assert error(found, expected)[1] < 2e-2

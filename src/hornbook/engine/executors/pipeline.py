@@ -274,7 +274,7 @@ class _TiedTable:
         if not self._head_rank or not self._model.head.is_tied or not ranks.sum_integers([table.grad is not None])[0]:
             return
         if ranks.rank == 0:
-            table.grad = torch.empty_like(table)
+            table.grad = torch.empty_like(table, dtype=table.grad_dtype)
         ranks.move(local(table if table.grad is None else table.grad), self._head_rank, 0)
         if ranks.rank:
             table.grad = None

@@ -1,0 +1,156 @@
+"""What layers keep for the backward pass: their activations, less of them (recomputation), or in the host's memory.
+
+::
+
+    recompute = "all"          x -> [block] -> y                       keeps x; the backward pass runs the block again
+    recompute = "attention"    qkv -> [softmax(q kᵀ) v] -> out         keeps qkv and the result, not the weights between
+
+Recomputation is that of Chen et al. 2016, that of attention alone of Korthikanti et al. 2022. The second forward pass
+gives the same bits as the first one, since dropout is a hash and no random state is needed. The functions here wrap
+layers from outside: names, parameters and checkpoints stay as they are, and forward passes without gradients run as
+before.
+
+With a budget, the first layers keep their activations as long as they fit. What a layer keeps is measured on its
+tensors, whenever a micro-batch has a shape that was not seen before; the layer that is measured keeps its activations,
+which is no more than any layer needs while it is computed again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from hornbook.config import MemoryConfig
+from hornbook.errors import UserError
+from hornbook.model import LanguageModel
+from hornbook.model.attention import SelfAttention
+
+Compute = Callable[..., Tensor]
+_MIB = 1 << 20
+
+
+def offload_layers(model: LanguageModel) -> None:
+    """Let the layers of ``model``, which is on a GPU, keep their activations in the host's memory, in place."""
+    for block in model.blocks:
+        block.forward = offloaded(block.forward, block)
+
+
+def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
+    """Let the layers of ``model`` that ``config`` chooses recompute in the backward pass, in place.
+
+    Raises:
+        UserError: only attention is to recompute, and a layer has none that hornbook knows.
+    """
+    budget = None if config.recompute_budget is None else Budget(round(config.recompute_budget * _MIB))
+    for number, block in enumerate(model.blocks):
+        if config.recompute_layers and number not in config.recompute_layers:
+            continue
+        owner, name = (block, "forward") if config.recompute == "all" else (_attention_of(block, number), "mix")
+        compute = getattr(owner, name)
+        setattr(owner, name, recomputed(compute) if budget is None else budget.limited(compute))
+
+
+def recomputed(compute: Compute) -> Compute:
+    """Return ``compute``, a function of tensors and anything else, which keeps only what it is given.
+
+    The second pass runs outside of the hooks of a block, so it gets the context variables of the first one.
+    """
+
+    def run(*given: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return compute(*given)
+        within = partial(copy_context().run, compute)
+        result: Tensor = checkpoint(within, *given, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+    return run
+
+
+def offloaded(compute: Compute, module: nn.Module) -> Compute:
+    """Return ``compute``, which keeps copies in the host's pinned memory, but for the parameters of ``module``.
+
+    It is PyTorch's ``save_on_cpu`` without the weights, which stay on the device anyway.
+    """
+
+    def run(*given: Any) -> Tensor:
+        weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+
+        def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
+            if tensor.untyped_storage().data_ptr() in weights:
+                return tensor.device, tensor
+            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            return tensor.device, kept.copy_(tensor, non_blocking=tensor.is_cuda)
+
+        def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
+            device, kept = packed
+            return kept.to(device, non_blocking=True)
+
+        with saved_tensors_hooks(pack, unpack):
+            return compute(*given)
+
+    return run
+
+
+class Budget:
+    """How many bytes of activations the layers of a rank may keep for one micro-batch; the first ones keep theirs."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._layers: list[Compute] = []
+        """In the order in which they first ran: those that other ranks of a pipeline hold never do."""
+        self._measured: dict[tuple[torch.Size, torch.dtype], int] = {}
+        """Bytes that a layer keeps, by shape and dtype of its input."""
+
+    def limited(self, compute: Compute) -> Compute:
+        """Return ``compute``, a layer, which keeps its activations where they fit, and recomputes them elsewhere."""
+        again = recomputed(compute)
+
+        def run(x: Tensor, *given: Any) -> Tensor:
+            if not torch.is_grad_enabled():
+                return compute(x, *given)
+            if compute not in self._layers:
+                self._layers.append(compute)
+            key = (x.shape, x.dtype)
+            if key not in self._measured:
+                with counted_bytes(x) as sizes:
+                    result = compute(x, *given)
+                self._measured[key] = sum(sizes.values())
+                return result
+            fits = (self._layers.index(compute) + 1) * self._measured[key] <= self._limit
+            return compute(x, *given) if fits else again(x, *given)
+
+        return run
+
+
+@contextmanager
+def counted_bytes(*given: Tensor) -> Iterator[dict[int, int]]:
+    """Count what the operations inside the block keep for the backward pass, as bytes by address of the memory.
+
+    Parameters and ``given``, which exist anyway, do not count.
+    """
+    sizes: dict[int, int] = {}
+    outside = {tensor.untyped_storage().data_ptr() for tensor in given}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, nn.Parameter) and storage.data_ptr() not in outside:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        yield sizes
+
+
+def _attention_of(block: nn.Module, number: int) -> nn.Module:
+    for module in block.modules():
+        if isinstance(module, SelfAttention):
+            return module
+    raise UserError(
+        f'memory.recompute = "attention": layer {number} has no self-attention of hornbook\'s; set it to "all"'
+    )

@@ -1,0 +1,176 @@
+"""A home in memory with weights, gradients or moments in 16 bits, or with moments in the host's memory.
+
+::
+
+    stored bf16, fp16            --slots(part)-->   fp32, part by part   --written back-->   rounded stochastically
+
+What is stored is all that exists: weights below fp32 have no fp32 copy. A part is a layer, so no more than one layer is
+open in fp32 at a time. Gradients add up in their dtype in autograd's accumulators. Weights and moments are rounded by
+bits that are a hash of (seed, update, name, index).
+
+In fp16 the mean of squared gradients is stored as its root, ``exp_avg_rms``, since squares of what fp16 can hold are
+below its smallest number.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.config import Recipe
+from hornbook.engine.home import Held, Home, InMemory
+from hornbook.model import LanguageModel
+from hornbook.ops.rounding import random_words, round_stochastically
+from hornbook.optim.slots import Slot, norms_of
+from hornbook.optim.updates import Update
+from hornbook.parallel.cuts import box_of, local
+from hornbook.parallel.device import DTYPES
+from hornbook.parallel.world import World
+
+
+def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
+    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
+    if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
+        return InMemory.fresh(model, update, world)
+    return NarrowHome(model, update, recipe, world)
+
+
+def store_weights(model: LanguageModel, dtype: torch.dtype) -> None:
+    """Give the parameters of ``model``, which is on the meta device, another dtype, in place."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.tie()
+
+
+def part_of(name: str) -> str:
+    """Return the part that a parameter belongs to: ``embedding``, ``blocks.3`` or ``head``."""
+    words = name.split(".")
+    return ".".join(words[:2]) if words[0] == "blocks" else words[0]
+
+
+class NarrowHome(InMemory):
+    """See above.
+
+    Args:
+        model: in memory, its parameters in their dtype.
+        update: names the optimizer's state, which is zero.
+        recipe: gives the dtypes, the seed, and whether the optimizer state is in the host's memory.
+        world: see ``InMemory``.
+    """
+
+    def __init__(self, model: LanguageModel, update: Update, recipe: Recipe, world: World) -> None:
+        self._precision, self._seed, self._divisor = recipe.precision, recipe.training.seed, 1.0
+        elsewhere = {"device": "cpu", "pin_memory": True} if recipe.memory.offload_optimizer else {}
+        super().__init__(model, self._zeros(model, update, elsewhere), world)
+        self._gradient_dtype = DTYPES[recipe.precision.gradients]
+        for parameter in model.parameters():
+            if parameter.dtype != self._gradient_dtype:
+                parameter.grad_dtype = self._gradient_dtype
+        self._parts: dict[str, dict[str, int]] = {}
+        for name, _ in model.own_parameters():
+            names = self._parts.setdefault(part_of(name), {})
+            names[name] = len(names)
+
+    def _zeros(self, model: LanguageModel, update: Update, where: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        def zeros(parameter: Tensor, key: str) -> Tensor:
+            dtype = DTYPES[self._precision.dtype_of_state(key)]
+            return torch.zeros_like(local(parameter.detach()), dtype=dtype, **where)
+
+        return {
+            name: {key: zeros(parameter, key) for key in (*update.state_names, *update.further_names(name, parameter))}
+            for name, parameter in model.own_parameters()
+        }
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """See ``Home``."""
+        states = sorted({key for states in self.moments.values() for key in states})
+        stored = {key: DTYPES[self._precision.dtype_of_state(key)] for key in states}
+        return {"weight": DTYPES[self._precision.weights], "gradient": self._gradient_dtype, **stored}
+
+    def parts(self) -> tuple[str, ...]:
+        """See ``Home``."""
+        return tuple(self._parts)
+
+    def weights(self, part: str) -> dict[str, Tensor]:
+        """See ``Home``."""
+        return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
+
+    def keep_gradients(self, part: str) -> None:
+        """Sum all gradients with the first part; see ``InMemory``."""
+        if part == next(iter(self._parts)):
+            super().keep_gradients(part)
+
+    def gradient_norms(self, part: str) -> Tensor:
+        """See ``Home``."""
+        order, held = self._parts[part], self._trained(part)
+        gradients = [self._gradient(member) for member in held]
+        norms = norms_of(gradients, [member.holders for member in held]) if held else None
+        if self._world.pipeline.size == 1:
+            return torch.zeros(0, device=self._world.device) if norms is None else norms
+        everywhere = torch.zeros(len(order), device=self._world.device)
+        if norms is not None:
+            everywhere[[order[member.name] for member in held]] = norms
+        return self._world.pipeline.sum_tensor(everywhere)
+
+    @contextmanager
+    def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
+        """See ``Home``; what was opened is rounded and stored on leaving."""
+        held, slots = self._trained(part), []
+        for member in held:
+            weight, moments = local(member.parameter.detach()), self.moments[member.name]
+            state = {key: self._opened(tensor, weight.device) for key, tensor in moments.items()}
+            for key in filter(self._is_root, state):
+                state[key].square_()
+            slots.append(self._slot(member, self._opened(weight, weight.device), self._gradient(member), state))
+        yield slots
+        for member, slot in zip(held, slots, strict=True):
+            self._store(local(member.parameter.detach()), slot.parameter, member, f"{count}/weight")
+            for key, tensor in self.moments[member.name].items():
+                values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
+                self._store(tensor, values, member, f"{count}/{key}")
+
+    def divide_gradients(self, divisor: float) -> None:
+        """Divide all gradients, those of 16 bits when they are opened: divided, they might vanish."""
+        if self._gradient_dtype == torch.float32:
+            super().divide_gradients(divisor)
+        else:
+            self._divisor *= divisor
+
+    def drop_gradients(self) -> None:
+        """See ``Home``."""
+        self._divisor = 1.0
+        super().drop_gradients()
+
+    def _state_name(self, key: str) -> str:
+        return self._precision.stored_name(key)
+
+    def _is_root(self, key: str) -> bool:
+        return self._state_name(key) != key
+
+    def _trained(self, part: str) -> list[Held]:
+        """Return what has a gradient in a part."""
+        return [held for held in super()._trained(part) if held.name in self._parts[part]]
+
+    def _gradient(self, held: Held) -> Tensor:
+        gradient = self._opened(super()._gradient(held), held.parameter.device)
+        return gradient if self._divisor == 1.0 else gradient.div_(self._divisor)
+
+    @staticmethod
+    def _opened(tensor: Tensor, device: torch.device) -> Tensor:
+        """Return a tensor in fp32 on ``device``: itself, if it is."""
+        return tensor.to(device, torch.float32, non_blocking=True)
+
+    def _store(self, target: Tensor, values: Tensor, held: Held, what: str) -> None:
+        """Write fp32 ``values`` back to where they were opened."""
+        if target.data_ptr() == values.data_ptr():
+            return
+        values = values.view(target.shape)
+        if target.dtype != torch.float32:
+            begin, shape = box_of(held.parameter)
+            key = f"{self._seed}/{held.name}/{what}"
+            words = random_words(key, begin, shape, held.parameter.shape, values.device)
+            values = round_stochastically(values, target.dtype, words)
+        target.copy_(values)
