@@ -14,8 +14,9 @@ import torch
 from crashes import crashes_in_child
 from tiny_checkpoints import assert_equal, assert_sound, contents, names, one_line, saved
 
-from hornbook.checkpoint import Contents, list_checkpoints, listing, load, newest_sound, prune, save
+from hornbook.checkpoint import Contents, list_checkpoints, load, newest_sound, prune, save
 from hornbook.errors import CheckpointError, StorageError, UserError
+from hornbook.storage import system
 from hornbook.storage.faults import Operation, count_operations, inject
 
 DEAD_PID = 2**31 - 2
@@ -254,7 +255,7 @@ def test_a_real_limit_at_byte_k_costs_no_checkpoint(fresh, limit):
 
 def test_a_save_that_cannot_fit_is_refused_before_it_begins(fresh, monkeypatch):
     folder = fresh(5)
-    monkeypatch.setattr(listing, "free_bytes", lambda path: 3000)
+    monkeypatch.setattr(system, "free_bytes", lambda path: 3000)
     with count_operations() as operations, pytest.raises(StorageError) as caught:
         save(folder, contents(10))
     assert f"cannot save a checkpoint in {folder}: 1.0 MiB needed, 2.9 KiB free" in one_line(caught.value)
@@ -264,7 +265,7 @@ def test_a_save_that_cannot_fit_is_refused_before_it_begins(fresh, monkeypatch):
 def test_the_space_asked_for_grows_with_the_tensors(fresh, monkeypatch):
     folder = fresh(5)
     large = Contents(step=10, tensors={"model": {"weight": torch.empty(3 << 20)}})
-    monkeypatch.setattr(listing, "free_bytes", lambda path: 12 << 20)
+    monkeypatch.setattr(system, "free_bytes", lambda path: 12 << 20)
     with pytest.raises(StorageError, match=r"13.0 MiB needed, 12.0 MiB free"):
         save(folder, large)
 

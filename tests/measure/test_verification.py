@@ -17,7 +17,7 @@ def layouts(num_ranks, *words, name="demo"):
     return layouts_of(load_recipe(name, [*SIZES, *words]).recipe, num_ranks)
 
 
-@pytest.mark.parametrize(("num_ranks", "count"), [(1, 1), (2, 7), (3, 7), (4, 13), (6, 19), (8, 23), (16, 32)])
+@pytest.mark.parametrize(("num_ranks", "count"), [(1, 1), (2, 8), (3, 8), (4, 14), (6, 20), (8, 24), (16, 33)])
 def test_every_axis_alone_and_products_with_twos(num_ranks, count):
     fitting, misfits = layouts(num_ranks, "--model.num-layers=32", "--model.num-heads=16")
     if num_ranks % 3:

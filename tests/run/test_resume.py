@@ -263,9 +263,9 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
 def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hornbook.checkpoint import listing
+    from hornbook.storage import system
 
-    monkeypatch.setattr(listing, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(system, "free_bytes", lambda folder: 1000)
     with pytest.raises(StorageError, match=r"KiB needed, 1,?000 (B|bytes) free; free some space"):
         tiny_runs.run_tiny(tmp_path)
     assert not (tmp_path / "run" / "checkpoints").exists()
