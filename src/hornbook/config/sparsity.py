@@ -24,6 +24,8 @@ TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
 BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64)
+_MAX_LAYERS: Final = 10_000
+"""Each map of each layer is listed by name."""
 
 
 class BlockGrid(NamedTuple):
@@ -165,6 +167,10 @@ class SparsityConfig:
             for key in (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key)):
                 message = f"{key} applies only to the maps in linears; remove it"
                 yield Problem((f"sparsity.{key}", "sparsity.linears"), message)
+            return
+        if getattr(model, "num_layers", 0) > _MAX_LAYERS:
+            message = f"sparsity is for at most {_MAX_LAYERS:,} layers; set fewer, or remove linears"
+            yield Problem(("model.num_layers", "sparsity.linears"), message)
             return
         linears = linears_of(model)
         if linears is not None:
