@@ -99,4 +99,5 @@ def test_products_are_compared_and_what_does_not_divide_is_skipped_by_one_line(r
     assert skipped == [
         "skipped tensor 4: tensor_parallel must divide num_heads, which is 2; change one of them",
         "skipped pipeline 4, interleaved: a pipeline of 8 stages needs at least 6 layers; add some",
+        "skipped pipeline 4, v-shaped: a pipeline of 8 stages needs at least 6 layers; add some",
     ]
