@@ -75,8 +75,10 @@ def test_recipes_and_paths(complete) -> None:
 
 def test_values_of_options(complete) -> None:
     assert complete("hornbook train demo --model.family g") == ["gpt", "groupbert"]
-    assert complete("hornbook train demo --precision.compute = ") == ["auto", "bf16", "fp32"]
-    assert complete("hornbook train demo --precision.compute =") == ["auto", "bf16", "fp32"], "= is a word of its own"
+    assert complete("hornbook train demo --precision.compute = ") == ["auto", "bf16", "fp16", "fp32"]
+    assert complete("hornbook train demo --precision.compute =") == ["auto", "bf16", "fp16", "fp32"], (
+        "= is a word of its own"
+    )
     assert complete("hornbook train demo --data.synthetic ") == ["false", "true"]
     assert complete("hornbook train demo --training.steps ") == [], "a number"
     assert complete("hornbook train --training.steps 5 gpt2-x") == ["gpt2-xl"]

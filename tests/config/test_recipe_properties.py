@@ -136,6 +136,8 @@ def fitting_kind(nested):
 
 
 def fitting_encoder(nested, model, objective):
+    if objective["name"] == "classification" and objective["text"] == objective["label"]:
+        objective["label"] += "'s"
     tracking = nested["tracking"] | {"sample_every_steps": None}
     data = nested["data"] | {"document_mask": False}
     return {"model": model, "objective": objective, "data": data, "tracking": tracking}
