@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
+from tiny import fresh_state, random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.config import AdamWConfig, LambConfig
 from hornbook.engine.home import Held, InMemory
@@ -42,7 +42,7 @@ def cut_state(update) -> TrainState:
 def test_a_home_of_several_parts_trains_the_same_weights(config, scope, scale):
     update = build_update(config)
     options = {"update": update, "clip_norm": 0.1, "clip_scope": scope, "loss_scale": StaticScale({0: scale})}
-    whole = TrainState.fresh(tiny_model(7, residual_dropout=0.1), update)
+    whole = fresh_state(tiny_model(7, residual_dropout=0.1), update)
     cut = cut_state(update)
     for state in (whole, cut):
         results = [

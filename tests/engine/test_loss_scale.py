@@ -8,11 +8,21 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import hidden_states, random_batch, snapshot, split, tensors_of, tiny_model, tiny_state, tiny_step_config
+from tiny import (
+    fresh_state,
+    hidden_states,
+    random_batch,
+    snapshot,
+    split,
+    tensors_of,
+    tiny_model,
+    tiny_state,
+    tiny_step_config,
+)
 
 from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig
 from hornbook.engine.loss_scale import DynamicScale, Scaled, build_loss_scale
-from hornbook.engine.state import Progress, TrainState
+from hornbook.engine.state import Progress
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
 from hornbook.optim.updates import build_update
@@ -21,7 +31,7 @@ from hornbook.parallel.world import World
 
 def run(precision: PrecisionConfig, num_steps: int = 4, **changes):
     update = build_update(MomentumConfig())  # what it makes of a gradient is in proportion to it, unlike AdamW
-    state = TrainState.fresh(tiny_model(), update)
+    state = fresh_state(tiny_model(), update)
     scale = build_loss_scale(precision, state.model, World())
     config = tiny_step_config(update=update, loss_scale=scale, **changes)
     results = [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in range(num_steps)]
@@ -84,7 +94,7 @@ def test_the_scale_of_each_update():
 
 def narrow_run(precision: PrecisionConfig, num_steps: int, progress: Progress | None = None):
     """Train a model with fp16 activations; return the state and the results of its steps."""
-    state = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    state = fresh_state(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
     state.progress = progress or state.progress
     config = tiny_step_config(loss_scale=build_loss_scale(precision, state.model, World()))
     start = state.progress.step
@@ -142,7 +152,7 @@ def test_a_histogram_scale_is_halved_before_gradients_overflow():
     """A long sum, as of an objective with a weight of 2000, brings gradients of 4094 at a scale far below 2^15."""
     objective = CausalLM()
     objective.weights = {"causal_lm": 2000.0}
-    state = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    state = fresh_state(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
     precision = PrecisionConfig(compute="fp16", loss_scaling="histogram", loss_scale=64.0)
     scale = build_loss_scale(precision, state.model, World())
     config = tiny_step_config(loss_scale=scale, objective=objective, learning_rate=1e-5)
@@ -162,7 +172,7 @@ def test_a_resumed_run_goes_on_with_the_scale(kind):
     state, results = narrow_run(precision, 5)
     resumed = Progress.from_json(asdict(state.progress), "state.json")
     assert resumed.loss_scale not in (None, 2.0**8)
-    second = TrainState.fresh(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
+    second = fresh_state(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
     second.progress = resumed
     second.load_tensors({name: dict(tensors) for name, tensors in tensors_of(state).items()})
     config = tiny_step_config(loss_scale=build_loss_scale(precision, second.model, World()))

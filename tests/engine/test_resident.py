@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import randomize, split, tiny_model
+from tiny import fresh_state, randomize, split, tiny_model
 from tiny_encoders import lay_out, make_samples, tiny_encoder
 from torch import Tensor
 
 from hornbook.config import ClassificationConfig, SpanConfig
-from hornbook.engine.state import TrainState
 from hornbook.engine.step import resident
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM, Objective, Pretraining, build_objective
@@ -81,7 +80,7 @@ def gradients(case: str, dtype: torch.dtype, size: int = NUM_SAMPLES, layout: st
     labels = SPANS if case == "span" else CLASSES
     batches = gpt_batches(size) if case == "gpt" else encoder_batches(size, labels, layout)
     counts = {name: sum(objective.counts(batch)[name] for batch in batches) for name in objective.weights}
-    state, begun = TrainState.fresh(model, Update(state_names=(), apply=lambda *_: None)), []
+    state, begun = fresh_state(model, Update(state_names=(), apply=lambda *_: None)), []
     resident(state, batches, objective, counts, begun.append)
     assert begun == list(range(len(batches)))
     return {name: parameter.grad for name, parameter in model.own_parameters() if parameter.grad is not None}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import random_batch, snapshot, tensors_of, tiny_model, tiny_state, tiny_step_config
+from tiny import fresh_state, random_batch, snapshot, tensors_of, tiny_model, tiny_state, tiny_step_config
 
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.step import train_step
@@ -21,7 +21,7 @@ def trained(num_steps: int, state: TrainState | None = None) -> TrainState:
 
 
 def test_fresh_moments_are_zero_and_named_by_the_update():
-    state = TrainState.fresh(tiny_model(), Update(state_names=("a", "b", "c"), apply=lambda *_: None))
+    state = fresh_state(tiny_model(), Update(state_names=("a", "b", "c"), apply=lambda *_: None))
     assert set(state.home.moments) == {name for name, _ in state.model.own_parameters()}
     for name, parameter in state.model.own_parameters():
         assert set(state.home.moments[name]) == {"a", "b", "c"}

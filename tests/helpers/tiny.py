@@ -6,11 +6,12 @@ from dataclasses import asdict
 import torch
 
 from hornbook.config import AdamWConfig, GPTConfig
+from hornbook.engine.home import InMemory
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import LanguageModel, build_model, initialize
 from hornbook.objective import CausalLM
-from hornbook.optim.updates import build_update
+from hornbook.optim.updates import Update, build_update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
@@ -81,7 +82,12 @@ def tiny_step_config(world: World | None = None, learning_rate: float = 1e-2, **
 
 def tiny_state(seed: int = 7, world: World | None = None, **changes) -> TrainState:
     """A fresh training state of ``tiny_model``."""
-    return TrainState.fresh(tiny_model(seed, **changes), build_update(AdamWConfig()), world)
+    return fresh_state(tiny_model(seed, **changes), build_update(AdamWConfig()), world)
+
+
+def fresh_state(model: LanguageModel, update: Update, world: World | None = None) -> TrainState:
+    """The state before the first step, in memory."""
+    return TrainState(model=model, home=InMemory.fresh(model, update, world or World()))
 
 
 def tensors_of(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:

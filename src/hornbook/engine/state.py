@@ -14,11 +14,9 @@ from torch import Tensor
 
 from hornbook.checkpoint.boxes import Box
 from hornbook.checkpoint.load import read_box
-from hornbook.engine.home import Home, InMemory
+from hornbook.engine.home import Home
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
-from hornbook.optim.updates import Update
-from hornbook.parallel.world import World
 
 _MOST = 1 << 62
 """Above all counts, and so that the samples of one more step can be numbered."""
@@ -109,17 +107,6 @@ class TrainState:
     model: LanguageModel
     home: Home
     progress: Progress = field(default_factory=Progress)
-
-    @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, world: World | None = None) -> "TrainState":
-        """Return the state before the first step, in memory.
-
-        Args:
-            model: on its device, initialized.
-            update: names the optimizer's state, which is zero.
-            world: of the run; None for one process.
-        """
-        return cls(model=model, home=InMemory.fresh(model, update, world or World()))
 
     @property
     def num_bytes(self) -> int:

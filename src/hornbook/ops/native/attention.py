@@ -45,16 +45,7 @@ def attention(
 
 
 @attention.register_fake
-def _(
-    qkv_N3HK: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    is_causal: bool,
-    keys_HN: Tensor | None,
-    site: int,
-    probability: float,
-    isa: str,
-) -> tuple[Tensor, Tensor]:
+def _(qkv_N3HK: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_empty(num_tokens, num_heads, size)
     return y_NHK, qkv_N3HK.new_empty(num_heads, num_tokens, dtype=torch.float32)
@@ -79,18 +70,7 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(
-    gradient_NHK: Tensor,
-    qkv_N3HK: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    keys_HN: Tensor | None,
-    log_sums_HN: Tensor,
-    is_causal: bool,
-    site: int,
-    probability: float,
-    isa: str,
-) -> Tensor:
+def _(gradient_NHK: Tensor, qkv_N3HK: Tensor, *others: Any) -> Tensor:
     return qkv_N3HK.new_empty(qkv_N3HK.shape)
 
 
