@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny import fresh_state, random_batch, snapshot, split, tiny_model, tiny_state, tiny_step_config
+from torch import Tensor
 
 from hornbook.config import AdamWConfig, LambConfig
 from hornbook.engine.home import Held, InMemory
@@ -25,9 +26,9 @@ class CutInMemory(InMemory):
         if part == self.parts()[0]:
             super().keep_gradients(part)
 
-    def _trained(self, part: str) -> list[Held]:
+    def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
         self.opened.append(part)
-        return [held for held in super()._trained(part) if held.name.startswith(f"{part}.")]
+        return [found for found in super()._gradients(part) if found[0].name.startswith(f"{part}.")]
 
 
 def cut_state(update) -> TrainState:

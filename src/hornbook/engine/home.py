@@ -169,26 +169,33 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        trained = self._trained(part)
-        norms = norms_of(list(map(self._gradient, trained)), [held.holders for held in trained])
+        found = self._gradients(part)
+        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
         everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
-        everywhere[[self._order[held.name] for held in trained]] = norms
+        everywhere[[self._order[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
         yield [
-            self._slot(held, local(held.parameter.detach()), self._gradient(held), self.moments[held.name])
-            for held in self._trained(part)
+            Slot(
+                name=held.name,
+                parameter=local(held.parameter.detach()).view(gradient.shape),
+                gradient=gradient,
+                state={key: tensor.view(gradient.shape) for key, tensor in self.moments[held.name].items()},
+                role=held.role,
+                num_parts=held.num_parts,
+                holders=held.holders,
+            )
+            for held, gradient in self._gradients(part)
         ]
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        trained = [held for part in self.parts() for held in self._trained(part)]
-        torch._foreach_div_(list(map(self._gradient, trained)), divisor)
+        torch._foreach_div_([gradient for part in self.parts() for _, gradient in self._gradients(part)], divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
@@ -209,27 +216,15 @@ class InMemory:
         """Return what a checkpoint calls an optimizer state."""
         return key
 
-    def _trained(self, part: str) -> list[Held]:
-        """Return what has a gradient."""
-        return [held for held in self._held if held.parameter.grad is not None]
-
-    def _gradient(self, held: Held) -> Tensor:
-        """Return the gradient of what this rank holds of a parameter, in the shape of its slot."""
-        assert held.parameter.grad is not None
-        gradient = local(held.parameter.grad)
-        return gradient.view(-1) if held.role == "bias" else gradient
-
-    def _slot(self, held: Held, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
-        shape = gradient.shape  # stacked biases [3, H·K] are one vector
-        return Slot(
-            name=held.name,
-            parameter=weight.view(shape),
-            gradient=gradient,
-            state={key: tensor.view(shape) for key, tensor in state.items()},
-            role=held.role,
-            num_parts=held.num_parts,
-            holders=held.holders,
-        )
+    def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
+        """Return what has a gradient, and the gradient of what this rank holds of it, in the shape of its slot."""
+        found = []
+        for held in self._held:
+            if held.parameter.grad is not None:
+                gradient = local(held.parameter.grad)
+                # stacked biases [3, H·K] are one vector
+                found.append((held, gradient.view(-1) if held.role == "bias" else gradient))
+        return found
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""
