@@ -6,7 +6,7 @@
                                             --slots(part)-----------> clip, update, written back on leaving
 
 A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
-elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are. Weights that are cut over ranks
+elsewhere. The step loops over ``parts`` and knows nothing else of where tensors are. Weights that are cut over ranks
 are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks. Weights on the meta device
 are those that other ranks of a pipeline hold.
 """
@@ -34,12 +34,12 @@ Shards = dict[str, dict[str, Shard]]
 class Home(Protocol):
     """The weights, gradients and optimizer state of a model; gradients here are those of the global loss."""
 
+    parts: Sequence[str]
+    """Names of the parts in the order of their updates, the same on every data-parallel rank."""
+
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """Storage dtypes: of ``weight``, of ``gradient``, and of each optimizer state by its name."""
-
-    def parts(self) -> Sequence[str]:
-        """Return the names of the parts in the order of their updates, the same on every data-parallel rank."""
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """Return a part's parameters, or what this rank holds of them, by name, without their autograd history."""
@@ -96,6 +96,9 @@ class InMemory:
         world: the data-parallel ranks add up gradients; where they are sharded, ``fully_shard`` does.
     """
 
+    parts: Sequence[str] = ("model",)
+    """See ``Home``."""
+
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
@@ -135,10 +138,6 @@ class InMemory:
         """fp32 throughout."""
         states = {key for states in self.moments.values() for key in states}
         return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
-
-    def parts(self) -> Sequence[str]:
-        """See ``Home``."""
-        return ("model",)
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
@@ -195,7 +194,7 @@ class InMemory:
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        torch._foreach_div_([gradient for part in self.parts() for _, gradient in self._gradients(part)], divisor)
+        torch._foreach_div_([gradient for part in self.parts for _, gradient in self._gradients(part)], divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""

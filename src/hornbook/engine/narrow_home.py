@@ -73,6 +73,7 @@ class NarrowHome(InMemory):
         for name, _ in model.own_parameters():
             names = self._parts.setdefault(part_of(name), {})
             names[name] = len(names)
+        self.parts = tuple(self._parts)
 
     def _zeros(self, model: LanguageModel, update: Update, where: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         def zeros(parameter: Tensor, key: str) -> Tensor:
@@ -90,10 +91,6 @@ class NarrowHome(InMemory):
         states = sorted({key for states in self.moments.values() for key in states})
         stored = {key: DTYPES[self._precision.dtype_of_state(key)] for key in states}
         return {"weight": DTYPES[self._precision.weights], "gradient": self._gradient_dtype, **stored}
-
-    def parts(self) -> tuple[str, ...]:
-        """See ``Home``."""
-        return tuple(self._parts)
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
