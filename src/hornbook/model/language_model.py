@@ -40,6 +40,7 @@ class LanguageModel(nn.Module):
     Attributes:
         vocab_size: tokens that exist, without the padding of the table.
         compute_dtype: dtype of the activations, whatever that of the parameters.
+        computes_on: the device that computes, where that is not the one of the parameters.
     """
 
     is_causal = True
@@ -53,11 +54,14 @@ class LanguageModel(nn.Module):
         self.max_positions = max_positions
         self.vocab_size = head.vocab_size
         self.compute_dtype = embedding.compute_dtype
+        self.computes_on: torch.device | None = None
         self.tie()
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters, but for those that other ranks of a pipeline hold."""
+        """The device that computes: that of the parameters, but for those that other ranks of a pipeline hold."""
+        if self.computes_on is not None:
+            return self.computes_on
         for parameter in self.parameters():
             if not parameter.is_meta:
                 break

@@ -34,6 +34,7 @@ from hornbook.run.preflight import (
 )
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
+from hornbook.run.scratch import held_scratch
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
 from hornbook.samples.batches import Samples, refuse_misfit
@@ -137,7 +138,8 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        state, step_config = build_training(recipe, steps, world, folder.forms)
+        scratch = stack.enter_context(held_scratch(recipe, output, world))
+        state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
