@@ -6,9 +6,9 @@
     keep(part, ..)    its gradients summed over ranks, their norms noted, written while the next part is computed
     slots(tensor)     weight, gradient and moments of one tensor on the device, the next one's on their way
 
-The model's parameters are the weights at rest: tensors on files, or in pinned memory. Whatever looks at the model still
-finds them, and checkpoints and initial weights go through them a tensor at a time. What is computed with are copies on
-the device. Storage dtypes are those of ``NarrowHome``.
+The model's parameters and their ``.grad`` are at rest: tensors on files, or in pinned memory. Whatever looks at the
+model still finds them, and checkpoints and initial weights go through them a tensor at a time. What computes are copies
+on the device. Storage dtypes are those of ``NarrowHome``.
 """
 
 import math
@@ -153,18 +153,21 @@ class PhasedHome(NarrowHome):
 
     def _summed(self, gradients: dict[str, Tensor | None]) -> dict[str, dict[str, Tensor]]:
         """Return what this rank keeps of the sums, and note their norms; a rank without a gradient adds zeros."""
-        ranks, kept = self._world.data, {}
+        ranks, kept = self._world.data, dict[str, dict[str, Tensor]]()
         counts = ranks.sum_integers([gradient is not None for gradient in gradients.values()])
         for name, count in zip(list(gradients), counts, strict=True):
-            gradient, held = gradients.pop(name), self._by_name[name]
+            gradient, parameter = gradients.pop(name), self._by_name[name].parameter
             if not count:
                 continue
             if gradient is None:
-                shape, device = held.parameter.shape, self._world.device
-                gradient = torch.zeros(shape, dtype=self._gradient_dtype, device=device)
-            own = _own_part(held.parameter, ranks.sum_tensor(gradient))
-            self._norms[name] = norms_of([held.shaped(own).float()], [held.holders])
-            kept[name] = {_GRADIENT: own}
+                gradient = torch.zeros(parameter.shape, dtype=self._gradient_dtype, device=self._world.device)
+            kept[name] = {_GRADIENT: _own_part(parameter, ranks.sum_tensor(gradient))}
+            parameter.grad = _like(parameter, self._at_rest(name, _GRADIENT))
+        held = [self._by_name[name] for name in kept]
+        shaped = [own.shaped(kept[own.name][_GRADIENT]).float() for own in held]
+        if held:
+            norms = norms_of(shaped, [own.holders for own in held])
+            self._norms.update(zip(kept, norms.split(1), strict=True))
         return kept
 
     def _save(self, tensors: dict[str, dict[str, Tensor]], kinds: Sequence[str]) -> None:
@@ -224,7 +227,8 @@ class PhasedHome(NarrowHome):
 
     def drop_gradients(self) -> None:
         """See ``Home``; all is written then."""
-        self._divisor, self._ahead, self._open, self._has_tied = 1.0, None, {}, False
+        super().drop_gradients()
+        self._ahead, self._open, self._has_tied = None, {}, False
         self._norms.clear()
         self.settle()
         names = ("bytes_read", "bytes_written")

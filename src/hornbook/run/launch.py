@@ -22,6 +22,7 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
+from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
@@ -34,7 +35,6 @@ from hornbook.run.preflight import (
 )
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
-from hornbook.run.scratch import held_scratch
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
 from hornbook.samples.batches import Samples, refuse_misfit
