@@ -84,10 +84,10 @@ class MemoryConfig:
             return
         for key, chosen, safe, reason in (
             ("training.compile", recipe.training.compile, "none", "takes layers that stay in memory"),
-            ("parallel.pipeline_parallel", recipe.parallel.pipeline_parallel, 1, "spreads layers over ranks itself"),
+            ("parallel.pipeline_parallel", recipe.parallel.pipeline_parallel, 1, "spreads layers over ranks"),
             ("parallel.tensor_parallel", recipe.parallel.tensor_parallel, 1, "cuts layers that stay in memory"),
-            ("checkpoint.background", recipe.checkpoint.background, False, "copies the whole state into memory"),
-            ("sparsity.linears", recipe.sparsity.linears, (), "keeps positions of blocks in memory"),
+            ("checkpoint.background", recipe.checkpoint.background, False, "copies all state into memory"),
+            ("sparsity.linears", recipe.sparsity.linears, (), "keeps blocks in memory"),
         ):
             if chosen != safe:
                 option_name = key.rpartition(".")[2]

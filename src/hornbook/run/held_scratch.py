@@ -28,7 +28,7 @@ def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | 
         UserError: another process holds the folder.
         StorageError: the disk has too little room.
     """
-    base = Path(recipe.memory.scratch or output)
+    base = scratch_base(recipe, output)
     if world.is_first:
         remove_leftovers(base)
     if not needs_files(recipe, world.device):
@@ -37,6 +37,11 @@ def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | 
     world.barrier()  # the first rank would remove what others make
     with scratch_folder(scratch_path(base, world.rank), bytes_of_scratch(recipe, world)) as folder:
         yield folder
+
+
+def scratch_base(recipe: Recipe, output: Path) -> Path:
+    """Return the folder that holds the scratch folder of each rank; ``output`` is the run's own."""
+    return Path(recipe.memory.scratch or output)
 
 
 def bytes_of_scratch(recipe: Recipe, world: World) -> int:

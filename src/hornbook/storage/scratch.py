@@ -37,6 +37,16 @@ def remove_leftovers(base: Path) -> None:
                 remove_locked_folder(folder)
 
 
+def require_scratch(base: Path, needed: int) -> None:
+    """Raise StorageError if the disk of ``base`` has fewer than ``needed`` bytes free."""
+    free = free_bytes(base)
+    if free < needed:
+        raise StorageError(
+            f"phased execution needs {format_bytes(needed)} of scratch in {base}, which has {format_bytes(free)} free: "
+            f"free some space, or {_MEND}"
+        )
+
+
 @contextmanager
 def scratch_folder(folder: Path, needed: int) -> Iterator[Path]:
     """Hold a folder for scratch, empty at first, for the length of the block; it is removed on leaving.
@@ -54,12 +64,7 @@ def scratch_folder(folder: Path, needed: int) -> Iterator[Path]:
             for path in folder.iterdir():
                 if path.name != "lock":
                     remove_file(path)
-            free = free_bytes(folder)
-            if free < needed:
-                raise StorageError(
-                    f"phased execution needs {format_bytes(needed)} of scratch in {folder.parent}, which has "
-                    f"{format_bytes(free)} free: free some space, or {_MEND}"
-                )
+            require_scratch(folder.parent, needed)
             yield folder
         finally:
             with suppress(StorageError):
