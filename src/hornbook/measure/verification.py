@@ -267,7 +267,7 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
         rank=world.data.rank,
         world_size=world.data.size,
         start_sample=0,
-        vocab_size=state.model.vocab_size,
+        vocab_size=state.model.num_ids,
     ) as loader:
         observed = replace(config, executor=executor)
         results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
