@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
 from hornbook.errors import UserError
-from hornbook.samples.batches import Batch
+from hornbook.samples.batches import Batch, size_of
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -46,8 +46,8 @@ class CausalLM:
     weights: Mapping[str, float] = {"causal_lm": 1.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the targets that are scored."""
-        return {"causal_lm": _num_scored(batch["targets"])}
+        """Count the targets that are scored, which are a decoder's tokens that count."""
+        return {"causal_lm": size_of(batch).tokens}
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens."""
@@ -69,7 +69,7 @@ class RecurrenceWeightedLM(CausalLM):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets that are scored, for both terms."""
-        return dict.fromkeys(self.weights, _num_scored(batch["targets"]))
+        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens, without and with weights."""

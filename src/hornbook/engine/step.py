@@ -51,7 +51,7 @@ def resident(
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():
             totals[name] += total.detach()
-    for part in state.home.parts():
+    for part in state.home.parts:
         state.home.keep_gradients(part)
     return totals
 
@@ -131,17 +131,16 @@ def train_step(
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
-    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
+    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
     is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
     skipped = not (is_finite and math.isfinite(norm))
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        for part in home.parts():
+        for part in home.parts:
             with home.slots(part, count) as slots:
-                holders = [slot.holders for slot in slots]
-                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
+                clip(slots, norm, config.clip_norm, config.clip_scope)
                 config.update.apply(slots, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
