@@ -20,7 +20,7 @@ OPTIONS = {
     "plain": {},
     "learned positions": {"positions": "learned"},
     "groups": {"norm_groups": 4},
-    "biases": {"attention_bias": True},
+    "biases": {"qkv_bias": True, "projection_bias": True},
     "blocks": {"attention_block_size": 5, "attention_dropout": 0.3},
     "clamped": {"clamp_tokens": True},
 }

@@ -31,7 +31,8 @@ class FactorizedGPTConfig(TransformerConfig):
     )
     norm_groups: int = option(1, help="groups of columns that each norm normalizes; 1: a layer norm", minimum=1)
     norm_gain: float = option(0.1, help="initial gain of the norms")
-    attention_bias: bool = option(False, help="add biases to the projections of attention")
+    qkv_bias: bool = option(False, help="add biases to query, key and value")
+    projection_bias: bool = option(False, help="add a bias to the output projection of attention")
     attention_block_size: int | None = option(
         None,
         help="compute attention in blocks of so many queries, each with the keys up to its end alone; none: in the "
@@ -46,7 +47,7 @@ class FactorizedGPTConfig(TransformerConfig):
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""
-        hidden, narrow, bias = self.hidden_size, self.embedding_size, self.attention_bias
+        hidden, narrow, biases = self.hidden_size, self.embedding_size, (self.qkv_bias, self.projection_bias)
         yield "embedding.tokens", (vocab_size or self.vocab_size or 0, narrow)
         if self.positions == "learned":
             yield "embedding.positions", (self.max_positions, narrow)
@@ -54,7 +55,7 @@ class FactorizedGPTConfig(TransformerConfig):
         yield from norm("embedding.position_norm", narrow)
         yield from norm("embedding.sum_norm", narrow)
         yield from linear("embedding.projection", narrow, hidden)
-        yield from blocks(self.num_layers, self._two_norm_block_shapes(qkv_bias=bias, out_bias=bias))
+        yield from blocks(self.num_layers, self._two_norm_block_shapes(qkv_bias=biases[0], out_bias=biases[1]))
         yield from norm("head.norm", hidden)
         yield from linear("head.projection", hidden, narrow)
         yield from norm("head.projection_norm", narrow)

@@ -110,7 +110,8 @@ class PreNormBlock(_Block):
         make_linear: makes the linear maps.
         make_norm: makes a norm of so many columns; None: layer norms.
         attention: makes the attention, called as ``CausalSelfAttention`` is.
-        attention_bias: whether the projections of the attention have biases.
+        qkv_bias: whether query, key and value have biases.
+        out_bias: whether the attention's output has one.
     """
 
     def __init__(
@@ -121,15 +122,16 @@ class PreNormBlock(_Block):
         make_linear: MakeLinear = Linear,
         make_norm: MakeNorm | None = None,
         attention: Callable[..., SelfAttention] = CausalSelfAttention,
-        attention_bias: bool = True,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
     ) -> None:
         super().__init__(
             config,
             index,
             attention,
             out_std=config.initializer_std / math.sqrt(2 * config.num_layers),
-            qkv_bias=attention_bias,
-            out_bias=attention_bias,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
             make_linear=make_linear,
             make_norm=make_norm,
         )

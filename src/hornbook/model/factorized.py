@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.factorized import FactorizedGPTConfig
-from hornbook.model.attention import BlockedCausalSelfAttention, CausalSelfAttention, SelfAttention
+from hornbook.model.attention import BlockedCausalSelfAttention, CausalSelfAttention
 from hornbook.model.block import MakeNorm, PreNormBlock
 from hornbook.model.head import CausalHead
 from hornbook.model.incremental import token_form
@@ -100,12 +100,19 @@ class FactorizedHead(CausalHead):
 
 def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
     """Return the decoder, its parameters not yet initialized."""
-    attention: Callable[..., SelfAttention] = CausalSelfAttention
+    attention: Callable[..., CausalSelfAttention] = CausalSelfAttention
     if config.attention_block_size is not None:
         attention = partial(BlockedCausalSelfAttention, block_size=config.attention_block_size)
     make_norm = partial(_norm, config)
     blocks: list[nn.Module] = [
-        PreNormBlock(config, index, make_norm=make_norm, attention=attention, attention_bias=config.attention_bias)
+        PreNormBlock(
+            config,
+            index,
+            make_norm=make_norm,
+            attention=attention,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.projection_bias,
+        )
         for index in range(config.num_layers)
     ]
     embedding = FactorizedEmbedding(config, compute_dtype, make_norm)
