@@ -110,7 +110,7 @@ class TrainingRun:
             rank=self.world.data.rank,
             world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
-            vocab_size=self.state.model.vocab_size,
+            vocab_size=self.state.model.num_ids,
             pin_memory=self.device.type == "cuda",
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
