@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from browser import dom_of, needs_chromium
-from fake_run import RECIPE, make_run, train_row
+from fake_run import RECIPE, default_rows, make_run, train_row
 
 from hornbook.errors import UserError
 from hornbook.track.board import Board, Query
@@ -124,14 +124,17 @@ def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
 def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
     one, two = (make_run(tmp_path / name, recipe=RECIPE.replace('"demo"', f'"{name}"')) for name in ("one", "two"))
     (make_run(tmp_path / "three") / "metrics.jsonl").write_text("nonsense\n")
+    rows = [row for row in default_rows() if row["kind"] == "train"]
+    (make_run(tmp_path / "other", rows=rows) / "metrics.jsonl").replace(two / "metrics.jsonl")  # without validation
     with serving(Board([tmp_path])) as server:
         shown = "&".join(f"run={quote(str(run), safe='')}" for run in (one, two))
         wanted = f"#{shown}&over=tokens&scale=linear&logx=1&smooth=0"
         page = dom_of(server.url + wanted, tmp_path)
     assert "<h1>2 runs</h1>" in page
-    assert 'aria-label="Loss, training over tokens. ' in page and "tokens, logarithmic" in page
+    assert re.search('aria-label="Loss, training over tokens. A: [^"]*; D: ', page), "in one chart"
+    assert "tokens, logarithmic" in page
     assert page.count('<path d="M') >= 10 and 'class="run0 faint"' not in page
-    assert '<li class="run0">A</li>' in page and '<li class="run2">C</li>' in page
+    assert '<li class="run0">A</li>' in page and '<li class="run3">D</li>' in page
     assert "unreadable" in page
     assert not re.search("undefined|NaN", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 

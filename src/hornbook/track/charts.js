@@ -111,10 +111,11 @@ function yAxis(lines, zero, scale) {
 
 // At each point, the line that fits its neighbors best (local regression, Cleveland 1979); they are `share` of all.
 // Sums from the start on give each fit in constant time. Null values count for nothing and stay where they are.
+// A fit stays between the least and the greatest value: the end of a spike would carry a line below zero.
 function smooth(points, share) {
   const known = points.filter(([, y]) => y !== null), n = known.length;
   const reach = Math.max(1, Math.round((n * share) / 2)), origin = n ? known[0][0] : 0;
-  const sums = [[0, 0, 0, 0]];
+  const [low, high] = extremes(known.map(([, y]) => y)), sums = [[0, 0, 0, 0]];
   for (const [place, y] of known) {
     const x = place - origin, last = sums[sums.length - 1];
     sums.push([last[0] + x, last[1] + y, last[2] + x * x, last[3] + x * y]);
@@ -128,7 +129,7 @@ function smooth(points, share) {
     at += 1;
     const spread = sxx - (sx * sx) / count;
     const slope = spread > 1e-9 * sxx ? (sxy - (sx * sy) / count) / spread : 0;
-    return [place, sy / count + slope * (place - origin - sx / count)];
+    return [place, Math.min(high, Math.max(low, sy / count + slope * (place - origin - sx / count)))];
   });
 }
 

@@ -39,7 +39,7 @@ class Line:
 
     Attributes:
         key: of its series: ``train/loss``, ``validation/loss/wiki``, or ``task/NAME/METRIC``.
-        label: names it where a chart has several.
+        label: "training" or "validation"; empty where the title of the chart says it all.
         style: its look by class: "train" or "validation".
         noisy: whether it is smoothed.
     """
@@ -109,7 +109,7 @@ def _both(column: str, held_out: str = "validation") -> list[Line]:
 
 
 def _one(title: str, key: str, unit: str, *, noisy: bool = False, **options: bool) -> Figure:
-    line = Line(key=key, label=title.lower(), style="train", noisy=noisy)
+    line = Line(key=key, label="", style="train", noisy=noisy)
     return Figure(title=title, unit=unit, lines=[line], **options)
 
 

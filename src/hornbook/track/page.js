@@ -85,14 +85,14 @@ function placed(run, points, over) {
 
 // ---- charts of one run, or of several over each other
 
-// One run has all lines of a figure in one chart; of several runs, each line has a chart in which the runs lie.
+// One run has the lines of a figure in one chart; of several runs, training and validation have a chart each.
 function chartsOf() {
   const many = runs.length > 1, mixed = new Set(runs.map((run) => run.objective)).size > 1;
   const over = axisOf(), charts = new Map();
   for (const run of runs) {
     for (const figure of run.figures) {
       for (const line of figure.lines) {
-        const part = many && figure.lines.length > 1 ? `, ${line.label}` : "";
+        const part = many && line.label ? `, ${line.label}` : "";
         const group = mixed && figure.by_objective ? ` of ${run.objective ?? "an unknown objective"}` : "";
         const title = figure.title + part + group;
         if (!charts.has(title)) {
@@ -100,7 +100,7 @@ function chartsOf() {
           charts.set(title, { ...figure, title, over, many, named: many, marks, logX: choice.logX, scale: choice.scale, lines: [] });
         }
         const style = many ? `run${run.number % NUM_COLORS}` : line.style;
-        charts.get(title).lines.push(...linesOf(run, line, many ? run.label : line.label, style, over));
+        charts.get(title).lines.push(...linesOf(run, line, many ? run.label : line.label || figure.title.toLowerCase(), style, over));
       }
     }
   }
