@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
+from hornbook.engine.home import Home
 from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.topology import Topology
@@ -105,11 +106,13 @@ def train_step(
     micro_batches: Sequence[Batch],
     config: StepConfig,
     begin: Callable[[int], None] = lambda number: None,
+    look: Callable[[int], None] = lambda count: None,
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
     ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
-    dropped: after ``state.home.drop_gradients()`` the state is that before the step.
+    dropped: after ``state.home.drop_gradients()`` the state is that before the step. ``look`` is called with the number
+    of the update before the weights change, while ``state.home`` has the gradients of the global loss, not yet clipped.
 
     A step whose loss or gradient norm, both global, is not finite is skipped: the step number and the position in the
     data advance, weights, moments and the number of updates do not. Steps that a smaller loss scale mends are not
@@ -138,11 +141,8 @@ def train_step(
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        for part in home.parts():
-            with home.slots(part, count) as slots:
-                holders = [slot.holders for slot in slots]
-                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
-                config.update.apply(slots, learning_rate, count)
+        look(count)
+        _update(home, config, norm, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)
@@ -159,6 +159,15 @@ def train_step(
         loss_scale=scale,
         rewired=rewired,
     )
+
+
+def _update(home: Home, config: StepConfig, norm: float, learning_rate: float, count: int) -> None:
+    """Clip the gradients and update the weights, part by part."""
+    for part in home.parts():
+        with home.slots(part, count) as slots:
+            holders = [slot.holders for slot in slots]
+            clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
+            config.update.apply(slots, learning_rate, count)
 
 
 def _count(progress: Progress, size: Size, *, skipped: bool, is_mended: bool) -> None:
