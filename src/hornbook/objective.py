@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
 from hornbook.errors import UserError
-from hornbook.samples.batches import Batch
+from hornbook.samples.batches import Batch, size_of
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -45,8 +45,8 @@ class CausalLM:
     weights: Mapping[str, float] = {"causal_lm": 1.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the targets that are scored."""
-        return {"causal_lm": _num_scored(batch["targets"])}
+        """Count the targets that are scored, which are a decoder's tokens that count."""
+        return {"causal_lm": size_of(batch).tokens}
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens."""

@@ -102,7 +102,8 @@ def mended(recipe, draw):
     kept = {"recompute": None, "recompute_layers": (), "recompute_budget": None}
     nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}, kept | {"recompute": "attention"}]))
     if nested["training"]["compile"] == "blocks":
-        nested["memory"] |= kept | {"offload_activations": False}
+        nested["memory"] |= {"offload_activations": False}
+        nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}]))
     if nested["parallel"]["data_parallel"] == "replicate" or nested["parallel"]["pipeline_parallel"] > 1:
         nested["parallel"]["sum_gradients"] = "micro_batch"
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}

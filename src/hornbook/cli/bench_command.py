@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import (
+    COMPUTE,
     TOKENIZER_HELP,
     add_device_arguments,
     add_process_arguments,
@@ -80,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
     generate.add_argument(
         "--compute",
-        choices=("fp32", "bf16"),
+        choices=COMPUTE[1:],
         nargs="+",
         default=["fp32", "bf16"],
         help="dtypes of the activations (default: fp32 bf16)",

@@ -230,9 +230,11 @@ class Recipe:
         if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
             yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
-        if self.training.compile == "blocks" and (self.memory.recompute or self.memory.offload_activations):
-            message = "compiled blocks keep what PyTorch decides; remove compile, or recompute and offload_activations"
-            yield Problem(("training.compile", "memory.recompute", "memory.offload_activations"), message)
+        if self.training.compile == "blocks" and self.memory.offload_activations:
+            yield Problem(("training.compile", "memory.offload_activations"), "was not tried together; remove one")
+        if self.training.compile == "blocks" and self.memory.recompute == "attention":
+            message = "compiled blocks cannot recompute a part of theirs; choose all"
+            yield Problem(("training.compile", "memory.recompute"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
-from hornbook.engine.home import Home
 from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.topology import Topology
@@ -52,7 +51,7 @@ def resident(
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():
             totals[name] += total.detach()
-    for part in state.home.parts():
+    for part in state.home.parts:
         state.home.keep_gradients(part)
     return totals
 
@@ -134,7 +133,7 @@ def train_step(
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
-    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
+    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
     is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
     skipped = not (is_finite and math.isfinite(norm))
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
@@ -142,7 +141,10 @@ def train_step(
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
         look(count)
-        _update(home, config, norm, learning_rate, count)
+        for part in home.parts:
+            with home.slots(part, count) as slots:
+                clip(slots, norm, config.clip_norm, config.clip_scope)
+                config.update.apply(slots, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)
@@ -159,15 +161,6 @@ def train_step(
         loss_scale=scale,
         rewired=rewired,
     )
-
-
-def _update(home: Home, config: StepConfig, norm: float, learning_rate: float, count: int) -> None:
-    """Clip the gradients and update the weights, part by part."""
-    for part in home.parts():
-        with home.slots(part, count) as slots:
-            holders = [slot.holders for slot in slots]
-            clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
-            config.update.apply(slots, learning_rate, count)
 
 
 def _count(progress: Progress, size: Size, *, skipped: bool, is_mended: bool) -> None:

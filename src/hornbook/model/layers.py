@@ -21,6 +21,7 @@ from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
 from hornbook.ops.dropout import dropout
 from hornbook.ops.layers import affine_dtype, cast_for_few_rows, layer_norm, layer_norm_beside, linear, sinusoidal
+from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.cuts import is_cut
 
@@ -63,8 +64,9 @@ class Linear(nn.Linear):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().to(dtype)
-        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=bias)
+        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
+        weight = cast_for_few_rows(self.weight.flatten(0, -2), dtype)
+        return partial(functional.linear, weight=weight, bias=bias)
 
 
 class LayerNorm(nn.Module):
@@ -86,8 +88,8 @@ class LayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.epsilon)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` and its norm, for ``x + f(norm(x))``; the gradients of the two are added in one pass."""
-        return layer_norm_beside(x, self.weight, self.bias, self.epsilon)
+        """Return ``x`` and its norm, for ``x + f(norm(x))``; native operators add their gradients in one pass."""
+        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the norm with gain and bias cast once."""

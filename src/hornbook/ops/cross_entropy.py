@@ -86,28 +86,6 @@ class _Chunk(NamedTuple):
     """fp32; anything if there is no bias or it is not asked for."""
 
 
-class _TorchProducts:
-    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
-
-    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
-        self._weight = weight_VD.to(dtype)
-
-    def product(self, x_CD: Tensor) -> Tensor:
-        return x_CD @ self._weight.t()
-
-    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
-        torch.mm(gradient_CV, self._weight, out=out_CD)
-
-    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
-        total_VD += gradient_CV.t() @ x_CD
-
-
-def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
-    if FORMS and weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
-        return Products(form, weight_VD, x_ND.dtype)
-    return _TorchProducts(weight_VD, x_ND.dtype)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -124,21 +102,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        products = None if chunks > 1 else _products(x_ND, weight_VD)
+        native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
+        weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
-            if products is None:
+            if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
                 picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, with_count=with_count)
                 total -= picked.sum()
                 num_correct += right
                 continue
-            chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
+            logits = x @ weight.t() if native is None else native.product(x)
+            chunk = _chunk(logits, targets, head, with_count=with_count, with_gradient=True)
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
-            products.input_gradient(chunk.gradient, x_gradient[rows])
-            products.add_weight_gradient(chunk.gradient, x, weight_gradient)
+            if native is None:
+                torch.mm(chunk.gradient, weight, out=x_gradient[rows])
+                weight_gradient += chunk.gradient.t() @ x
+            else:
+                native.input_gradient(chunk.gradient, x_gradient[rows])
+                native.add_weight_gradient(chunk.gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -230,15 +214,23 @@ def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool
 ) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk of tokens."""
-    products = None if chunks > 1 else _products(x_ND, head.weight)
+    native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
+    weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
     for start in range(0, len(x_ND), _CHUNK_TOKENS):
         rows = slice(start, start + _CHUNK_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
-        if products is None:
+        if chunks > 1:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
             yield rows, _Chunk(-picked, num_correct, picked, picked)
         else:
-            yield rows, _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=False)
+            logits = x @ weight.t() if native is None else native.product(x)
+            yield rows, _chunk(logits, targets, head, with_count=with_count, with_gradient=False)
+
+
+def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
+    """Return the products with the table, which is packed once for all chunks; None where PyTorch computes them."""
+    form = form_of("linear", x_ND) if weight_VD.dtype == torch.float32 else None
+    return None if form is None else Products(form, weight_VD, x_ND.dtype)
 
 
 def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
@@ -250,9 +242,14 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return _Chunk(losses, num_correct, logits, bias_gradient)
-    log_probabilities = _log_probabilities(logits, head)
-    picked, columns, is_own = _gather(log_probabilities, targets, head)
-    losses = -picked
+    _complete(logits, head)
+    log_probabilities = (
+        torch.log_softmax(logits, -1, dtype=torch.float32) if head.cut is None else _log_softmax(logits, head.cut)
+    )
+    columns, is_own = _own_columns(log_probabilities, targets, head)
+    losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+    if head.cut is not None:
+        losses = head.cut.sum(losses)
     num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
     if not with_gradient:
         return _Chunk(losses, num_correct, losses, losses)
@@ -329,14 +326,11 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
     return normalizer, picked, (predicted == targets).sum()
 
 
-def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
-    _complete(logits, head)
-    if head.cut is None:
-        return torch.log_softmax(logits, -1, dtype=torch.float32)
+def _log_softmax(logits: Tensor, cut: Cut) -> Tensor:
+    """Return the log-probabilities of this rank's columns, fp32, of the softmax over those of all ranks."""
     logits = logits.float()
-    logits -= head.cut.largest(logits.amax(1, keepdim=True))
-    logits -= head.cut.sum(logits.exp().sum(1, keepdim=True)).log_()
+    logits -= cut.largest(logits.amax(1, keepdim=True))
+    logits -= cut.sum(logits.exp().sum(1, keepdim=True)).log_()
     return logits
 
 
@@ -346,16 +340,6 @@ def _complete(logits: Tensor, head: _Head) -> Tensor:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf
     return logits
-
-
-def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each target, zero where there is none, and where it was found.
-
-    That is the target's column, any one where this rank has none, and whether this rank has one.
-    """
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
-    return picked if head.cut is None else head.cut.sum(picked), columns, is_own
 
 
 def _own_columns(scores: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:

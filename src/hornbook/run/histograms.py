@@ -74,7 +74,7 @@ def measure_histograms(home: Home, world: World, count: int) -> dict[str, Histog
 def _own_values(home: Home, count: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights and gradients that this rank counts, flat, without padding."""
     own = {name: shard.values.numel() for name, shard in home.tensors()["model"].items() if not shard.is_copy}
-    for part in home.parts():
+    for part in home.parts:
         with home.slots(part, count) as slots:
             for slot in slots:
                 if size := own.get(slot.name, 0):

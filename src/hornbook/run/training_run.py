@@ -342,7 +342,7 @@ class TrainingRun:
 
     def _refuse_bad_weights(self) -> None:
         home = self.state.home
-        finite = [torch.isfinite(weight).all() for part in home.parts() for weight in home.weights(part).values()]
+        finite = [torch.isfinite(weight).all() for part in home.parts for weight in home.weights(part).values()]
         if self.world.any(not bool(torch.stack(finite).all())):
             error = DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "

@@ -101,7 +101,7 @@ class Pipeline:
             target = {"target": numbers} if len(self._places) - 1 in self._stages else {}
             self._schedule(size).step(*given, number=numbers, return_outputs=False, **target)
         self._table.return_gradient()
-        for part in state.home.parts():
+        for part in state.home.parts:
             state.home.keep_gradients(part)
         everywhere = self._ranks.sum_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, everywhere.unbind(), strict=True))
