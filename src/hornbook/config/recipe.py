@@ -40,6 +40,7 @@ from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.precision import PrecisionConfig
 from hornbook.config.sparsity import SparsityConfig
+from hornbook.config.tracking import TrackingConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -167,15 +168,6 @@ class EvaluationConfig:
             message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
             problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
         return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackingConfig:
-    """How often to log metrics and text samples."""
-
-    log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
-    sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
-    sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
