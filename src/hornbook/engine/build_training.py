@@ -38,6 +38,7 @@ from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.document_windows import EvaluationDocumentWindows
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
 from hornbook.samples.mixture import Mixture
@@ -69,19 +70,25 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
 def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     windows = open_windows(recipe, sources)
     mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
     if isinstance(windows, Mixture):
         shares = [*zip(windows.shares, recipe.data.train, strict=False)]
 
     def scored(source: TokenSource) -> HeldOutWindows:
-        held_out = EvaluationWindows(source, recipe.sequence_length, score_end_of_text=False)
-        return HeldOutWindows(held_out, document_mask=mask)
+        length = recipe.sequence_length
+        held_out: EvaluationWindows | EvaluationDocumentWindows
+        if from_stream:
+            held_out = EvaluationWindows(source, length, score_end_of_text=False)
+        else:
+            held_out = EvaluationDocumentWindows(source, length)
+        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
 
     return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
         num_samples=windows.num_items,
-        tokens_per_sample=recipe.sequence_length,
+        tokens_per_sample=recipe.sequence_length - unscored,
         held_out=None if sources.validation is None else scored(sources.validation),
-        held_out_bytes=sources.num_validation_bytes,
+        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
         held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
         facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
     )

@@ -249,7 +249,7 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
         rank=world.data.rank,
         world_size=world.data.size,
         start_sample=0,
-        vocab_size=state.model.vocab_size,
+        vocab_size=state.model.num_ids,
     ) as loader:
         results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
     return gradients, [float("nan") if result.loss is None else result.loss for result in results]

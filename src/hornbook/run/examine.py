@@ -234,7 +234,7 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
         rank=0,
         world_size=1,
         start_sample=0,
-        vocab_size=recipe.model.vocab_size,
+        vocab_size=None if getattr(recipe.model, "clamp_tokens", False) else recipe.model.vocab_size,
         prefetch=0,
     ) as loader:
         next(loader)

@@ -18,6 +18,7 @@ from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
 from hornbook.parallel.launched import Received, listen
+from hornbook.run.histograms import send_histograms_if_due
 from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
@@ -44,7 +45,8 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
         for micro_batches in batches:
             begin = partial(_begin, run, signals, len(micro_batches))
             try:
-                run.record(train_step(run.state, micro_batches, run.step_config, begin))
+                look = partial(send_histograms_if_due, run)
+                run.record(train_step(run.state, micro_batches, run.step_config, begin, look))
             except StoppedBySignal:  # in the middle of the step
                 run.state.home.drop_gradients()
                 stopping = True

@@ -30,6 +30,7 @@ from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import STORE_LOSS, MetricsLog
+from hornbook.track.trackers.delivery import Trackers
 
 MAX_FAILED_SAVES = 3
 
@@ -52,6 +53,8 @@ class TrainingRun:
     """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
+    trackers: Trackers | None = None
+    """Rows of both logs reach them by themselves."""
     require_folder: Callable[[], None] = lambda: None
     """Raises StorageError if the run's folder is not where it was."""
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
@@ -110,7 +113,7 @@ class TrainingRun:
             rank=self.world.data.rank,
             world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
-            vocab_size=self.state.model.vocab_size,
+            vocab_size=self.state.model.num_ids,
             pin_memory=self.device.type == "cuda",
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
