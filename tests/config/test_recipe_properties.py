@@ -81,6 +81,9 @@ def mended(recipe, draw):
         nested["optimizer"] |= draw(st.sampled_from(kept))
     if nested["evaluation"]["early_stopping_patience"] is None:
         nested["evaluation"]["early_stopping_min_delta"] = 0.0
+    nested["tracking"]["trackers"] = tuple(dict.fromkeys(nested["tracking"]["trackers"]))
+    if not nested["tracking"]["trackers"]:
+        nested["tracking"]["histogram_every_steps"] = None
     if nested["optimizer"]["learning_rate_scale"]:
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
