@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hornbook.ops import attention as module
+from hornbook.config import chunks
 from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, cpu_attention, fits
 from hornbook.ops.dropout import keep_mask
 
@@ -31,7 +31,7 @@ def test_outputs_and_gradients_equal_torch(num_tokens, block, head_size):
     qkv = make_qkv(num_tokens, head_size)
     gradient = torch.randn(2, 3, num_tokens, head_size, generator=torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_QUERIES", block)
+        patch.setattr(chunks, "QUERIES", block)
         y = cpu_attention(*qkv, is_causal=True)
         y.backward(gradient)
     ours = (y.detach(), *(tensor.grad for tensor in qkv))
@@ -84,8 +84,8 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
     keys = torch.randint(1 << 32, (2, 3, num_tokens), generator=draws)
     dropout = WeightDropout(keys, 7, probability) if probability else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_QUERIES", block)
-        patch.setattr(module, "_SCORES", at_once)
+        patch.setattr(chunks, "QUERIES", block)
+        patch.setattr(chunks, "SCORES", at_once)
         y = cpu_attention(*qkv, is_token_BT=there, dropout=dropout)
         y.backward(gradient)
     double = [tensor.detach().double().requires_grad_() for tensor in qkv]

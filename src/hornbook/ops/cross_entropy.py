@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import Products
@@ -32,9 +33,6 @@ from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
-# Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
-# chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
-_CHUNK_TOKENS = 512
 _BLOCK = 64  # divides the rows of a table, padded as it is
 
 
@@ -125,8 +123,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         products = None if chunks > 1 else _products(x_ND, weight_VD)
-        for start in range(0, len(x_ND), _CHUNK_TOKENS):
-            rows = slice(start, start + _CHUNK_TOKENS)
+        for start in range(0, len(x_ND), HEAD_TOKENS):
+            rows = slice(start, start + HEAD_TOKENS)
             x, targets = x_ND[rows], targets_N[rows]
             if products is None:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
@@ -231,8 +229,8 @@ def _chunks(
 ) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk of tokens."""
     products = None if chunks > 1 else _products(x_ND, head.weight)
-    for start in range(0, len(x_ND), _CHUNK_TOKENS):
-        rows = slice(start, start + _CHUNK_TOKENS)
+    for start in range(0, len(x_ND), HEAD_TOKENS):
+        rows = slice(start, start + HEAD_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
         if products is None:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
