@@ -66,6 +66,7 @@ class Attention:
         width: of all of them.
         is_causal: whether tokens see no later ones.
         dropout: of the weights.
+        recomputes: whether what lies between the projections is computed again in the backward pass.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Attention:
     width: int
     is_causal: bool
     dropout: float
+    recomputes: bool = False
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return what computes a group."""
@@ -90,6 +92,12 @@ class Attention:
 
     def forward(self, layers: Layers, tokens: Tokens) -> None:
         """Make ``name/y`` of ``name/qkv``, which is kept as far as the backward pass needs it."""
+        before = {f"{self.name}/y", *layers.tape.names()}
+        self._mix(layers, tokens)
+        if self.recomputes:
+            layers.tape.free(*(name for name in layers.tape.names() if name not in before))
+
+    def _mix(self, layers: Layers, tokens: Tokens) -> None:
         tape, name, width = layers.tape, self.name, self.width
         forms = [self.form(layers, tokens, group) for group in tokens.groups]
         if "native" in forms:
@@ -110,13 +118,11 @@ class Attention:
                 if copies:
                     layers.activation(f"{name}/heads {number}", rows * copies * width)
                 getattr(self, f"_{form}")(layers, group, number)
-        if all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True)):
-            self._merge(layers, tokens, forms)
-            tape.free(source, f"{name}/qkv")
-        else:  # parts of it are kept, so all of it is
-            self._merge(layers, tokens, forms)
-            if tokens.is_gathered:
-                tape.free(f"{name}/qkv")
+        self._merge(layers, tokens, forms)
+        is_copied = all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True))
+        unused = {source} if is_copied else set()  # if a part of it is kept, all of it is
+        unused |= {f"{name}/qkv"} if tokens.is_gathered else set()
+        tape.free(*(unused - ({f"{name}/qkv"} if self.recomputes else set())))
 
     def _merge(self, layers: Layers, tokens: Tokens, forms: Sequence[Form]) -> None:
         """Put the heads side by side, and the tokens back to where they were."""
@@ -177,6 +183,8 @@ class Attention:
         """Make the gradient ``result`` ``[tokens, 3 · width]`` of ``gradient`` ``[tokens, width]``."""
         tape, name, width = layers.tape, self.name, self.width
         forms = [self.form(layers, tokens, group) for group in tokens.groups]
+        if self.recomputes:
+            self._mix(layers, tokens)
         if "native" in forms:
             layers.scratch(result, tokens.num * 3 * width)
             tape.free(gradient, f"{name}/y", f"{name}/sums", f"{name}/qkv")

@@ -26,15 +26,25 @@ class Block(Protocol):
         """Turn ``gradient``, that of the result, into that of ``x``, and free what the block kept, ``x`` too."""
 
 
-def block_of(model: TransformerConfig, index: int, tokens: Tokens, num_parts: int = 1) -> Block:
-    """Return a block of a model on a rank that computes one of ``num_parts`` parts of it."""
+def block_of(
+    model: TransformerConfig, index: int, tokens: Tokens, num_parts: int = 1, *, mixes_again: bool = False
+) -> Block:
+    """Return a block of a model.
+
+    Args:
+        model: gives the sizes.
+        index: of the block.
+        tokens: of a micro-batch.
+        num_parts: ranks that compute a part of it each.
+        mixes_again: whether attention is computed again in the backward pass.
+    """
     kind = GroupBlock if isinstance(model, GroupBertConfig) else PreNorm if isinstance(model, GPTConfig) else PostNorm
-    return kind(model, f"blocks.{index}", tokens, num_parts)
+    return kind(model, f"blocks.{index}", tokens, num_parts, mixes_again)
 
 
 def add_residual(layers: Layers, size: float, *, is_fresh: bool = False) -> None:
     """Add the gradient ``branch`` to ``gradient``, of ``size`` numbers."""
-    if not is_fresh and not layers.compute.is_native:
+    if not is_fresh and not layers.compute.has_native_layers:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
         layers.tape.free("sum")
@@ -48,6 +58,7 @@ class _Block:
     name: str
     tokens: Tokens
     num_parts: int
+    mixes_again: bool
 
     @property
     def size(self) -> int:
@@ -64,6 +75,7 @@ class _Block:
             width=heads * self.model.effective_head_size,
             is_causal=isinstance(self.model, GPTConfig),
             dropout=self.model.attention_dropout,
+            recomputes=self.mixes_again,
         )
 
     def attend(self, layers: Layers, x: str, result: str) -> None:
@@ -255,7 +267,7 @@ class GroupBlock(_Block):
         tape.free(f"{name}/hidden", f"{name}.grouped/cast", "dmiddle")
         layers.scratch("dhidden", num * inner)
         tape.free("dparts")
-        layers._arrived(f"{name}.grouped", weights + self.size)
+        layers.arrived(f"{name}.grouped", weights + self.size)
         layers.scratch("dup", num * inner)
         tape.free("dhidden", f"{name}/up")
         layers.linear_backward(f"{name}.up", num, self.size, inner, result, *frees)
@@ -298,7 +310,7 @@ class GroupBlock(_Block):
             layers.scratch(what, rows * size)
         layers.scratch(f"{name}/new", self._num_filters)
         tape.free("copy", "order", "drows", f"{name}/column", f"{name}/cast")
-        layers._arrived(name, self._num_filters)
+        layers.arrived(name, self._num_filters)
         layers.scratch("dgated", num * size)
         tape.free("dcolumn")
         layers.scratch("dgate", 2 * num * size)
@@ -313,10 +325,13 @@ class GroupBlock(_Block):
         return self.size * self._group.convolution_group_size * self._group.convolution_kernel + self.size
 
 
-def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, y: str) -> None:
-    """Make the hidden states ``y``: tables are looked up in fp32."""
+def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int, y: str) -> None:
+    """Make the hidden states ``y``: tables are looked up in fp32, that of the tokens has ``num_rows`` rows."""
     num, size, tape = tokens.num, model.hidden_size, layers.tape
+    if layers.compute.weights != "fp32":
+        layers.scratch("table", num_rows * size, FP32)
     layers.scratch("embedded", num * size, FP32)
+    tape.free("table")
     tables = 1 + (isinstance(model, EncoderConfig) and model.num_segments > 1)
     for _ in range(tables):
         layers.scratch("looked up", num * size, FP32)

@@ -107,15 +107,16 @@ class Head:
         if self.chunks > 1:
             self._by_parts(layers, tokens)
             return
-        if layers.compute.is_native:
+        if layers.compute.has_native_layers:
             for what in ("panels", "panels of the gradient"):
-                layers._panels(f"head.table/{what}", rows * size)
+                layers.panels(f"head.table/{what}", rows * size)
             tape.use(tokens * rows * (1 + has_more) * item, "logits")
             return
         if layers.compute.weights != layers.compute.dtype:
             layers.scratch("head.table/cast", rows * size)
         before = has_more * item
-        softmax = item + FP32 + (FP32 if item < FP32 else 0)
+        is_in_place = layers.compute.is_native and not has_bias
+        softmax = item if is_in_place else item + FP32 + (FP32 if item < FP32 else 0)
         tape.use(tokens * rows * (before + softmax), "logits")
         products = item + (FP32 if item < FP32 else 0)
         tape.use(tokens * rows * item + rows * size * products, "logits")

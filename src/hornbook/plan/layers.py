@@ -36,6 +36,11 @@ class Compute:
     """Bytes of a number of a weight that a native operator has packed."""
 
     @property
+    def has_native_layers(self) -> bool:
+        """Whether they compute more than attention: they take weights in fp32 alone."""
+        return self.is_native and self.weights == "fp32"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an activation."""
         return DTYPE_BYTES[self.dtype]
@@ -47,10 +52,14 @@ class Layers:
     Args:
         tape: to write on.
         compute: decides what is kept.
+        num_shards: ranks that keep a share of each gradient.
     """
 
-    def __init__(self, tape: Tape, compute: Compute) -> None:
+    def __init__(self, tape: Tape, compute: Compute, num_shards: int = 1) -> None:
+        self._num_shards = num_shards
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
+        self.computes_again = False
+        """Whether a block is computed again: its native operators find no panels, and do not add gradients in place."""
 
     def activation(self, name: str, numbers: float, itemsize: int | None = None) -> None:
         """Allocate what the backward pass needs, or the next layer."""
@@ -70,34 +79,35 @@ class Layers:
     ) -> None:
         """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free what was needed."""
         size = num_in * num_out
-        if self.compute.is_native:
-            self._panels(f"{name}/panels of the gradient", size)
+        if self.compute.has_native_layers:
+            panels = f"{name}/panels of the gradient"
+            self.panels(panels, size)
             self.scratch(result, num_rows * num_in)
-            if not self.tape.holds(f"{name}/gradient"):
+            if self.computes_again:
+                self.tape.free(panels)
+            if self.computes_again or not self.tape.holds(f"{name}/gradient"):
                 self.add_gradient(name, size + bias * num_out, FP32)
             self.tape.free(*frees)
             return
         self.scratch(result, num_rows * num_in)
         self.scratch(f"{name}/new", size + bias * num_out)
         self.tape.free(*frees, f"{name}/cast")
-        self._arrived(name, size + bias * num_out)
+        self.arrived(name, size + bias * num_out)
 
     def _weight(self, name: str, size: int) -> None:
-        if self.compute.is_native:
-            self._panels(f"{name}/panels", size)
+        if self.compute.has_native_layers:
+            self.panels(f"{name}/panels", size)
         elif self.compute.weights != self.compute.dtype:
             self.activation(f"{name}/cast", size)
 
-    def _panels(self, name: str, size: int) -> None:
+    def panels(self, name: str, size: int) -> None:
         """Pack a weight, once: its memory stays for the next steps."""
         if not self.tape.holds(name):
             self.scratch(name, size, self.compute.panel_bytes)
 
-    def _arrived(self, name: str, size: int) -> None:
-        """Turn ``name``/new, in the dtype of the activations, into a gradient."""
-        if self.compute.weights != self.compute.dtype:
-            self.scratch(f"{name}/new", size, DTYPE_BYTES[self.compute.weights])
-        self.add_gradient(name, size, DTYPE_BYTES[self.compute.weights], new=f"{name}/new")
+    def arrived(self, name: str, size: int) -> None:
+        """Keep or add the gradient ``name``/new, which has the dtype of the activations."""
+        self.add_gradient(name, size, self.itemsize, new=f"{name}/new")
 
     def add_gradient(self, name: str, size: float, itemsize: int, new: str | None = None) -> None:
         """Keep the first gradient of a parameter, or add one to it and free it.
@@ -105,18 +115,18 @@ class Layers:
         Args:
             name: of the parameter.
             size: numbers.
-            itemsize: bytes of each as it comes.
+            itemsize: bytes of each as it comes; it is cast to the dtype of the weights, and of the gradients.
             new: the tensor, if it is live.
         """
-        kept, stored = f"{name}/gradient", DTYPE_BYTES[self.compute.gradients]
-        if new is not None:
-            self.tape.free(new)
+        kept, new = f"{name}/gradient", new or f"{name}/new"
+        self.scratch(new, size, itemsize) if not self.tape.holds(new) else None
+        for dtype in (self.compute.weights, self.compute.gradients):
+            if DTYPE_BYTES[dtype] != itemsize:
+                itemsize = DTYPE_BYTES[dtype]
+                self.scratch(new, size, itemsize)
+        self.tape.free(new)
         if not self.tape.holds(kept):
-            self.tape.hold("gradients", kept, size * stored)
-        elif itemsize != stored:
-            self.tape.use(size * (itemsize + stored))
-        else:
-            self.tape.use(size * itemsize)
+            self.tape.hold("gradients", kept, size * itemsize / self._num_shards)
 
     def norm(self, name: str, num_rows: float, size: int, result: str) -> None:
         """Compute ``result`` ``[rows, size]`` and keep two statistics of each row; the input must stay."""
@@ -126,7 +136,7 @@ class Layers:
     def norm_backward(self, name: str, num_rows: float, size: int, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input, then free what was needed."""
         self.scratch(result, num_rows * size)
-        is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native
+        is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
         self.add_gradient(name, 2 * size, FP32)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hornbook.config.linears import linears_of
 from hornbook.config.models import LabelledConfig, MaskingConfig
 from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart
@@ -28,6 +29,8 @@ _IDS_OF_ENCODER = 5
 _CUBLAS_WORKSPACE = 2 * (32 << 20)
 """One for the forward and one for the backward thread, as PyTorch takes them for a GPU of compute capability 9."""
 _PREFETCHED = 3
+_BYTES_OF_POSITION = 3 * 4
+"""Row, column and age of a block of a sparse linear map, int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def memory_of(
     step.write()
     numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {})
     weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
-    weights += step.position_bytes()
+    weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
     moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
     is_offloaded = recipe.memory.offload_optimizer
     by_kind, by_layer = _split(tape)
@@ -101,6 +104,14 @@ def memory_of(
         host=host + is_offloaded * moments + step.offloaded,
         offloaded=2 * (is_offloaded * moments + step.offloaded * num_micro_batches),
     )
+
+
+def _num_blocks(recipe: Recipe, part: RankPart) -> int:
+    """Return the blocks of the sparse linear maps that a rank holds."""
+    linears = linears_of(recipe.model) or {}
+    grids = recipe.sparsity.grids(linears) if recipe.sparsity.linears else {}
+    held = (name for name in grids if f"{name}.weight" in part.shapes)
+    return sum(grids[name].num_kept * linears[name].num_parts for name in held)
 
 
 def _split(tape: Tape) -> tuple[Counter[str], dict[str, float]]:

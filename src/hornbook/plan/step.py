@@ -5,11 +5,13 @@
     embedding, blocks, head  ->  head, blocks, embedding  ->  again, with gradients that exist  ->  update
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.pipeline import PipelineSchedule, rounds_of
 from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
@@ -22,8 +24,8 @@ from hornbook.plan.tape import Tape
 _MIB: Final = 1 << 20
 _STAY: Final = ("/gradient", "/panels", "/panels of the gradient")
 """How names end of what outlives a forward pass that keeps nothing else."""
-_BYTES_OF_POSITION: Final = 3 * 4
-"""Row, column and age of a block, int32."""
+_ROUNDING: Final = 3 * 4
+"""Bytes of a number while it is rounded stochastically: random words and what is made of them."""
 
 
 class Step:
@@ -42,37 +44,47 @@ class Step:
         self, recipe: Recipe, compute: Compute, tokens: Tokens, part: RankPart, num_micro_batches: int, tape: Tape
     ) -> None:
         self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
-        self.layers = Layers(tape, compute)
+        keeps_whole = recipe.parallel.sum_gradients == "step"
+        self.layers = Layers(tape, compute, num_shards=1 if keeps_whole else part.sizes.shard)
         self.num_micro_batches = num_micro_batches
         self.offloaded = 0.0
         """Bytes of activations of a micro-batch that lie in the host's memory."""
-        self._blocks = {layer: block_of(recipe.model, layer, tokens, part.sizes.tensor) for layer in part.layers}
-        self._kept_by_budget: int | None = None
+        memory = recipe.memory
+        again = {"all": set(), "attention": set()} | ({memory.recompute: self._recomputing()} if memory.recompute else {})
+        self._computed_again: set[int] = again["all"]
+        self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.layers}
 
     def write(self) -> None:
         """Write it."""
         if self.part.sizes.pipeline > 1:
             self._wires()
-        for _ in range(min(self.num_micro_batches, 2)):
+        again = self._computed_again
+        for number in range(min(self.num_micro_batches, 2)):
+            if number == 0 and self.recipe.memory.recompute_budget is not None:  # the first layer is measured
+                self._computed_again = again - set(self.part.layers[:1])
             self.forward()
             self.backward()
+            self._computed_again = again
         self.update()
 
     def forward(self) -> None:
         """Compute the loss, or the hidden states that go to the next stage."""
         part, tape, x = self.part, self.tape, "x"
         if part.has_embedding:
-            embed(self.layers, self.recipe.model, self.tokens, x)
+            embed(self.layers, self.recipe.model, self.tokens, part.table[0], x)
         else:
             self.layers.activation(x, 0)
         for layer, block in self._blocks.items():
+            self._gather((f"blocks.{layer}.",), with_gradients=False)
             y, before = f"blocks.{layer}/result", set(tape.names())
             block.forward(self.layers, x, y)
-            if self._recomputes(layer, before):
-                self._forget(before | {y}, layer)
+            if layer in self._computed_again:
+                tape.free(*_forgettable(tape, before | {y}))
             x = y
         if part.has_head:
+            self._gather(("head.",), with_gradients=False)
             self._head.forward(self.layers, x)
+        tape.free("gathered weights")
 
     def backward(self) -> None:
         """Compute the gradients of all that was written by `forward`."""
@@ -84,22 +96,36 @@ class Step:
             self.layers.scratch("gradient", self.tokens.num * self.recipe.model.hidden_size)
             tape.free(results[-1])
         for (layer, block), x in zip(reversed(self._blocks.items()), reversed(results[:-1]), strict=True):
-            self._remember(layer, block, x)
+            self._gather((f"blocks.{layer}.",), with_gradients=True)
+            self.layers.computes_again = layer in self._computed_again
+            if self.layers.computes_again:
+                block.forward(self.layers, x, "again")
+                tape.free("again")
             block.backward(self.layers, x)
+        self.layers.computes_again = False
         if part.has_embedding:
             embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
-        tape.free("gradient", "x")
+        tape.free("gradient", "x", "gathered weights")
 
     def update(self) -> None:
         """Update weights and moments."""
-        recipe, tape = self.recipe, self.tape
+        recipe, tape, precision = self.recipe, self.tape, self.recipe.precision
         sizes = {name: shard_size(shape, self.part.sizes.shard) for name, shape in self.part.shapes.items()}
-        if isinstance(recipe.optimizer, LambConfig):
-            tape.use(FP32 * sum(sizes.values()), "directions")
-
-    def position_bytes(self) -> float:
-        """Return the bytes of the positions of blocks of sparse linear maps."""
-        return 0.0
+        has_directions = FP32 * isinstance(recipe.optimizer, LambConfig)
+        if precision.is_plain and not recipe.memory.offload_optimizer:
+            tape.use(has_directions * sum(sizes.values()), "directions")
+            return
+        dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, recipe.optimizer.state_names)]
+        opened = FP32 * sum(dtype != "fp32" for dtype in dtypes)
+        parts: Counter[str] = Counter()
+        for name, size in sizes.items():
+            words = name.split(".")
+            parts[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size
+        largest = max(parts, key=parts.__getitem__)
+        tape.hold("workspace", "opened", opened * parts[largest])
+        tape.use(has_directions * parts[largest], "directions")
+        tape.use(_ROUNDING * max(size for name, size in sizes.items() if name.startswith(largest)), "rounding")
+        tape.free("opened")
 
     @property
     def _head(self) -> Head:
@@ -112,41 +138,68 @@ class Step:
             chunks=recipe.memory.vocabulary_chunks,
         )
 
-    def _recomputes(self, layer: int, before: set[str]) -> bool:
-        """Tell whether a block that has just been computed forgets what it holds."""
-        memory = self.recipe.memory
-        if memory.recompute is None or (memory.recompute_layers and layer not in memory.recompute_layers):
-            return False
-        if memory.recompute_budget is None:
-            return True
-        kept = sum(self.tape.size(name) for name in self._forgettable(before | {f"blocks.{layer}/result"}, layer))
-        number = self.part.layers.index(layer) + 1
-        return number * kept > memory.recompute_budget * _MIB
+    def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
+        return block_of(self.recipe.model, layer, self.tokens, self.part.sizes.tensor, mixes_again=mixes_again)
 
-    def _forget(self, staying: set[str], layer: int) -> None:
-        self.tape.free(*self._forgettable(staying, layer))
+    def _recomputing(self) -> set[int]:
+        """Return the blocks that compute again what ``memory.recompute`` names."""
+        memory, layers = self.recipe.memory, self.part.layers
+        if memory.recompute_layers:
+            return set(layers) & set(memory.recompute_layers)
+        if memory.recompute_budget is None or not layers:
+            return set(layers)
+        kept = self.kept_by_block(of_attention=memory.recompute == "attention")
+        return set(layers[int(memory.recompute_budget * _MIB // kept) :])
 
-    def _forgettable(self, staying: set[str], layer: int) -> Sequence[str]:
-        """Return what a block drops: all but its input and result, or what attention made between its projections."""
-        names = [name for name in self.tape.names() if name not in staying and not name.endswith(_STAY)]
-        if self.recipe.memory.recompute == "attention":
-            inner = f"blocks.{layer}.attention/"
-            return [name for name in names if name.startswith(inner) and name[len(inner) :] not in ("qkv", "y")]
-        return names
-
-    def _remember(self, layer: int, block: Block, x: str) -> None:
-        """Compute again what a block forgot."""
+    def kept_by_block(self, *, of_attention: bool = False) -> float:
+        """Return the bytes that a block keeps for the backward pass beside its input and result."""
+        tape = Tape()
+        layers = Layers(tape, self.layers.compute)
+        layers.activation("x", 0)
+        self._block(self.part.layers[0]).forward(layers, "x", "y")
+        names = _forgettable(tape, {"x", "y"})
+        inner = [name for name in names if ".attention/" in name and not name.endswith(("/qkv", "/y"))]
+        return sum(map(tape.size, inner if of_attention else names))
 
     def _wires(self) -> None:
-        """Hold what a schedule keeps beside the micro-batch that is computed."""
+        """Hold what a schedule keeps beside the micro-batch that is computed: buffers, and other micro-batches."""
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
-        wire = self.tokens.num * recipe.model.hidden_size * self.layers.itemsize
+        num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
+        wire = self.tokens.num * recipe.model.hidden_size * self.layers.itemsize / num_slices
         size = max(rounds_of(self.num_micro_batches, ranks, schedule))
-        ends = sum(stage not in (0,) for stage in part.own_stages)
-        ends += sum(stage != part.num_stages - 1 for stage in part.own_stages)
-        self.tape.hold("workspace", "wires", ends * size * wire)
+        neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
+        num_wires = sum(0 <= stage < part.num_stages and stage not in part.own_stages for stage in neighbors)
+        self.tape.hold("workspace", "wires", num_wires * size * wire)
+        before = Tape()
+        alone = Step(recipe, self.layers.compute, self.tokens, part, 1, before)
+        alone.forward()
+        others = min(size, in_flight(part, schedule)) - 1
+        self.tape.hold("activations", "in flight", max(0.0, others) * before.live)
 
-    def weights_bytes(self) -> int:
-        """Return the bytes of a weight."""
-        return DTYPE_BYTES[self.recipe.precision.weights]
+    def _gather(self, names: tuple[str, ...], *, with_gradients: bool) -> None:
+        """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
+        if self.part.sizes.shard == 1:
+            return
+        numbers = sum(math.prod(shape) for name, shape in self.part.shapes.items() if name.startswith(names))
+        numbers += math.prod(self.part.table) * ("head." in names)
+        size = DTYPE_BYTES[self.recipe.precision.weights] * numbers
+        self.tape.hold("workspace", "gathered weights", 2 * size)
+        if with_gradients:
+            self.tape.use(2 * size, "whole gradients")
+
+
+def in_flight(part: RankPart, schedule: PipelineSchedule) -> float:
+    """Return the micro-batches, each of all stages of a rank, whose activations it keeps at most in a round."""
+    ranks, place = part.sizes.pipeline, min(part.own_stages) % part.sizes.pipeline
+    if schedule == "gpipe":
+        return math.inf
+    if schedule == "interleaved":
+        turns = part.num_stages // ranks
+        return (2 * (ranks - place - 1) + (turns - 1) * ranks + 1) / turns
+    return ranks if schedule in ("zero-bubble", "v-shaped") else ranks - place
+
+
+def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
+    """Return what a block drops that is computed again: all but its input, its result, and gradients."""
+    return [name for name in tape.names() if name not in staying and not name.endswith(_STAY)]
