@@ -53,10 +53,13 @@ class Layers:
         tape: to write on.
         compute: decides what is kept.
         num_shards: ranks that keep a share of each gradient.
+        blocks: the weights of sparse linear maps by name, which are used as they are.
     """
 
-    def __init__(self, tape: Tape, compute: Compute, num_shards: int = 1) -> None:
-        self._num_shards = num_shards
+    def __init__(
+        self, tape: Tape, compute: Compute, num_shards: int = 1, blocks: Mapping[str, int] | None = None
+    ) -> None:
+        self._num_shards, self._blocks = num_shards, blocks or {}
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.computes_again = False
         """Whether a block is computed again: its native operators find no panels, and do not add gradients in place."""
@@ -71,14 +74,20 @@ class Layers:
 
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
         """Compute ``result`` ``[rows, out]``."""
-        self._weight(name, num_in * num_out)
+        if name not in self._blocks:
+            self._weight(name, num_in * num_out)
         self.activation(result, num_rows * num_out)
 
     def linear_backward(
         self, name: str, num_rows: float, num_in: int, num_out: int, result: str, *frees: str, bias: bool = True
     ) -> None:
         """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free what was needed."""
-        size = num_in * num_out
+        size = self._blocks.get(name, num_in * num_out)
+        if name in self._blocks:
+            self.scratch(result, num_rows * num_in)
+            self.add_gradient(name, size + bias * num_out, FP32)
+            self.tape.free(*frees)
+            return
         if self.compute.has_native_layers:
             panels = f"{name}/panels of the gradient"
             self.panels(panels, size)

@@ -148,19 +148,25 @@ def compute_of(recipe: Recipe, machine: Machine) -> Compute:
 
 
 def _stages(recipe: Recipe, machine: Machine, compute: Compute) -> dict[int, Memory]:
-    num_ranks, stages = machine.num_ranks, recipe.parallel.sizes(machine.num_ranks).pipeline
-    ranks = [stage * num_ranks // stages for stage in range(stages)]
-    return {rank: memory_of(recipe, num_ranks, rank, compute=compute) for rank in ranks}
+    ranks = _first_ranks(recipe, machine)
+    return {rank: memory_of(recipe, machine.num_ranks, rank, compute=compute) for rank in ranks}
+
+
+def _first_ranks(recipe: Recipe, machine: Machine) -> list[int]:
+    """Return the first rank of each stage."""
+    stages = recipe.parallel.sizes(machine.num_ranks).pipeline
+    return [stage * machine.num_ranks // stages for stage in range(stages)]
 
 
 def fits(recipe: Recipe, machine: Machine) -> bool:
     """Tell whether a recipe can run and each rank's memory suffices."""
     try:
         refuse_unplannable(recipe, machine.num_ranks)
-        stages = _stages(recipe, machine, compute_of(recipe, machine))
+        compute, num_ranks = compute_of(recipe, machine), machine.num_ranks
+        peaks = (memory_of(recipe, num_ranks, rank, compute=compute).peak for rank in _first_ranks(recipe, machine))
+        return all(peak <= machine.limit for peak in peaks)
     except UserError:  # a layout that this number of ranks or of micro-batches does not allow
         return False
-    return max(memory.peak for memory in stages.values()) <= machine.limit
 
 
 def micro_batch_sizes(recipe: Recipe, num_ranks: int) -> list[int]:
@@ -197,8 +203,15 @@ def problems_of(recipe: Recipe) -> list[Problem]:
 def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return options as they are typed."""
     return " ".join(
-        f"--{section}.{key.replace('_', '-')} {value}" for section, values in sections.items() for key, value in values.items()
+        f"--{section}.{key.replace('_', '-')} {_word(value)}"
+        for section, values in sections.items()
+        for key, value in values.items()
     )
+
+
+def _word(value: object) -> str:
+    plain = {None: "none", (): "[]", True: "true", False: "false"}
+    return plain[value] if isinstance(value, bool | tuple | None) else str(value)  # type: ignore[index]
 
 
 def _advice(plan: Plan) -> str | None:

@@ -31,6 +31,15 @@ class Layout:
         return written(self.options)
 
 
+def _differing(recipe: Recipe, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options that the recipe does not have already."""
+    found = {
+        section: {key: value for key, value in values.items() if value != getattr(getattr(recipe, section), key)}
+        for section, values in options.items()
+    }
+    return {section: values for section, values in found.items() if values}
+
+
 def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
     """Return the layouts that fit, the quickest step first."""
     found = []
@@ -43,7 +52,7 @@ def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
         if plans:
             best = min(plans, key=lambda plan: plan.speed.seconds)
             size = {"micro_batch_size": best.recipe.training.micro_batch_size}
-            found.append(Layout(options=options | {"training": size}, plan=best))
+            found.append(Layout(options=_differing(recipe, options | {"training": size}), plan=best))
     return sorted(found, key=lambda layout: (layout.plan.speed.seconds, layout.plan.peak))
 
 

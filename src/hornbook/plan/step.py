@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.pipeline import PipelineSchedule, rounds_of
 from hornbook.config.precision import DTYPE_BYTES
@@ -45,7 +46,8 @@ class Step:
     ) -> None:
         self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
         keeps_whole = recipe.parallel.sum_gradients == "step"
-        self.layers = Layers(tape, compute, num_shards=1 if keeps_whole else part.sizes.shard)
+        shards = 1 if keeps_whole else part.sizes.shard
+        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe))
         self.num_micro_batches = num_micro_batches
         self.offloaded = 0.0
         """Bytes of activations of a micro-batch that lie in the host's memory."""
@@ -154,7 +156,7 @@ class Step:
     def kept_by_block(self, *, of_attention: bool = False) -> float:
         """Return the bytes that a block keeps for the backward pass beside its input and result."""
         tape = Tape()
-        layers = Layers(tape, self.layers.compute)
+        layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe))
         layers.activation("x", 0)
         self._block(self.part.layers[0]).forward(layers, "x", "y")
         names = _forgettable(tape, {"x", "y"})
@@ -198,6 +200,13 @@ def in_flight(part: RankPart, schedule: PipelineSchedule) -> float:
         turns = part.num_stages // ranks
         return (2 * (ranks - place - 1) + (turns - 1) * ranks + 1) / turns
     return ranks if schedule in ("zero-bubble", "v-shaped") else ranks - place
+
+
+def _blocks_of(recipe: Recipe) -> dict[str, int]:
+    """Return how many weights each sparse linear map has."""
+    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
+    linears = linears_of(recipe.model) or {}
+    return {name: linears[name].num_out * linears[name].num_in - count for name, count in absent.items()}
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
