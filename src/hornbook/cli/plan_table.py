@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from hornbook.plan.search import Layout
 
 _MOST_LAYOUTS = 12
-_SHORT_OPTIONS = {
-    "data_parallel": "data",
-    "tensor_parallel": "tensor",
-    "pipeline_parallel": "pipeline",
-    "recompute": "recompute",
-}
-
 
 def print_plan(plan: "Plan") -> None:
     """Print what is needed, how long it takes, and whether it fits."""
@@ -49,7 +42,7 @@ def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield (
         "batch",
         f"{training.global_batch_size:,} x {recipe.sequence_length:,} tokens a step; on each rank "
-        f"{counted(micro_batches, 'micro-batch', 'micro-batches')} of {training.micro_batch_size:,}",
+        f"{micro_batches:,} micro-batch{'es' if micro_batches > 1 else ''} of {training.micro_batch_size:,}",
     )
 
 
@@ -90,8 +83,8 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "step", f"{_seconds(speed.seconds)}: {', '.join(told)}"
     mfu = speed.mfu(peak * machine.num_ranks)
     yield "speed", f"{short(speed.tokens_per_second)} tokens/s, MFU {mfu:.1%} of {flop_rate(peak)} a device"
-    again = "" if speed.hardware_flops == speed.flops else f", {short(speed.hardware_flops)} with recomputation"
-    yield "FLOPs", f"{short(speed.flops)} a step{again}; products at {efficiency:.0%} of the peak (--efficiency)"
+    again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
+    yield "FLOPs", f"{_flops(speed.flops)} a step{again}; products at {efficiency:.0%} of the peak (--efficiency)"
     sent = [f"{name} {size(number)}" for name, number in speed.bytes_sent.items()]
     yield "sent", f"{', '.join(sent)} a step, by the rank that sends most" if sent else "nothing"
     yield "cost", _cost(plan)
@@ -100,12 +93,16 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
 def _cost(plan: "Plan") -> str:
     machine, steps = plan.machine, plan.num_steps
     price = machine.device.price if machine.price is None else machine.price
-    rate = f"at ${price:g} a device and hour{'' if machine.price else ', a typical list price of 2025 (--price)'}"
+    rate = f"at ${price:g} an hour each{'' if machine.price else ', as listed in 2025 (--price)'}"
     if steps is None:
         return f"${significant(plan.step_price * 1000)} for 1,000 steps, {rate}"
     return (
         f"${plan.step_price * steps:,.2f} and {duration(plan.speed.seconds * steps)} for {steps:,.0f} steps, {rate}"
     )
+
+
+def _flops(number: float) -> str:
+    return f"{significant(number / 1e15)} PFLOP" if number >= 1e15 else f"{significant(number / 1e12)} TFLOP"
 
 
 def _seconds(seconds: float) -> str:

@@ -26,9 +26,11 @@ from hornbook.plan.tape import Tape
 _BYTES_OF_ID = 8
 _IDS = {"gpt": 4}
 _IDS_OF_ENCODER = 5
+"""Tensors of ids with an entry for each token: tokens, positions, keys, targets; an encoder's segments."""
 _CUBLAS_WORKSPACE = 2 * (32 << 20)
 """One for the forward and one for the backward thread, as PyTorch takes them for a GPU of compute capability 9."""
-_PREFETCHED = 3
+_STEPS_AHEAD = 3
+"""Batches of token ids in the host's memory: that of the step, and two made ahead."""
 _BYTES_OF_POSITION = 3 * 4
 """Row, column and age of a block of a sparse linear map, int32."""
 
@@ -94,7 +96,8 @@ def memory_of(
     moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
     is_offloaded = recipe.memory.offload_optimizer
     by_kind, by_layer = _split(tape)
-    host = _PREFETCHED * _BYTES_OF_ID * _IDS.get(recipe.model.family, _IDS_OF_ENCODER) * tokens.num * num_micro_batches
+    num_ids = _IDS.get(recipe.model.family, _IDS_OF_ENCODER) * tokens.num * num_micro_batches
+    host = _STEPS_AHEAD * _BYTES_OF_ID * num_ids
     return Memory(
         weights=weights,
         gradients=by_kind["gradients"],

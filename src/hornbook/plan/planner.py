@@ -200,6 +200,15 @@ def problems_of(recipe: Recipe) -> list[Problem]:
     return [*recipe.parallel.problems(), *recipe.memory.problems(), *recipe.problems()]
 
 
+def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options that the recipe does not have already."""
+    found = {
+        section: {key: value for key, value in values.items() if value != getattr(getattr(recipe, section), key)}
+        for section, values in sections.items()
+    }
+    return {section: values for section, values in found.items() if values}
+
+
 def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return options as they are typed."""
     return " ".join(
@@ -221,7 +230,7 @@ def _advice(plan: Plan) -> str | None:
         machine = replace(plan.machine, num_ranks=devices)
         if not problems_of(recipe) and fits(recipe, machine):
             more = [f"--devices {devices}"] if devices != plan.machine.num_ranks else []
-            return " ".join([*more, *filter(None, [written(sections)])])
+            return " ".join([*more, *filter(None, [written(differing(plan.recipe, sections))])])
     return None
 
 
@@ -235,14 +244,17 @@ def _changes(plan: Plan) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
     sharded = {"parallel": {"data_parallel": "shard"}}
     half = {"precision": {"first_moment": "bf16", "second_moment": "bf16"}}
     own, one = recipe.training.micro_batch_size, {"training": {"micro_batch_size": 1}}
+    yield half, devices
     yield again, devices
+    yield again | half, devices
     if devices > 1:
         yield sharded, devices
         yield sharded | again, devices
     for size in reversed(micro_batch_sizes(recipe, devices)):
         if size < own:
             yield again | {"training": {"micro_batch_size": size}}, devices
-    yield again | one | half, devices
+    if own > 1:
+        yield again | one | half, devices
     if devices > 1:
         yield sharded | again | one, devices
     more = 2 * devices

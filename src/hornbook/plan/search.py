@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hornbook.config.recipe import Recipe
-from hornbook.plan.planner import Machine, Plan, fits, largest_micro_batch, make_plan, problems_of, with_options, written
+from hornbook.plan.planner import Machine, Plan, differing, fits, largest_micro_batch, make_plan, problems_of, with_options, written
 
 _MOST_TENSOR_RANKS = 8
 """As many devices as a machine usually has: tensor parallelism waits for its messages."""
@@ -31,15 +31,6 @@ class Layout:
         return written(self.options)
 
 
-def _differing(recipe: Recipe, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the options that the recipe does not have already."""
-    found = {
-        section: {key: value for key, value in values.items() if value != getattr(getattr(recipe, section), key)}
-        for section, values in options.items()
-    }
-    return {section: values for section, values in found.items() if values}
-
-
 def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
     """Return the layouts that fit, the quickest step first."""
     found = []
@@ -52,7 +43,7 @@ def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
         if plans:
             best = min(plans, key=lambda plan: plan.speed.seconds)
             size = {"micro_batch_size": best.recipe.training.micro_batch_size}
-            found.append(Layout(options=_differing(recipe, options | {"training": size}), plan=best))
+            found.append(Layout(options=differing(recipe, options | {"training": size}), plan=best))
     return sorted(found, key=lambda layout: (layout.plan.speed.seconds, layout.plan.peak))
 
 

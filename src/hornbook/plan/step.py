@@ -22,8 +22,10 @@ from hornbook.plan.head import Head
 from hornbook.plan.layers import FP32, Compute, Layers
 from hornbook.plan.tape import Tape
 
+_FIRST: Final = "embedding/result"
+"""The hidden states before the first block, of which a later stage of a pipeline has a copy in a buffer."""
 _MIB: Final = 1 << 20
-_STAY: Final = ("/gradient", "/panels", "/panels of the gradient")
+_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights")
 """How names end of what outlives a forward pass that keeps nothing else."""
 _ROUNDING: Final = 3 * 4
 """Bytes of a number while it is rounded stochastically: random words and what is made of them."""
@@ -71,43 +73,48 @@ class Step:
 
     def forward(self) -> None:
         """Compute the loss, or the hidden states that go to the next stage."""
-        part, tape, x = self.part, self.tape, "x"
+        part, tape, x = self.part, self.tape, _FIRST
         if part.has_embedding:
             embed(self.layers, self.recipe.model, self.tokens, part.table[0], x)
         else:
             self.layers.activation(x, 0)
         for layer, block in self._blocks.items():
-            self._gather((f"blocks.{layer}.",), with_gradients=False)
+            self._gather(f"blocks.{layer}.")
             y, before = f"blocks.{layer}/result", set(tape.names())
             block.forward(self.layers, x, y)
             if layer in self._computed_again:
                 tape.free(*_forgettable(tape, before | {y}))
             x = y
         if part.has_head:
-            self._gather(("head.",), with_gradients=False)
+            self._gather("head.")
             self._head.forward(self.layers, x)
         tape.free("gathered weights")
 
     def backward(self) -> None:
         """Compute the gradients of all that was written by `forward`."""
         part, tape = self.part, self.tape
-        results = ["x", *(f"blocks.{layer}/result" for layer in self._blocks)]
+        results = [_FIRST, *(f"blocks.{layer}/result" for layer in self._blocks)]
         if part.has_head:
+            self._gather("head.")
             self._head.backward(self.layers, results[-1])
+            self._scatter("head.")
         else:
             self.layers.scratch("gradient", self.tokens.num * self.recipe.model.hidden_size)
             tape.free(results[-1])
         for (layer, block), x in zip(reversed(self._blocks.items()), reversed(results[:-1]), strict=True):
-            self._gather((f"blocks.{layer}.",), with_gradients=True)
+            self._gather(f"blocks.{layer}.")
             self.layers.computes_again = layer in self._computed_again
             if self.layers.computes_again:
                 block.forward(self.layers, x, "again")
                 tape.free("again")
             block.backward(self.layers, x)
+            self._scatter(f"blocks.{layer}.")
         self.layers.computes_again = False
         if part.has_embedding:
+            self._gather("embedding.")
             embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
-        tape.free("gradient", "x", "gathered weights")
+            self._scatter("embedding.")
+        tape.free("gradient", _FIRST, "gathered weights", "gradients that are summed")
 
     def update(self) -> None:
         """Update weights and moments."""
@@ -177,18 +184,24 @@ class Step:
         alone = Step(recipe, self.layers.compute, self.tokens, part, 1, before)
         alone.forward()
         others = min(size, in_flight(part, schedule)) - 1
-        self.tape.hold("activations", "in flight", max(0.0, others) * before.live)
+        kept = before.live - sum(before.size(name) for name in before.names() if name.endswith(_STAY))
+        self.tape.hold("activations", "in flight", max(0.0, others) * kept)
 
-    def _gather(self, names: tuple[str, ...], *, with_gradients: bool) -> None:
+    def _gather(self, *names: str) -> None:
         """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
-        if self.part.sizes.shard == 1:
-            return
+        if self.part.sizes.shard > 1:
+            self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
+
+    def _scatter(self, *names: str) -> None:
+        """Hold the whole gradients of a part of the model while they are summed, until those of the next part are."""
+        if self.part.sizes.shard > 1:
+            self.tape.hold("workspace", "gradients that are summed", 2 * self._whole_bytes(names))
+
+    def _whole_bytes(self, names: tuple[str, ...]) -> int:
+        """Return the bytes of the whole weights whose names begin so; a head has a table of its own."""
         numbers = sum(math.prod(shape) for name, shape in self.part.shapes.items() if name.startswith(names))
         numbers += math.prod(self.part.table) * ("head." in names)
-        size = DTYPE_BYTES[self.recipe.precision.weights] * numbers
-        self.tape.hold("workspace", "gathered weights", 2 * size)
-        if with_gradients:
-            self.tape.use(2 * size, "whole gradients")
+        return DTYPE_BYTES[self.recipe.precision.weights] * numbers
 
 
 def in_flight(part: RankPart, schedule: PipelineSchedule) -> float:
