@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import Products
@@ -31,10 +32,6 @@ from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
-
-# Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
-# chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
-_CHUNK_TOKENS = 512
 
 
 class _Chunk(NamedTuple):
@@ -71,8 +68,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
-        for start in range(0, len(x_ND), _CHUNK_TOKENS):
-            rows = slice(start, start + _CHUNK_TOKENS)
+        for start in range(0, len(x_ND), HEAD_TOKENS):
+            rows = slice(start, start + HEAD_TOKENS)
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
@@ -223,8 +220,8 @@ def _chunks(
     """Yield the losses of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
-    for start in range(0, len(x_ND), _CHUNK_TOKENS):
-        rows = slice(start, start + _CHUNK_TOKENS)
+    for start in range(0, len(x_ND), HEAD_TOKENS):
+        rows = slice(start, start + HEAD_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
