@@ -39,7 +39,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
-from hornbook.parallel.device import DTYPES, compute_dtype
+from hornbook.parallel.device import DTYPES, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.document_windows import EvaluationDocumentWindows
@@ -264,6 +264,7 @@ def build_phased(
         file = ScratchFile(scratch / name) if scratch else ScratchFile.nameless(recipe.memory.scratch)
         return FileSpace(file, world.device)
 
+    return_large_buffers()
     home = PhasedHome(model, update, recipe, world, space("state"), space("rows"))
     model.computes_on = world.device
     return Phased(home, world.device)

@@ -167,7 +167,7 @@ class PhasedHome(NarrowHome):
         shaped = [own.shaped(kept[own.name][_GRADIENT]).float() for own in held]
         if held:
             norms = norms_of(shaped, [own.holders for own in held])
-            self._norms.update(zip(kept, norms.split(1), strict=True))
+            self._norms.update((own.name, norms[n : n + 1]) for n, own in enumerate(held))
         return kept
 
     def _save(self, tensors: dict[str, dict[str, Tensor]], kinds: Sequence[str]) -> None:

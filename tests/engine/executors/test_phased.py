@@ -1,7 +1,11 @@
 """Phased execution is resident execution, bit for bit, and moves weights once a phase."""
 
 import itertools
+import math
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_layouts
@@ -9,11 +13,14 @@ import tiny_runs
 import torch
 from tiny_layouts import recipe_of
 
-from hornbook.config import PrecisionConfig
+from hornbook.config import PrecisionConfig, load_recipe
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal
 from hornbook.model.forward import evaluation_mode
+from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
+from hornbook.run.held_scratch import bytes_of_scratch
+from hornbook.storage.system import format_bytes, free_bytes
 
 CASES = [
     ("gpt", "adamw", {}),
@@ -190,3 +197,55 @@ def test_skipped_steps_leave_weights_and_moments(tmp_path):
     assert train_step(state, next(loader), config).skipped
     assert all(torch.equal(parameter, before[name]) for name, parameter in state.model.own_parameters())
     assert not any(tensor.any() for states in state.home.moments.values() for tensor in states.values())
+
+
+def anonymous_bytes():
+    """Memory of this process that is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+
+@contextmanager
+def peak_memory():
+    """Yield a list that holds the largest ``anonymous_bytes`` of the block after it."""
+    peaks, done = [anonymous_bytes()], threading.Event()
+
+    def watch():
+        while not done.wait(0.005):
+            peaks.append(max(peaks.pop(), anonymous_bytes()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the memory of the process")
+@pytest.mark.parametrize("name", ["cerebras-gpt-111m", "gpt3-2.7b"])
+def test_a_large_model_makes_real_steps(name, tmp_path):
+    """In the memory of four token tables, a few layers, and the logits of a chunk; its state lies on the disk."""
+    words = "data.synthetic=true data.sequence_length=128 training.global_batch_size=2 training.micro_batch_size=1"
+    words += f" memory.execution=phased memory.scratch={tmp_path} precision.compute=fp32 precision.kernels=torch"
+    recipe = load_recipe(name, [f"--{word}" for word in words.split()]).recipe
+    needed, free = bytes_of_scratch(recipe, World()), free_bytes(tmp_path)
+    if free < 1.05 * needed:
+        pytest.skip(f"needs {format_bytes(needed)} of scratch in {tmp_path}, which has {format_bytes(free)} free")
+    prepare(torch.device("cpu"), None)
+    before = anonymous_bytes()
+    with peak_memory() as peaks:
+        state, config, loader = tiny_layouts.begin(recipe, World())
+        results = [train_step(state, next(loader), config) for _ in range(2)]
+    table = state.model.embedding.tokens.nbytes
+    layer = sum(parameter.nbytes for parameter in state.model.blocks[0].parameters())
+    logits = 128 * table // recipe.model.hidden_size
+    assert peaks[0] - before < 4 * table + 6 * layer + 5 * logits + (64 << 20)
+    assert not any(result.skipped for result in results)
+    assert all(abs(result.loss - math.log(recipe.model.vocab_size)) < 0.5 for result in results)
+    moved = state.home.traffic
+    weights = 4 * state.model.num_parameters
+    assert moved["bytes_read"] == pytest.approx(6 * weights, rel=0.2)
+    assert moved["bytes_written"] == pytest.approx(4 * weights, rel=0.2)
