@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hornbook.config import EncoderConfig, GPTConfig, TransformerConfig
 from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
 from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
 
 _SITES_PER_BLOCK = 3
@@ -30,18 +30,18 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.up = make_linear(hidden_size, feed_forward_size, std=std)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.down = make_linear(feed_forward_size, hidden_size, std=out_std)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
-        y_BTD: Tensor = self.down(self.activation(self.up(x_BTD)))
-        return y_BTD
+        return feed_forward_of(self.up, self.down, x_BTD, self.activation)
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the feed-forward with weights cast once to ``dtype``."""
         up, down = token_form(self.up, dtype), token_form(self.down, dtype)
-        return lambda x_BTD: down(self.activation(up(x_BTD)))
+        activate = ACTIVATIONS[self.activation]
+        return lambda x_BTD: down(activate(up(x_BTD)))
 
 
 class _Block(nn.Module):
@@ -113,10 +113,9 @@ class PreNormBlock(_Block):
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
         x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
-        x_BTD = x_BTD + self.attention_dropout(self.attention(normed_BTD, context), keys_BT)
+        x_BTD = self.attention_dropout(self.attention(normed_BTD, context), keys_BT, x_BTD)
         x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
-        changed_BTD = self.feed_forward(normed_BTD)
-        result: Tensor = x_BTD + self.feed_forward_dropout(changed_BTD, keys_BT)
+        result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD), keys_BT, x_BTD)
         return result
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
@@ -160,8 +159,7 @@ class PostNormBlock(_Block):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
-        mixed_BTD = self.attention_dropout(self.attention(x_BTD, context), keys_BT)
-        x_BTD = self.attention_norm(x_BTD + mixed_BTD)
-        changed_BTD = self.feed_forward_dropout(self.feed_forward(x_BTD), keys_BT)
-        result: Tensor = self.feed_forward_norm(x_BTD + changed_BTD)
+        x_BTD = self.attention_norm(self.attention_dropout(self.attention(x_BTD, context), keys_BT, x_BTD))
+        changed_BTD = self.feed_forward_dropout(self.feed_forward(x_BTD), keys_BT, x_BTD)
+        result: Tensor = self.feed_forward_norm(changed_BTD)
         return result

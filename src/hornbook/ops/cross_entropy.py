@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.linear import Products
+from hornbook.ops.native.products import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
@@ -87,7 +87,7 @@ class _Chunk(NamedTuple):
 
 
 class _TorchProducts:
-    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
+    """The products of the output projection by PyTorch; `hornbook.ops.native.products` has another form."""
 
     def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
         self._weight = weight_VD.to(dtype)

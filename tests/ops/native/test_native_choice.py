@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hornbook.ops.native import choice, library, linear
+from hornbook.ops.native import choice, library, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
@@ -24,7 +24,7 @@ def on_this_machine():
 @pytest.fixture
 def times(monkeypatch):
     """What the linear kernels, the only ones, are told to take, by instruction set; tests change it."""
-    monkeypatch.setattr(choice, "KERNELS", linear.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
     told = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
     monkeypatch.setattr(choice, "seconds", lambda kernel: told)
     return told

@@ -12,7 +12,7 @@ from hornbook.config import MemoryConfig
 from hornbook.engine.activations import recompute_layers
 from hornbook.ops.native.kernels import Kernels, using
 
-OPERATORS = {"linear", "attention", "layer_norm", "cross_entropy_"}
+OPERATORS = {"linear", "linear_activation", "dropout", "attention", "layer_norm", "cross_entropy_"}
 
 
 def gpt_gradients(dtype, seed=0, memory=None, weights=torch.float32):
@@ -30,7 +30,7 @@ def gpt_gradients(dtype, seed=0, memory=None, weights=torch.float32):
 
 
 def encoder_gradients(family, layout, dtype, seed):
-    model = tiny_encoder(family, compute_dtype=dtype, attention_dropout=0.1)
+    model = tiny_encoder(family, compute_dtype=dtype, attention_dropout=0.1, residual_dropout=0.1)
     batch = lay_out(make_samples([24, 3, 11, 9, 17], seed=seed), layout)
     model.train()
     assert torch.isfinite(loss_of(model, batch))

@@ -15,12 +15,18 @@ from typing import Literal
 
 import torch
 
-from hornbook.ops.native import attention, cross_entropy, layer_norm, linear
+from hornbook.ops.native import attention, cross_entropy, dropout, layer_norm, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.kernels import Kernels
 from hornbook.ops.native.library import PYTORCH, Kernel, instruction_sets, is_right, load, seconds
 
-KERNELS: tuple[Kernel, ...] = (*linear.KERNELS, *attention.KERNELS, *layer_norm.KERNELS, *cross_entropy.KERNELS)
+KERNELS: tuple[Kernel, ...] = (
+    *products.KERNELS,
+    *attention.KERNELS,
+    *layer_norm.KERNELS,
+    *cross_entropy.KERNELS,
+    *dropout.KERNELS,
+)
 _AUTO_DTYPES = (torch.bfloat16,)
 """In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
 _MIN_GAIN = 1.05
