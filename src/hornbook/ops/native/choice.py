@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from hornbook.ops.native import attention, cross_entropy, dropout, layer_norm, products
+from hornbook.ops.native import adamw, attention, cross_entropy, dropout, layer_norm, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.kernels import Kernels
 from hornbook.ops.native.library import PYTORCH, Kernel, instruction_sets, is_right, load, seconds
@@ -26,6 +26,7 @@ KERNELS: tuple[Kernel, ...] = (
     *layer_norm.KERNELS,
     *cross_entropy.KERNELS,
     *dropout.KERNELS,
+    *adamw.KERNELS,
 )
 _AUTO_DTYPES = (torch.bfloat16,)
 """In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
@@ -51,7 +52,7 @@ def choose(
         return Kernels(why=reason)
     forms = {}
     for kernel in KERNELS:
-        if kernel.dtype == dtype and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
+        if kernel.dtype in (dtype, None) and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
             forms[kernel.name] = isa
     if not forms:
         return Kernels(why="no native form is right and faster here")

@@ -60,12 +60,12 @@ class Kernel:
     """A group of C functions that are checked, timed and chosen together."""
 
     name: str
-    """Ends in the dtype: ``linear_bf16``."""
-    dtype: torch.dtype
-    """Of the activations."""
-    check: Callable[[Form, torch.dtype], bool]
+    """Ends in the dtype, if there is one: ``linear_bf16``."""
+    dtype: torch.dtype | None
+    """Of the activations; None: the kernel has to do with none, and serves all dtypes."""
+    check: Callable[[Form, Any], bool]
     """Compares a form with PyTorch's operators on small inputs."""
-    trial: Callable[[Form | None, torch.dtype], None]
+    trial: Callable[[Form | None, Any], None]
     """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
 
 
