@@ -42,7 +42,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     group_keys: Tensor
     """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
-    """int64 ``[S]``, of encoders, in the host's memory: the flat index of each sequence's first token."""
+    """int64 ``[S]``, in the host's memory: the flat index of the first token of each sequence of an encoder, or of each
+    document in the windows of a decoder, where ``mask`` is made of documents that do not recur."""
     lengths: Tensor
     """int64 ``[S]``, likewise: its number of tokens."""
 
@@ -139,7 +140,15 @@ class SelfAttention(nn.Module, ABC):
         return form_of("attention", packed_BTE) if FORMS and type(self).split is SelfAttention.split else None
 
     def attend_sequences(
-        self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
+        self,
+        form: Form,
+        packed_NE: Tensor,
+        firsts_S: Tensor,
+        lengths_S: Tensor,
+        keys_N: Tensor,
+        *,
+        is_causal: bool,
+        columns_S: Tensor | None = None,
     ) -> Tensor:
         """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
 
@@ -150,12 +159,13 @@ class SelfAttention(nn.Module, ABC):
             lengths_S: its number of tokens.
             keys_N: the dropout key of each token.
             is_causal: whether tokens see no later ones.
+            columns_S: the column of dropout of each sequence's first token; None for 0.
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
         qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa)
+        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa, columns_S)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 
@@ -170,12 +180,14 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix tokens with earlier ones; see ``SelfAttention``."""
-        mask = context.get("mask")
-        if mask is None and (form := self.native_form(packed_BTE)) is not None:
+        mask, form = context.get("mask"), self.native_form(packed_BTE)
+        if form is not None and (mask is None or "firsts" in context):
             batch, length = packed_BTE.shape[:2]
-            firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
-            keys_N = context["keys"].flatten()
-            y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
+            firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
+            if "firsts" in context:
+                firsts_S, lengths_S = context["firsts"], context["lengths"]
+            sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
+            y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length)
             return y_NC.view(batch, length, -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
