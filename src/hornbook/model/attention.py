@@ -9,14 +9,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Required
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from hornbook.model.incremental import IncrementalBlock, token_form
+from hornbook.model.incremental import CastLinear, IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
@@ -80,8 +78,7 @@ class QueryKeyValue(nn.Module):
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = cast_for_few_rows(self.weight.flatten(0, 1), dtype)
-        return partial(functional.linear, weight=weight, bias=bias)
+        return CastLinear(cast_for_few_rows(self.weight.flatten(0, 1), dtype), bias)
 
 
 class SelfAttention(nn.Module, ABC):
@@ -195,18 +192,21 @@ class CausalSelfAttention(SelfAttention):
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
-        return _IncrementalAttention(self, dtype)
+        return IncrementalAttention(self, dtype)
 
 
-class _IncrementalAttention:
+class IncrementalAttention:
+    """`CausalSelfAttention` of new tokens, an ``IncrementalBlock``: its two linear maps, cast once, and the cache."""
+
     def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
         self.cache_shape = (attention.num_heads, attention.head_size)
-        self._qkv, self._out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
+        self.qkv, self.out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        qkv_BT3HK = self._qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
+        """See ``IncrementalBlock``."""
+        qkv_BT3HK = self.qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
         q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
-        return self._out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
+        return self.out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):

@@ -2,15 +2,24 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, GPTConfig, TransformerConfig
-from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
-from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
+from hornbook.model.attention import (
+    CausalSelfAttention,
+    Context,
+    EncoderSelfAttention,
+    IncrementalAttention,
+    SelfAttention,
+)
+from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental_form, token_form
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
+from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.token_block import TokenBlock
 
 _SITES_PER_BLOCK = 3
 
@@ -39,9 +48,17 @@ class FeedForward(nn.Module):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the feed-forward with weights cast once to ``dtype``."""
-        up, down = token_form(self.up, dtype), token_form(self.down, dtype)
-        activate = ACTIVATIONS[self.activation]
-        return lambda x_BTD: down(activate(up(x_BTD)))
+        return _IncrementalFeedForward(token_form(self.up, dtype), token_form(self.down, dtype), self.activation)
+
+
+@dataclass(frozen=True)
+class _IncrementalFeedForward:
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
 class _Block(nn.Module):
@@ -137,10 +154,42 @@ class _IncrementalPreNorm:
         self.cache_shape, self._attention, self._feed_forward = attention.cache_shape, attention, feed_forward
         self._attention_norm = token_form(block.attention_norm, dtype)
         self._feed_forward_norm = token_form(block.feed_forward_norm, dtype)
+        self._native = _native_form(block, attention, feed_forward, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
+        if self._native is not None and self._native.takes(x_BTD, cache_B2HSK, mask):
+            return self._native(x_BTD, cache_B2HSK, mask)
         x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
         return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
+
+
+def _native_form(
+    block: PreNormBlock, attention: IncrementalBlock, feed_forward: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> TokenBlock | None:
+    """Return the block for one token a text as one native call, None where PyTorch is faster or a part is special."""
+    norms = block.attention_norm, block.feed_forward_norm
+    if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
+        return None
+    parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
+    maps = [part for part in parts if isinstance(part, CastLinear)]
+    if len(maps) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
+        return None
+    form = form_for_tokens(norms[0].weight.new_empty(0, dtype=dtype))
+    if form is None:
+        return None
+    first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
+    qkv, out, up, down = (
+        [linear.weight.contiguous(), linear.bias] for linear in maps if isinstance(linear, CastLinear)
+    )
+    num_heads, head_size = attention.cache_shape
+    return TokenBlock(
+        form,
+        [*first, *qkv, *out, *second, *up, *down],
+        num_heads=num_heads,
+        head_size=head_size,
+        activation=feed_forward.activation,
+        epsilon=norms[0].epsilon,
+    )
 
 
 class PostNormBlock(_Block):

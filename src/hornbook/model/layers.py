@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
+from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw
 from hornbook.ops.layers import (
     ACTIVATIONS,
@@ -74,7 +75,7 @@ class Linear(nn.Linear):
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
         bias = None if self.bias is None else self.bias.detach().to(dtype)
-        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=bias)
+        return CastLinear(cast_for_few_rows(self.weight, dtype), bias)
 
 
 def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
