@@ -88,7 +88,15 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     assert seconds(kernel) == first
     assert seconds(replace(kernel, name="even_bf16"))
     assert num_calls < len(calls) <= 2 * num_calls
-    (of_processor,) = json.loads(path.read_text()).values()
-    assert set(of_processor) == {"odd_bf16", "even_bf16"}
+    (known,) = json.loads(path.read_text()).values()
+    assert set(known) == {"odd_bf16", "even_bf16"}
+    for changed in ("torch.__version__", "hornbook.ops.native.library.cpu_model"):
+        num_calls = len(calls)
+        with monkeypatch.context() as other:
+            other.setattr(changed, "other" if changed.endswith("version__") else lambda: "other")
+            library._circumstances.cache_clear()
+            seconds(kernel)
+        library._circumstances.cache_clear()
+        assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
