@@ -115,7 +115,7 @@ def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
     assert len(board.queries) >= 4, "the page asks again and again"
     counts = [query["seen"][0].rpartition(".")[2] for query in board.queries if query.get("seen")]
     assert counts[:2] == ["44", "54"] and counts[-1] == "55", "only for what is new"
-    assert 'aria-label="Loss over step. training: first 8, last 0.500, least 0.500' in page
+    assert 'aria-label="Loss over step. training, logged: first 8, last 0.500, least 0.500' in page
     assert ">live</p>" in page and "step 51/40" in page
     assert "&lt;i&gt;written after 51" in page and "<i>written" not in page
 
