@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hornbook.cli import bench_run
 from hornbook.cli.arguments import (
+    COMPUTE,
     TOKENIZER_HELP,
     CommandParser,
     add_device_arguments,
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
     generate.add_argument(
         "--compute",
-        choices=("fp32", "bf16"),
+        choices=COMPUTE[1:],
         nargs="+",
         default=["fp32", "bf16"],
         help="dtypes of the activations (default: fp32 bf16)",
