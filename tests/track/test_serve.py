@@ -140,6 +140,26 @@ def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
 
 
 @needs_chromium
+def test_hostile_texts_stay_texts_in_the_browser(tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>\"'&"
+    rows = [*default_rows(), {"kind": "task", "step": 10, "task": hostile, "metric": hostile, "value": 1.0}]
+    rows.append({"kind": "topology", "step": 10, "layer": hostile, "pattern": ["0f"]})
+    one, two = (
+        make_run(tmp_path / "runs" / f"{name}<b>&'\"", rows=rows, recipe=f"name = {json.dumps(hostile)}\n")
+        for name in ("one", "two")
+    )
+    for run in (one, two):
+        with MetricsLog(run / "samples.jsonl") as log:
+            log.append({"step": 50, "prompt": hostile, "text": hostile})
+    with serving(Board([tmp_path / "runs"])) as server:
+        for shown in ([one], [one, two]):
+            chosen = "&".join(f"run={quote(str(run), safe='')}" for run in shown)
+            page = dom_of(f"{server.url}#{chosen}", tmp_path)
+            assert "<img" not in page and "<b>&amp;" not in page and page.count("<script") == 2
+            assert page.count("&lt;img src=x onerror=alert(1)&gt;") > 5 and "<figure>" in page
+
+
+@needs_chromium
 def test_an_axis_that_the_logs_do_not_have_is_said_and_another_can_be_chosen(tmp_path: Path) -> None:
     rows = [train_row(step, tokens=None) for step in range(1, 5)]
     with serving(Board([make_run(tmp_path / "run", rows=rows)])) as server:
