@@ -67,7 +67,6 @@ def _profile(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
-    from hornbook.storage.files import make_directory
     from hornbook.track.profile import write_profile
     from hornbook.track.profile_page import write_profile_page
 
@@ -76,7 +75,6 @@ def _profile(arguments: argparse.Namespace) -> dict[str, object]:
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
-        make_directory(output)
         world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
     with world.session():
         profile = measure_profile(recipe, world, output, num_steps=arguments.steps)
@@ -150,8 +148,8 @@ def _compare(arguments: argparse.Namespace) -> dict[str, object]:
     first, second = map(read_profile, arguments.profiles)
     numbers, other = _numbers(first), _numbers(second)
     modules = _differences(
-        {module.name: module.forward + module.backward + module.recomputed for module in first.modules},
-        {module.name: module.forward + module.backward + module.recomputed for module in second.modules},
+        {module.name: module.seconds for module in first.modules},
+        {module.name: module.seconds for module in second.modules},
     )
     operators = _differences(
         {operator.name: operator.seconds for operator in first.operators},

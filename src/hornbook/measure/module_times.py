@@ -62,34 +62,39 @@ def module_times(events: Sequence[Any], num_steps: int) -> list[ModuleTime]:
         events: of the profiler, of several steps in which ``module_ranges`` was active.
         num_steps: how many.
     """
-    forward, backward, recomputed = (
-        defaultdict[str, float](float),
-        defaultdict[str, float](float),
-        defaultdict[str, float](float),
-    )
-    calls, makers = defaultdict[str, int](int), dict[int, tuple[float, str]]()
-    for event in _on_host(events):
-        name = _module_of(event)
+    own = list(_on_host(events))
+    makers = _makers(own)
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for event in own:
         if event.name.startswith(MODULE):
-            inner = sum(_seconds(child) for child in _nearest_modules(event))
-            (recomputed if _inside(_NODE, event) else forward)[name] += _seconds(event) - inner
-            calls[name] += not _inside(_NODE, event)
-        elif event.sequence_nr >= 0 and not event.name.startswith(_NODE) and not _inside(_NODE, event):
-            makers[event.sequence_nr] = max(makers.get(event.sequence_nr, (-1.0, "")), (event.time_range.start, name))
-    for event in _on_host(events):
-        if event.name.startswith(_NODE):
-            again = sum(_seconds(child) for child in _nearest_modules(event))
-            backward[makers.get(event.sequence_nr, (0.0, OUTSIDE))[1]] += _seconds(event) - again
-    return [
-        ModuleTime(
-            name=name,
-            forward=forward[name] / num_steps,
-            backward=backward[name] / num_steps,
-            recomputed=recomputed[name] / num_steps,
-            calls=calls[name] / num_steps,
-        )
-        for name in dict.fromkeys([*forward, *recomputed, *backward])
-    ]
+            name, kind = _module_of(event), "recomputed" if _inside(_NODE, event) else "forward"
+        elif event.name.startswith(_NODE):
+            name, kind = makers.get(event.sequence_nr, OUTSIDE), "backward"
+        else:
+            continue
+        totals[name][kind] += _own_seconds(event) / num_steps
+        totals[name]["waiting"] += sum(map(_seconds, _nearest(event, WAITING))) / num_steps
+        totals[name]["calls"] += (kind == "forward") / num_steps
+    return [ModuleTime(name, *(row[key] for key in ModuleTime._fields[1:])) for name, row in totals.items()]
+
+
+def _makers(events: Iterable[Any]) -> dict[int, str]:
+    """Return the module of the forward pass that made each node of the backward pass, by its number.
+
+    Operators carry the number of the next node to be made, so the last one that begins with a number has made it.
+    """
+    made: dict[int, tuple[float, str]] = {}
+    for event in events:
+        number, start = event.sequence_nr, event.time_range.start
+        is_forward = number >= 0 and not event.name.startswith(_NODE) and not _inside(_NODE, event)
+        if is_forward and start >= made.get(number, (0.0, ""))[0]:
+            made[number] = (start, _module_of(event))
+    return {number: name for number, (_, name) in made.items()}
+
+
+def _own_seconds(event: Any) -> float:
+    """Return the seconds of a range without the modules inside it and the waits of its own."""
+    return _seconds(event) - sum(map(_seconds, [*_nearest(event, MODULE), *_nearest(event, WAITING)]))
 
 
 def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
@@ -173,10 +178,10 @@ def _inside(name: str, event: Any) -> bool:
     return any(above.name.startswith(name) for above in _ancestors(event.cpu_parent))
 
 
-def _nearest_modules(event: Any) -> Iterator[Any]:
-    """Yield the modules called inside an event, those inside them apart."""
+def _nearest(event: Any, name: str) -> Iterator[Any]:
+    """Yield the ranges inside an event whose names begin so, but for those inside a module of it."""
     for child in event.cpu_children:
-        if child.name.startswith(MODULE):
+        if child.name.startswith(name):
             yield child
-        else:
-            yield from _nearest_modules(child)
+        elif not child.name.startswith(MODULE):
+            yield from _nearest(child, name)

@@ -34,6 +34,7 @@ from hornbook.parallel.world import World
 from hornbook.run.utilization import Utilization, measure_utilization
 from hornbook.samples.batches import Batch, Loader, Samples
 from hornbook.samples.sources import complete, open_sources
+from hornbook.storage.files import make_directory
 from hornbook.storage.system import storage_errors
 from hornbook.track.profile import Held, ModuleTime, OperatorTime, Profile, RankProfile, Span
 from hornbook.version import __version__
@@ -83,11 +84,12 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
     Args:
         recipe: with data, or with ``data.synthetic`` and a vocabulary.
         world: the ranks.
-        output: an existing folder.
+        output: a folder, which is made if it is missing.
         num_steps: timed steps, and profiled ones.
 
     Raises:
-        UserError: the recipe learns labels.
+        UserError: the recipe learns labels, or its data do not fit it.
+        StorageError: the trace cannot be written.
     """
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(
@@ -97,6 +99,7 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
+    make_directory(output)
     state, config = build_training(recipe, 1 << 30, world)
     with Loader(
         samples.maker,

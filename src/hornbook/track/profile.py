@@ -31,7 +31,14 @@ class ModuleTime(NamedTuple):
     backward: float
     recomputed: float
     """Of forward passes that are made again in the backward pass."""
+    waiting: float
+    """For other ranks, in both passes."""
     calls: float
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.forward + self.backward + self.recomputed + self.waiting
 
 
 class OperatorTime(NamedTuple):

@@ -25,6 +25,12 @@ _KINDS = {
     "update": "clipping and update",
     "waiting": "waiting for ranks",
 }
+_MODULE_KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recomputed": "forward again, in the backward pass",
+    "waiting": "waiting for ranks",
+}
 _OPERATORS_SHOWN, _MODULES_SHOWN, _HELD_SHOWN = 20, 24, 16
 _BLOCK = re.compile(r"\bblocks\.\d+")
 _SHARE = charts.XAxis(name="the step", label="share of the step", show=lambda value: f"{value:.0f} %")
@@ -135,17 +141,16 @@ def _phases(profile: Profile) -> Html:
 
 def _modules(profile: Profile) -> Iterator[Html]:
     """Modules of all blocks together, and each block by itself."""
-    yield _legend(
-        ("forward", "forward"), ("backward", "backward"), ("recomputed", "forward again, in the backward pass")
-    )
+    kinds = [kind for kind in _MODULE_KINDS if any(getattr(module, kind) > 0 for module in profile.modules)]
+    yield tag("ul", *(tag("li", _MODULE_KINDS[kind], class_=kind) for kind in kinds), class_="kinds")
     together = _added_up(profile.modules, lambda name: _BLOCK.sub("blocks.*", name))
-    total = sum(map(_total, together)) or 1.0
-    longest = sorted(together, key=lambda module: -_total(module))[:_MODULES_SHOWN]
-    yield _bars((module.name, _parts(module), _total(module)) for module in longest)
+    total = sum(module.seconds for module in together) or 1.0
+    longest = sorted(together, key=lambda module: -module.seconds)[:_MODULES_SHOWN]
+    yield _bars((module.name, _parts(module), module.seconds) for module in longest)
     by_part = _added_up(
         profile.modules, lambda name: ".".join(name.split(".")[: 2 if name.startswith("blocks.") else 1])
     )
-    folded = _bars((module.name, _parts(module), _total(module)) for module in by_part)
+    folded = _bars((module.name, _parts(module), module.seconds) for module in by_part)
     yield tag("details", tag("summary", "Part by part"), folded)
     yield tag(
         "p",
@@ -160,18 +165,14 @@ def _added(profile: Profile) -> str:
 
 
 def _added_up(modules: Iterable[ModuleTime], group: Callable[[str], str]) -> list[ModuleTime]:
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
     for name, *numbers in modules:
         totals[group(name)] = [a + b for a, b in zip(totals[group(name)], numbers, strict=True)]
     return [ModuleTime(name, *numbers) for name, numbers in totals.items()]
 
 
-def _total(module: ModuleTime) -> float:
-    return module.forward + module.backward + module.recomputed
-
-
 def _parts(module: ModuleTime) -> dict[str, float]:
-    return {"forward": module.forward, "backward": module.backward, "recomputed": module.recomputed}
+    return {kind: getattr(module, kind) for kind in _MODULE_KINDS}
 
 
 def _operators(profile: Profile) -> Iterator[Html]:
@@ -233,10 +234,6 @@ def _color(kind: str) -> str:
 def _traces(profile: Profile) -> Html:
     names = ", ".join(rank.trace for rank in profile.ranks)
     return tag("p", f"Chrome traces beside this page, for ui.perfetto.dev: {names}", class_="note small")
-
-
-def _legend(*entries: tuple[str, str]) -> Html:
-    return tag("ul", *(tag("li", text, class_=kind) for kind, text in entries), class_="kinds")
 
 
 def _bars(
