@@ -74,6 +74,11 @@ class DataConfig:
         None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
     )
     synthetic: bool = option(False, help="train on random tokens instead of a store")
+    windows: Literal["stream", "documents"] = option(
+        "stream",
+        help="a decoder's sequences: anywhere in the documents joined (stream), or the beginning of each document that "
+        "is long enough (documents)",
+    )
     document_mask: bool = option(False, help="restrict a decoder's attention to the document")
     layout: Literal["auto", "padded", "packed", "unpadded"] = option(
         "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
@@ -253,6 +258,12 @@ class Recipe:
             yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
+        if getattr(objective, "unscored_tokens", 0) >= self.sequence_length:
+            message = f"leaves nothing to predict of {self.sequence_length:,} tokens; lower it"
+            yield Problem(("objective.unscored_tokens", "data.sequence_length"), message)
+        if getattr(model, "attention_block_size", None) and data.document_mask:
+            message = "attention in blocks sees the whole window; remove one of them"
+            yield Problem(("model.attention_block_size", "data.document_mask"), message)
         if isinstance(objective, ClassificationConfig) and objective.text == objective.label:
             message = "text and label must be different fields; change one of them"
             yield Problem(("objective.text", "objective.label"), message)
@@ -268,6 +279,7 @@ class Recipe:
         rules = [
             (has_own_tokenizer and data.tokenizer, "data.tokenizer", name, "instances and labeled texts"),
             (encoder and data.document_mask, "data.document_mask", "model.family", "decoders"),
+            (encoder and data.windows != "stream", "data.windows", "model.family", "decoders"),
             (not encoder and data.layout != "auto", "data.layout", "model.family", "encoders"),
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),

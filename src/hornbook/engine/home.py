@@ -11,6 +11,7 @@ are updated in their local parts (`hornbook.parallel.cuts`); only norms need the
 are those that other ranks of a pipeline hold.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -72,6 +73,10 @@ class Home(Protocol):
 
     def tensors(self) -> Shards:
         """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint, all ranks' together."""
 
 
 class Held(NamedTuple):
@@ -210,6 +215,12 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Home``."""
+        shards = [shard for tensors in self.tensors().values() for shard in tensors.values()]
+        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
     def _state_name(self, key: str) -> str:
         """Return what a checkpoint calls an optimizer state."""

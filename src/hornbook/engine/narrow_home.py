@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, Home, InMemory
+from hornbook.engine.home import Held, InMemory
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
@@ -29,13 +29,6 @@ from hornbook.optim.updates import Update
 from hornbook.parallel.cuts import box_of, local
 from hornbook.parallel.device import DTYPES
 from hornbook.parallel.world import World
-
-
-def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
-    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
-    if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
-        return InMemory.fresh(model, update, world)
-    return NarrowHome(model, update, recipe, world)
 
 
 def store_weights(model: LanguageModel, dtype: torch.dtype) -> None:

@@ -42,7 +42,8 @@ def resident(
 
     With ``whole_gradients``, sharded ranks keep whole gradients until the last one.
     """
-    model, device = state.model, state.model.device
+    model = state.model
+    device = next(model.parameters()).device  # that of all of them
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
     for number, micro_batch in enumerate(micro_batches):
         begin(number)

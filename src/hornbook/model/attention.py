@@ -8,7 +8,7 @@
 """
 
 from abc import ABC, abstractmethod
-from typing import Required
+from typing import Any, Required
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
-from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
+from hornbook.ops.attention import (
+    WeightDropout,
+    attention,
+    blocked_attention,
+    cached_attention,
+    causal_attention,
+    head_keys,
+)
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import Form
@@ -170,6 +177,26 @@ class CausalSelfAttention(SelfAttention):
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
         return _IncrementalAttention(self, dtype)
+
+
+class BlockedCausalSelfAttention(CausalSelfAttention):
+    """The same in blocks of queries, each with the keys up to its end alone; scores above the diagonal do not exist.
+
+    Args:
+        block_size: queries of a block.
+        others: see ``SelfAttention``.
+    """
+
+    def __init__(self, *others: Any, block_size: int, **options: Any) -> None:
+        super().__init__(*others, **options)
+        self.block_size = block_size
+
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
+        q_BHTK, k_BHTK, v_BHTK = self.split(packed_BTE)
+        y_BHTK = blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout=dropout, block_size=self.block_size)
+        return y_BHTK.transpose(1, 2).flatten(2)
 
 
 class _IncrementalAttention:

@@ -17,7 +17,6 @@ Where the rows of the table are cut over ranks, each rank has the logits of its 
 three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -28,49 +27,13 @@ from torch.nn import functional
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.linear import Products
-from hornbook.ops.tensor_parallel import enter
+from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks, own_columns
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
 # Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
 # chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
 _CHUNK_TOKENS = 512
-_BLOCK = 64  # divides the rows of a table, padded as it is
-
-
-class _Head(NamedTuple):
-    """The output projection as this rank computes it."""
-
-    weight: Tensor
-    """``[columns, D]``."""
-    bias: Tensor | None
-    """``[num_real]``."""
-    num_real: int
-    """Columns that exist; those after it are padding."""
-    first: int = 0
-    """The token of the first column."""
-    cut: Cut | None = None
-
-    @classmethod
-    def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "_Head":
-        if not is_cut(weight_VD):
-            return cls(weight_VD, bias_V, vocab_size)
-        cut, weight = cut_of(weight_VD), local(weight_VD)
-        first = cut.rank * len(weight)
-        num_real = min(max(vocab_size - first, 0), len(weight))
-        bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-        return cls(weight, bias, num_real, first, cut)
-
-    def parts(self, chunks: int) -> "list[_Head]":
-        """Return the head in so many parts of its columns, or fewer, each a multiple of 64 but for the last one."""
-        size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
-        found = []
-        for start in range(0, len(self.weight), size):
-            weight = self.weight[start : start + size]
-            bias = None if self.bias is None else self.bias[start : start + size]
-            num_real = min(max(self.num_real - start, 0), len(weight))
-            found.append(_Head(weight, bias, num_real, self.first + start, self.cut))
-        return found
 
 
 class _Chunk(NamedTuple):
@@ -87,6 +50,8 @@ class _Chunk(NamedTuple):
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """The sum of the losses and the number of right predictions; with weights, the weighted sum and the sum."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -94,11 +59,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        head: _Head,
+        head: Columns,
         with_count: bool,
         chunks: int,
+        weights_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
+        total, weighted, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(3))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -106,17 +72,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
         for start in range(0, len(x_ND), _CHUNK_TOKENS):
             rows = slice(start, start + _CHUNK_TOKENS)
-            x, targets = x_ND[rows], targets_N[rows]
+            x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
-                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, with_count=with_count)
+                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, weights, with_count=with_count)
                 total -= picked.sum()
+                weighted -= 0.0 if weights is None else picked @ weights
                 num_correct += right
                 continue
             logits = x @ weight.t() if native is None else native.product(x)
             chunk = _chunk(logits, targets, head, with_count=with_count, with_gradient=True)
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
+            if weights is not None:
+                weighted += chunk.losses @ weights
+                chunk.gradient.mul_(weights.unsqueeze(1))
             if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
                 weight_gradient += chunk.gradient.t() @ x
@@ -126,9 +96,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
-        ctx.mark_non_differentiable(num_correct)
+        loss, beside = (total, num_correct) if weights_N is None else (weighted, total)
+        ctx.mark_non_differentiable(beside)
         ctx.cut = head.cut
-        return total, num_correct
+        return loss, beside
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -137,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 4
+        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
 def linear_cross_entropy(
@@ -158,10 +129,27 @@ def linear_cross_entropy(
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
-    head = _Head.of(weight_VD, None, vocab_size)
+    head = Columns.of(weight_VD, None, vocab_size)
     arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
     total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return total
+
+
+def weighted_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, weights_N: Tensor, vocab_size: int, chunks: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``, each times its weight, and the sum without weights.
+
+    Two fp32 scalars, the second without a gradient. ``weights_N`` is fp32, without a gradient; other arguments as for
+    ``linear_cross_entropy``.
+    """
+    if not torch.is_grad_enabled():
+        losses_N = token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks)
+        return losses_N @ weights_N, losses_N.sum()
+    head = Columns.of(weight_VD, None, vocab_size)
+    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks, weights_N)
+    total, unweighted = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return total, unweighted
 
 
 def counted_cross_entropy(
@@ -172,7 +160,7 @@ def counted_cross_entropy(
     Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
     prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
-    head = _Head.of(weight_VD, bias_V, vocab_size)
+    head = Columns.of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
         arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
         total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -195,7 +183,7 @@ def token_losses(
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    for rows, chunk in _chunks(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
+    for rows, chunk in _chunks(x_ND, targets_N, Columns.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
         losses_N[rows] = chunk.losses
     return losses_N
 
@@ -211,7 +199,7 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
 
 
 def _chunks(
-    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool
+    x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool
 ) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
@@ -233,7 +221,7 @@ def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
     return None if form is None else Products(form, weight_VD, x_ND.dtype)
 
 
-def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool) -> _Chunk:
     """Return losses and gradients of logits without the bias, which change."""
     is_fp32 = head.bias is None or head.bias.dtype == torch.float32
     if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
@@ -246,7 +234,7 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
     log_probabilities = (
         torch.log_softmax(logits, -1, dtype=torch.float32) if head.cut is None else _log_softmax(logits, head.cut)
     )
-    columns, is_own = _own_columns(log_probabilities, targets, head)
+    columns, is_own = own_columns(log_probabilities, targets, head)
     losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
     if head.cut is not None:
         losses = head.cut.sum(losses)
@@ -263,10 +251,11 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
 def _add_by_parts(
     x: Tensor,
     targets: Tensor,
-    parts: "list[_Head]",
+    parts: "list[Columns]",
     x_gradient: Tensor,
     weight_gradient: Tensor,
     bias_gradient: Tensor | None,
+    weights: Tensor | None,
     *,
     with_count: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -280,9 +269,11 @@ def _add_by_parts(
     for part in parts:
         compute_weight, first = part.weight.to(x.dtype), part.first - parts[0].first
         exact = _complete(x @ compute_weight.t(), part).float().sub_(normalizer).exp_()
-        columns, is_own = _own_columns(exact, targets, part)
+        columns, is_own = own_columns(exact, targets, part)
         exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
         exact[targets == NOT_SCORED] = 0.0
+        if weights is not None:
+            exact *= weights.unsqueeze(1)
         gradient = exact.to(x.dtype)
         of_x += gradient @ compute_weight
         weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
@@ -292,7 +283,7 @@ def _add_by_parts(
     return picked, num_correct
 
 
-def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _summary(x: Tensor, targets: Tensor, parts: "list[Columns]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Go through the logits of some tokens, one part of the columns after the other.
 
     Returns:
@@ -307,9 +298,9 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
         logits = _complete(x @ part.weight.to(x.dtype).t(), part).float()
         best = logits.amax(1, keepdim=True)
         if with_count:
-            predicted = torch.where(best > largest, _first_largest(logits)[:, None] + part.first, predicted[:, None])
+            predicted = torch.where(best > largest, first_largest(logits)[:, None] + part.first, predicted[:, None])
             predicted = predicted.squeeze(1)
-        columns, is_own = _own_columns(logits, targets, part)
+        columns, is_own = own_columns(logits, targets, part)
         picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
         higher = torch.maximum(largest, best)
         total = total * (largest - higher).exp_() + (logits - higher).exp_().sum(1, keepdim=True)
@@ -322,7 +313,7 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
     if not with_count:
         return normalizer, picked, picked.new_zeros(())
     if cut is not None:
-        predicted = _first_of_ranks(predicted, (largest == top).squeeze(1), cut)
+        predicted = first_of_ranks(predicted, (largest == top).squeeze(1), cut)
     return normalizer, picked, (predicted == targets).sum()
 
 
@@ -334,7 +325,7 @@ def _log_softmax(logits: Tensor, cut: Cut) -> Tensor:
     return logits
 
 
-def _complete(logits: Tensor, head: _Head) -> Tensor:
+def _complete(logits: Tensor, head: Columns) -> Tensor:
     """Add the bias to logits in place, and make those of padding minus infinity."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
@@ -342,34 +333,10 @@ def _complete(logits: Tensor, head: _Head) -> Tensor:
     return logits
 
 
-def _own_columns(scores: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
-    columns = targets - head.first
-    is_own = (columns >= 0) & (columns < scores.shape[1])
-    return columns.masked_fill(~is_own, 0), is_own
-
-
-def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
+def _num_correct(log_probabilities: Tensor, targets: Tensor, head: Columns) -> Tensor:
     """Count the targets that are predicted."""
-    predicted = _first_largest(log_probabilities)
+    predicted = first_largest(log_probabilities)
     if head.cut is not None:
         own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
-        predicted = _first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
+        predicted = first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
     return (predicted == targets).sum()
-
-
-def _first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:
-    """Return the smallest of the ranks' tokens that are best, as a maximum."""
-    return -cut.largest((-tokens).masked_fill(~is_best, -(1 << 62)))
-
-
-def _first_largest(x_CV: Tensor) -> Tensor:
-    """Return ``x.argmax(1)``, on a CPU four times as fast: first the block of columns, then the column in it.
-
-    There ``amax`` computes many columns at once and ``argmax`` one after the other.
-    """
-    size = math.gcd(_BLOCK, x_CV.shape[1])
-    blocks = x_CV.view(len(x_CV), -1, size)
-    best = blocks.amax(2).argmax(1, keepdim=True)
-    inside = blocks.take_along_dim(best.unsqueeze(2), 1).squeeze(1).argmax(1)
-    return best.squeeze(1) * size + inside

@@ -145,7 +145,7 @@ def open_run(
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
-            require_space(output, 2 * state.num_bytes)
+            require_space(output, 2 * state.home.num_bytes)
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,

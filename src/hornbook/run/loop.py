@@ -91,11 +91,15 @@ def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
 
 def _measure(run: TrainingRun) -> None:
     """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
-    if run.owes("validation"):
+    evaluation, saving, progress = run.recipe.evaluation, run.recipe.checkpoint, run.state.progress
+    if progress.validated_step < progress.step and run.is_due(evaluation.every_steps, saving.every_steps):
         run.validate()
-    if run.owes("tasks"):
+    task_intervals = [evaluation.tasks_every_steps or evaluation.every_steps]
+    if saving.best_by != "validation":
+        task_intervals.append(saving.every_steps)
+    if evaluation.tasks and progress.evaluated_step < progress.step and run.is_due(*task_intervals):
         measure_tasks(run)
-    if run.owes("sample"):
+    if progress.sampled_step < progress.step and run.is_due(run.recipe.tracking.sample_every_steps):
         run.sample()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hornbook.storage.files import replace_file
 from hornbook.track import charts, units
-from hornbook.track.page import Html, card, document, facts, join, section, table, tag
+from hornbook.track.page import Html, card, facts, join, section, still_document, table, tag
 from hornbook.track.profile import ModuleTime, Profile, RankProfile
 from hornbook.version import __version__
 from hornbook.wording import counted
@@ -33,7 +33,6 @@ _MODULE_KINDS = {
 }
 _OPERATORS_SHOWN, _MODULES_SHOWN, _HELD_SHOWN = 20, 24, 16
 _BLOCK = re.compile(r"\bblocks\.\d+")
-_SHARE = charts.XAxis(name="the step", label="share of the step", show=lambda value: f"{value:.0f} %")
 _MIB = 1 << 20
 
 
@@ -69,12 +68,12 @@ def render_profile(profile: Profile) -> str:
     """Return the page."""
     name = profile.facts.get("recipe", "profile")
     lead = " · ".join(profile.facts[key] for key in ("model", "batch", "device") if key in profile.facts)
-    return document(
+    return still_document(
         f"{name} · hornbook profile",
-        tag("style", Html(STYLE_SHEET.read_text(encoding="utf-8"))),
         tag("header", tag("p", "hornbook profile", class_="brand"), tag("h1", name), tag("p", lead, class_="lead")),
         tag("main", tag("dl", *(card(*row) for row in headline(profile)), class_="cards"), *_sections(profile)),
         tag("footer", f"Written by hornbook {__version__}"),
+        style_sheet=STYLE_SHEET,
     )
 
 
@@ -190,22 +189,44 @@ def _operators(profile: Profile) -> Iterator[Html]:
 
 
 def _memory(profile: Profile) -> Iterator[Html]:
-    series = [
-        charts.Series(
-            label=f"rank {number}" if len(profile.ranks) > 1 else "tensors",
-            style=f"run{number % 8}",
-            points=[(100 * at, size / _MIB) for at, size in rank.memory],
-        )
-        for number, rank in enumerate(profile.ranks)
-    ]
-    yield tag(
-        "div", charts.line_chart("Tensors in memory", series, unit="MiB", from_zero=True, over=_SHARE), class_="main"
-    )
+    yield _memory_chart(profile.ranks)
     for number, rank in enumerate(profile.ranks):
         of = f" on rank {number}" if len(profile.ranks) > 1 else ""
         title = tag("h3", f"At the peak{of}: {units.size(rank.peak_bytes)}", class_="peak")
         bars = _bars(_held(rank), show=units.size)
         yield join([title, bars]) if number == 0 else tag("details", tag("summary", title), bars)
+
+
+def _memory_chart(ranks: Sequence[RankProfile]) -> Html:
+    """Tensors in memory over the step, a line a rank."""
+    y = charts.Axis(low=0.0, high=1.06 * max(rank.peak_bytes for rank in ranks) / _MIB or 1.0)
+    x = charts.Axis(low=0.0, high=100.0)
+    grid = [tag("i", class_="gy", style=f"bottom:{100 * y.place(tick):.2f}%") for tick in y.ticks(5)]
+    grid += [tag("i", class_="gx", style=f"left:{tick:.0f}%") for tick in x.ticks(5)]
+    labels = [
+        tag("span", units.tick(tick), class_="ly", style=f"bottom:{100 * y.place(tick):.2f}%") for tick in y.ticks(5)
+    ]
+    labels += [tag("span", f"{tick:.0f} %", class_="lx", style=f"left:{tick:.0f}%") for tick in x.ticks(5)]
+    paths = []
+    for number, rank in enumerate(ranks):
+        places = [f"{1000 * at:.1f} {500 * (1 - y.place(size / _MIB)):.1f}" for at, size in rank.memory]
+        paths.append(tag("path", d=f"M{'L'.join(places)}", class_=f"run{number % 8}"))
+    peaks = ", ".join(units.size(rank.peak_bytes) for rank in ranks)
+    drawn = tag(
+        "svg",
+        *paths,
+        viewBox="0 0 1000 500",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"Tensors in memory over the step; peak {peaks}",
+    )
+    names = [tag("li", f"rank {number}", class_=f"run{number % 8}") for number in range(len(ranks))]
+    legend = tag("ul", *names) if len(ranks) > 1 else ""
+    caption = tag("figcaption", tag("h3", "Tensors in memory"), tag("span", "MiB", class_="unit"), legend)
+    plot = tag(
+        "div", tag("div", *grid, aria_hidden="true"), tag("div", *labels, aria_hidden="true"), drawn, class_="plot"
+    )
+    return tag("figure", caption, plot, tag("p", "share of the step", class_="x"), class_="memory")
 
 
 def _held(rank: RankProfile) -> list[tuple[str, dict[str, float], float]]:

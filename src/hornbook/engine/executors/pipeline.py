@@ -136,7 +136,7 @@ class Pipeline:
             self._schedules.clear()
 
     def _wire(self, num_tokens: int) -> Tensor:
-        hidden_size, dtype = self._model.embedding.tokens.shape[1], self._model.compute_dtype
+        hidden_size, dtype = self._model.hidden_size, self._model.compute_dtype
         return torch.empty(num_tokens, hidden_size, dtype=dtype, device=self._device)
 
     def _schedule(self, size: int) -> Any:
