@@ -100,3 +100,20 @@ def test_gradients_are_named_where_they_are_the_peak(training) -> None:
 def test_hooks_are_gone_afterwards(training) -> None:
     held_at_peak(training)
     assert not any(module._forward_pre_hooks for module in training[0].model.modules())
+
+
+def test_a_storage_that_is_emptied_and_filled_again(training) -> None:
+    """As shards do with the weights that they gather."""
+    before = torch.UntypedStorage.resize_
+    with MemoryTimeline(training[0].model, training[0].home) as timeline:
+        storage = torch.zeros(EXTRA // 4).untyped_storage()
+        storage.resize_(0)
+        gone = torch.zeros(EXTRA // 8)
+        del gone
+        storage.resize_(EXTRA)
+        del storage
+    weights = bytes_of_weights(training[0])
+    sizes = [size - 3 * weights for _, size in timeline.points()]
+    assert max(sizes) == EXTRA  # never both
+    assert sizes[-1] == 0
+    assert torch.UntypedStorage.resize_ is before

@@ -70,11 +70,20 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name), prepend=True)
                 )
                 self._handles.append(module.register_forward_hook(lambda *_: self._left(), always_call=True))
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def followed(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = followed  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         for handle in self._handles:
             handle.remove()
         self._end = time.perf_counter()
@@ -102,25 +111,30 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, tensor: Tensor, operator: str) -> None:
         storage = _local(tensor).untyped_storage()
-        key = storage._cdata
-        if key in self._numbers or any(key in there for there in self._there.values()):
+        if storage._cdata in self._numbers or any(storage._cdata in there for there in self._there.values()):
             return
-        number = len(self._lives)
         in_backward = torch._C._current_graph_task_id() != -1
         if self._updating:
-            kind, where = "temporary", f"update: {operator}"
+            self._start(storage, "temporary", f"update: {operator}")
         elif in_backward and not self._modules:
-            kind, where = "temporary", f"backward: {operator}"
+            self._start(storage, "temporary", f"backward: {operator}")
         else:
-            kind, where = "activations", self._modules[-1] if self._modules else f"outside modules: {operator}"
-        self._lives[number] = _Life(kind, where, storage.nbytes(), time.perf_counter())
-        self._numbers[key] = number
-        weakref.finalize(storage, self._freed, key, number)
+            self._start(storage, "activations", self._modules[-1] if self._modules else f"outside modules: {operator}")
 
-    def _freed(self, key: int, number: int) -> None:
-        self._ends[number] = time.perf_counter()
-        if self._numbers.get(key) == number:
-            del self._numbers[key]
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow a storage that is emptied and filled again in place, as shards do with gathered weights."""
+        self._stop(storage._cdata)
+        if storage.nbytes():
+            self._start(storage, "gathered weights", "all")
+
+    def _start(self, storage: torch.UntypedStorage, kind: str, where: str) -> None:
+        self._numbers[storage._cdata] = len(self._lives)
+        self._lives[len(self._lives)] = _Life(kind, where, storage.nbytes(), time.perf_counter())
+        weakref.finalize(storage, self._stop, storage._cdata)
+
+    def _stop(self, key: int) -> None:
+        if (number := self._numbers.pop(key, None)) is not None:
+            self._ends[number] = time.perf_counter()
 
     def points(self) -> list[tuple[float, int]]:
         """Return (share of the step, bytes) in time: at most a few hundred, the largest of each stretch."""

@@ -53,7 +53,7 @@ class Held(NamedTuple):
     """Tensors that were in memory at the peak."""
 
     kind: str
-    """weights, optimizer state, gradients, activations, temporary or batch."""
+    """weights, gathered weights, optimizer state, gradients, activations, or temporary."""
     where: str
     """Module that made them, or the operator."""
     bytes: int

@@ -247,9 +247,13 @@ def _held(rank: RankProfile) -> list[tuple[str, dict[str, float], float]]:
 
 
 def _color(kind: str) -> str:
-    return {"weights": "update", "optimizer state": "data", "gradients": "backward", "temporary": "recomputed"}.get(
-        kind, "forward"
-    )
+    return {
+        "weights": "update",
+        "gathered weights": "update",
+        "optimizer state": "data",
+        "gradients": "backward",
+        "temporary": "recomputed",
+    }.get(kind, "forward")
 
 
 def _traces(profile: Profile) -> Html:
