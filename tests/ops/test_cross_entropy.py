@@ -55,7 +55,7 @@ def test_value_and_gradients_equal_torch(num_tokens, hidden, vocab_size, padding
     x, weight, targets = example(num_tokens, hidden, vocab_size, vocab_size + padding, unscored)
     expected = reference(x, weight, targets, vocab_size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK_TOKENS", chunk)
+        patch.setattr(module, "HEAD_TOKENS", chunk)
         loss = linear_cross_entropy(x, weight, targets, vocab_size)
         loss.backward()
         losses = token_losses(x, weight, targets, vocab_size)
@@ -71,7 +71,7 @@ def test_value_and_gradients_equal_torch(num_tokens, hidden, vocab_size, padding
 def test_chunk_boundaries_change_rounding_only(monkeypatch, num_tokens):
     results = []
     for chunk in (8, 1000):
-        monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(module, "HEAD_TOKENS", chunk)
         x, weight, targets = example(num_tokens)
         linear_cross_entropy(x, weight, targets, 13).backward()
         results.append((x.grad, weight.grad))
@@ -166,7 +166,7 @@ def test_non_finite_states_reach_the_loss(bad):
 @pytest.mark.parametrize("chunk", [3, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
-    monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(module, "HEAD_TOKENS", chunk)
     x, weight, targets = example(dtype=dtype)
     bias = torch.randn(13, generator=torch.Generator().manual_seed(2)).requires_grad_()
     double = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
@@ -222,7 +222,7 @@ def test_nothing_to_predict():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, rows, chunks, dtype):
     """Most of the second shape's parts are padding alone."""
-    monkeypatch.setattr(module, "_CHUNK_TOKENS", 16)
+    monkeypatch.setattr(module, "HEAD_TOKENS", 16)
     results = []
     for parts in (1, chunks):
         x, weight, targets = example(40, 8, vocab_size, rows, dtype=dtype)

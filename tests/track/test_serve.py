@@ -140,6 +140,16 @@ def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
 
 
 @needs_chromium
+def test_an_axis_that_the_logs_do_not_have_is_said_and_another_can_be_chosen(tmp_path: Path) -> None:
+    rows = [train_row(step, tokens=None) for step in range(1, 5)]
+    with serving(Board([make_run(tmp_path / "run", rows=rows)])) as server:
+        page = dom_of(f"{server.url}#over=tokens", tmp_path)
+    assert "<figure>" not in page
+    assert '<section id="curves">' in page and 'value="steps"' in page
+    assert re.search('<p id="nothing" class="note">', page)
+
+
+@needs_chromium
 def test_the_report_draws_its_curves_without_a_server(tmp_path: Path) -> None:
     from hornbook.track.report import write_report
 

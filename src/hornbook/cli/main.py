@@ -35,6 +35,7 @@ from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
+    "plan": "predict memory, time and cost of a training, and search its layout",
     "doctor": "check this machine, and whether a recipe would train on it",
     "recipes": "list, show and copy the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",

@@ -201,6 +201,19 @@ class Recipe:
         count: int = getattr(self.model, "num_parameters", int)()
         return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
 
+    def flops_per_token(self, length: float) -> float | None:
+        """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
+
+        None for a model of one's own that has no formula.
+        """
+        formula = getattr(self.model, "flops_per_token", None)
+        if formula is None:
+            return None
+        scored: float = getattr(self.objective, "scored_share", 1.0)
+        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.linears else 0.0
+        flops: float = formula(length, scored=scored) - saved
+        return flops
+
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)

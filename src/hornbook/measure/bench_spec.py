@@ -175,7 +175,7 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return ",".join(map(_value, value)) or "none"
     return str(value)
 
 

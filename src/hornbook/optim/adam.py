@@ -21,7 +21,7 @@ from torch.optim.adam import adam as torch_adam
 from hornbook.config.optimizers import MomentsConfig
 from hornbook.optim.slots import Slot, by_group
 
-STATE_NAMES = ("exp_avg", "exp_avg_sq")
+STATE_NAMES = MomentsConfig.state_names
 
 
 def adamw(

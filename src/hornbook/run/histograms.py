@@ -24,10 +24,10 @@ _EXACT = 1 << 22
 """Values at a time: ``histc`` counts in fp32."""
 
 
-def send_histograms_if_due(run: TrainingRun, count: int) -> None:
+def send_histograms_if_due(run: TrainingRun, every_steps: int, count: int) -> None:
     """Send the histograms of the step that is being made to the trackers, before its update ``count``."""
-    every, step = run.recipe.tracking.histogram_every_steps, run.state.progress.step + 1
-    if every is None or (step % every and step != run.num_steps):
+    step = run.state.progress.step + 1
+    if step % every_steps and step != run.num_steps:
         return
     with run.paused():
         found = measure_histograms(run.state.home, run.world, count)

@@ -29,10 +29,11 @@ def open_logs(run: TrainingRun, stack: ExitStack) -> None:
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
         if path.exists():
             cut_back(path, step, measured)
-    trackers = stack.enter_context(_opened_trackers(run))
-    run.trackers = trackers
-    run.metrics = stack.enter_context(MetricsLog(folder.metrics, run.console.warn, trackers.row))
-    run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn, trackers.sample))
+    metrics, samples = MetricsLog(folder.metrics, run.console.warn), MetricsLog(folder.samples, run.console.warn)
+    if run.recipe.tracking.trackers and not run.is_finished:
+        run.trackers = stack.enter_context(_opened_trackers(run))
+        metrics.also, samples.also = run.trackers.row, run.trackers.sample
+    run.metrics, run.samples_log = stack.enter_context(metrics), stack.enter_context(samples)
 
 
 def _opened_trackers(run: TrainingRun) -> Trackers:
@@ -45,4 +46,4 @@ def _opened_trackers(run: TrainingRun) -> Trackers:
         step=run.state.progress.step,
         run_id=None,
     )
-    return Trackers(() if run.is_finished else tracking.trackers, tracked, run.console.warn)
+    return Trackers(tracking.trackers, tracked, run.console.warn)

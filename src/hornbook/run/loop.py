@@ -42,11 +42,12 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
+        every_steps = run.recipe.tracking.histogram_every_steps
+        look = [] if every_steps is None else [partial(send_histograms_if_due, run, every_steps)]
         for micro_batches in batches:
             begin = partial(_begin, run, signals, len(micro_batches))
             try:
-                look = partial(send_histograms_if_due, run)
-                run.record(train_step(run.state, micro_batches, run.step_config, begin, look))
+                run.record(train_step(run.state, micro_batches, run.step_config, begin, *look))
             except StoppedBySignal:  # in the middle of the step
                 run.state.home.drop_gradients()
                 stopping = True

@@ -92,7 +92,7 @@ def figures_of(run: RunFiles) -> list[Figure]:
         *(_one(name, f"task/{name}/{metric}", metric) for name, metric in leading_metrics(run.of_kind("task")).items()),
     ]  # fmt: skip
 
-    known = {key for key in _keys(figures) if any(value is not None for _, value in _points(run.rows, key))}
+    known = {key for key in _keys(figures) if any(value is not None for _, value in _values(run.rows, key))}
     lines = [(figure, [line for line in figure.lines if line.key in known]) for figure in figures]
     return [replace(figure, lines=found) for figure, found in lines if found]
 
@@ -173,14 +173,17 @@ def _resumes(run: RunFiles) -> Iterator[float]:
             yield step
 
 
+def _values(rows: Iterable[Row], key: str) -> Iterator[Point]:
+    kind, _, column = key.partition("/")
+    of_task, column = (column, "value") if kind == "task" else ("", column)
+    for row in rows:
+        if row.get("kind") == kind and (not of_task or f"{row.get('task')}/{row.get('metric')}" == of_task):
+            yield float(row["step"]), number(row, column)
+
+
 def _points(rows: Iterable[Row], key: str) -> list[Point]:
     """Return one point a step; of a step that a resume did again, the last row counts."""
-    kind, _, column = key.partition("/")
-    rows = [row for row in rows if row.get("kind") == kind]
-    if kind == "task":
-        rows = [row for row in rows if f"{row.get('task')}/{row.get('metric')}" == column]
-        column = "value"
-    return sorted({float(row["step"]): number(row, column) for row in rows}.items())
+    return sorted(dict(_values(rows, key)).items())
 
 
 def _shortened(points: list[Point]) -> dict[str, Any]:

@@ -50,19 +50,17 @@ class MetricsLog:
     Args:
         path: the log; created where missing.
         warn: is told once when rows begin to wait, when the disk cannot be waited for, and when rows are lost.
-        also: is called with each row as well.
+
+    Attributes:
+        also: is called with each row as well, if given.
 
     Raises:
         StorageError: the file cannot be opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        warn: Callable[[str], None] = _logger.warning,
-        also: Callable[[Mapping[str, Any]], None] = lambda row: None,
-    ) -> None:
-        self._appender, self._warn, self._also = Appender(path), warn, also
+    def __init__(self, path: Path, warn: Callable[[str], None] = _logger.warning) -> None:
+        self._appender, self._warn = Appender(path), warn
+        self.also: Callable[[Mapping[str, Any]], None] | None = None
         self._waiting: deque[str] = deque()
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -70,7 +68,8 @@ class MetricsLog:
         self._waiting.append(encode(row))
         if (error := self._write_waiting()) and len(self._waiting) == 1:
             self._warn(f"{error}; rows are kept in memory until they can be written")
-        self._also(row)
+        if self.also is not None:
+            self.also(row)
 
     def sync(self) -> None:
         """Waits until all rows are on the disk; a disk that fails is a warning."""

@@ -129,7 +129,8 @@ function draw() {
     figures.get(chart.title).draw(chart);
   }
   for (const { title } of charts) { const { node } = figures.get(title); node.parentNode.append(node); } // in their order
-  by("curves").hidden = charts.length === 0;
+  by("curves").hidden = !runs.some((run) => run.figures.length);
+  by("nothing").hidden = charts.length > 0;
 }
 
 // ---- controls
@@ -162,6 +163,7 @@ function makeControls() {
 
 // ---- the board
 
+const sources = new Map();
 let signature = "", waiting = 0;
 
 // Rows of a step that is logged again, after a resume, replace those before.
@@ -185,14 +187,17 @@ function merge(fresh) {
   });
 }
 
-// Replace what changed alone, so that a selection, and details that are open, stay.
+// Replace what changed alone, so that a selection, details that are open, the focus and the place in a list stay.
 function replacePart(id, source) {
   const part = by(id);
-  if (part.dataset.source === source) return;
-  const open = [...part.querySelectorAll("details")].map((node) => node.open);
-  part.dataset.source = source;
+  if (sources.get(id) === source) return;
+  const open = [...part.querySelectorAll("details")].map((node) => node.open), scrolled = part.firstElementChild?.scrollTop;
+  const focused = part.contains(document.activeElement) ? document.activeElement.value : undefined;
+  sources.set(id, source);
   part.innerHTML = source; // made by hornbook/track/page.py, which escapes every text
   part.querySelectorAll("details").forEach((node, at) => { node.open = open[at] ?? node.open; });
+  if (scrolled) part.firstElementChild.scrollTop = scrolled;
+  if (focused) [...part.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
 }
 
 function show(fresh) {

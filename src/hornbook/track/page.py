@@ -124,7 +124,8 @@ def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: st
     controls = tag("form", id="controls", class_="controls", aria_label="What the curves show")
     charts = tag(
         "section", tag("h2", "Curves"), noscript, controls, tag("div", id="large", class_="main"),
-        tag("div", id="small", class_="charts"), id="curves",
+        tag("div", id="small", class_="charts"),
+        tag("p", "The logs of these runs do not have this axis.", id="nothing", class_="note", hidden=""), id="curves",
     )  # fmt: skip
     status, runs = (
         (tag("p", id="status", role="status"), tag("nav", id="runs", aria_label="Runs")) if live else ("", "")
