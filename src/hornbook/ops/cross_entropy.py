@@ -106,7 +106,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
+        weight_gradient.mul_(scale)  # in place, since it is as large as the table
+        return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
 def linear_cross_entropy(
