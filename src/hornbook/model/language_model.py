@@ -21,7 +21,8 @@ from hornbook.model.attention import Context
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.layers import Embedding
-from hornbook.ops.attention import document_mask
+from hornbook.ops.attention import document_mask, documents_of_windows
+from hornbook.ops.native.kernels import FORMS
 from hornbook.samples.batches import Batch
 
 _PADDED = ("embedding.tokens", "head.table")
@@ -95,6 +96,8 @@ class LanguageModel(nn.Module):
         context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
         if "documents" in batch:
             context["mask"] = document_mask(batch["documents"])
+            if FORMS and (found := documents_of_windows(batch["documents"])) is not None:
+                context["firsts"], context["lengths"] = found
         return context
 
     def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:

@@ -49,6 +49,7 @@ from hornbook.samples.sources import Sources
 from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
 from hornbook.track.environment import available_memory_bytes
+from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
 P = ParamSpec("P")
@@ -118,6 +119,8 @@ def examine(
     findings.check("ranks", refuse_misfit, recipe, processes)
     if world.size == processes:
         findings.check("ranks", refuse_layout, recipe, world)
+    for name in recipe.tracking.trackers:
+        findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("memory", refuse_large_model, recipe, world)
     findings.warn("memory", _scarce_memory(recipe, world))
