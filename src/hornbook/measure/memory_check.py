@@ -20,13 +20,11 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.measure.throughput import synthetic_loader
-from hornbook.ops.native.kernels import FORMS
 from hornbook.parallel.cuts import local
-from hornbook.parallel.device import compute_dtype, dtype_name
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
-from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory, full_tokens, memory_of
+from hornbook.run.planning import compute_on
 from hornbook.samples.batches import Batch
 
 TOLERANCE: Final = 0.03
@@ -79,18 +77,6 @@ def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
     return MemoryCheck(predicted=max(found, key=lambda memory: memory.peak), measured=measured)
 
 
-def compute_on(recipe: Recipe, device: torch.device) -> Compute:
-    """Return who computes now: the operators that the process has chosen."""
-    return Compute(
-        device="cuda" if device.type == "cuda" else "cpu",
-        dtype=dtype_name(compute_dtype(recipe.precision.compute, device)),
-        weights=recipe.precision.weights,
-        gradients=recipe.precision.gradients,
-        is_native=bool(FORMS),
-        panel_bytes=4 if FORMS.get("linear_bf16") == "avx512" else 2,
-    )
-
-
 def allocated_at_peak(run: Callable[[], None]) -> int:
     """Return the most bytes that ``run`` has allocated and not yet freed, on the CPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -98,7 +84,9 @@ def allocated_at_peak(run: Callable[[], None]) -> int:
         run()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()
-    moves = sorted((event.start_ns(), number, event.nbytes()) for number, event in enumerate(events) if event.name() == "[memory]")
+    moves = sorted(
+        (event.start_ns(), number, event.nbytes()) for number, event in enumerate(events) if event.name() == "[memory]"
+    )
     live = peak = 0
     for _, _, num_bytes in moves:
         live += num_bytes
@@ -114,7 +102,11 @@ def _bytes_of(state: TrainState) -> int:
 
 
 def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if not tensor.is_meta}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if not tensor.is_meta
+    }
     return sum(storages.values())
 
 

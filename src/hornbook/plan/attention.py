@@ -219,10 +219,7 @@ class Attention:
         layers.scratch(f"{name}/dq", numbers)
         layers.scratch(f"{name}/dkv", 2 * numbers, FP32)
         before, drops = len(sizes) > 1, self.dropout > 0.0
-        if item == FP32:
-            extra = (2 + before) * FP32
-        else:
-            extra = (3 + before) * FP32 + before * item
+        extra = (2 + before) * FP32 if item == FP32 else (3 + before) * FP32 + before * item
         tape.use(max(sizes) * (extra + drops * 2 * item))
         layers.scratch(f"{name}/dqkv", 3 * numbers if item < FP32 else 0)
         tape.free(f"{name}/flat")

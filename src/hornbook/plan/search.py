@@ -1,7 +1,7 @@
 """A search for the layout with the quickest step: data x shard x tensor x pipeline x recomputation x micro-batch.
 
-Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits; those that fit are ranked by
-the time that `hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
+Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits, and ranked by the time that
+`hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hornbook.config.recipe import Recipe
-from hornbook.plan.planner import Machine, Plan, differing, fits, largest_micro_batch, make_plan, problems_of, with_options, written
+from hornbook.plan.planner import (
+    Machine,
+    Plan,
+    differing,
+    fits,
+    largest_micro_batch,
+    make_plan,
+    problems_of,
+    with_options,
+    written,
+)
 
 _MOST_TENSOR_RANKS = 8
 """As many devices as a machine usually has: tensor parallelism waits for its messages."""

@@ -21,14 +21,17 @@ def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:
     parallel = recipe.parallel if num_ranks > 1 else ParallelConfig()
     parallel = replace(parallel, layers_per_stage=())
     heads, length = 4 * parallel.tensor_parallel, min(recipe.sequence_length, _LENGTH)
-    layers = max(2, parallel.num_stages)
-    narrow: dict[str, Any] = {"num_heads": heads, "hidden_size": 32 * heads, "head_size": None, "feed_forward_size": None}
+    layers = 2 * parallel.num_stages
+    narrow: dict[str, Any] = {
+        "num_heads": heads,
+        "hidden_size": 32 * heads,
+        "head_size": None,
+        "feed_forward_size": None,
+    }
     model = replace(recipe.model, num_layers=layers, vocab_size=_VOCABULARY, max_positions=length, **narrow)
     sizes = parallel.sizes(num_ranks)
     micro_batches = 2 * sizes.pipeline * sizes.replicate * sizes.shard
-    training = replace(
-        recipe.training, micro_batch_size=_MICRO_BATCH, global_batch_size=_MICRO_BATCH * micro_batches
-    )
+    training = replace(recipe.training, micro_batch_size=_MICRO_BATCH, global_batch_size=_MICRO_BATCH * micro_batches)
     data = replace(recipe.data, train=(), weights=(), validation=None, sequence_length=length)
     again = tuple(layer for layer in recipe.memory.recompute_layers if layer < layers)
     memory = replace(recipe.memory, recompute_layers=again)

@@ -14,7 +14,6 @@ above the cap, and those of static masks, are looked at one by one. The price of
 hash, most of which nobody looks at.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
