@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hornbook.ops import cross_entropy as module
-from hornbook.ops.cross_entropy import counted_cross_entropy, linear_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import (
+    counted_cross_entropy,
+    linear_cross_entropy,
+    token_losses,
+    weighted_cross_entropy,
+)
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -254,3 +259,31 @@ def test_of_equal_logits_in_different_chunks_the_first_is_the_prediction():
     x, weight = torch.ones(2, 3), torch.ones(192, 3)
     for chunks in (1, 3):
         assert counted_cross_entropy(x, weight, torch.tensor([0, 70]), 192, chunks=chunks)[1] == 1
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(700, 8, generator=draws).to(dtype)
+    table = torch.randn(256, 8, generator=draws)
+    targets = torch.randint(200, (700,), generator=draws)
+    targets[::7] = -100
+    weights = torch.rand(700, generator=draws)
+    x_ND, weight_VD = x.clone().requires_grad_(), table.clone().requires_grad_()
+    loss, unweighted = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+    (loss * 2).backward()
+    theirs = (x.double().requires_grad_(), table.double().requires_grad_())
+    logits = theirs[0] @ theirs[1][:200].T
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    expected = (losses * weights).sum()
+    (expected * 2).backward()
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(loss.double(), expected, rtol=close["rtol"], atol=0)
+    torch.testing.assert_close(unweighted.double(), losses.sum(), rtol=close["rtol"], atol=0)
+    assert not unweighted.requires_grad
+    torch.testing.assert_close(x_ND.grad.double(), theirs[0].grad, **close)
+    torch.testing.assert_close(weight_VD.grad.double(), theirs[1].grad, **close)
+    with torch.no_grad():
+        without = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+    torch.testing.assert_close(torch.stack(without), torch.stack([loss, unweighted]), rtol=1e-5, atol=0)

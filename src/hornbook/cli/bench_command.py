@@ -1,4 +1,4 @@
-"""Measure speed on this machine: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens.
+"""Measure speed: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens; ``run`` repeats those.
 
 hornbook bench step demo --peer transformers
 hornbook bench step gpt2-small --processes 2
@@ -8,11 +8,15 @@ hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli import bench_run
 from hornbook.cli.arguments import (
+    COMPUTE,
     TOKENIZER_HELP,
+    CommandParser,
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
@@ -80,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
     generate.add_argument(
         "--compute",
-        choices=("fp32", "bf16"),
+        choices=COMPUTE[1:],
         nargs="+",
         default=["fp32", "bf16"],
         help="dtypes of the activations (default: fp32 bf16)",
@@ -89,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.set_defaults(handler=generate_command)
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
+    bench_run.add_arguments(commands, _check_words)
 
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
@@ -270,8 +275,7 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
         measure_corpus,
     )
 
-    if not arguments.source.is_file():
-        raise UserError(f"{arguments.source}: no such file; expected a JSONL file")
+    _refuse_missing(arguments.source)
     contenders: dict[str, Contender] = {"hornbook": build_with_hornbook, "hornbook (tokenizers)": build_with_tokenizers}
     if arguments.peer:
         contenders[arguments.peer] = map_with_datasets
@@ -286,6 +290,26 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
         result["ratio"] = speeds[arguments.peer].seconds / speeds["hornbook"].seconds
         print(f"{result['ratio']:.2f} times as fast as {arguments.peer}")
     return result
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise a HornbookError if ``hornbook bench`` would refuse the words before it measures anything."""
+    parser = CommandParser(prog="hornbook bench")
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+    if arguments.subcommand == "corpus":
+        _refuse_missing(arguments.source)
+        return
+    recipe = _recipe(arguments)
+    if getattr(arguments, "processes", None):
+        from hornbook.samples.batches import refuse_misfit
+
+        refuse_misfit(recipe, arguments.processes)
+
+
+def _refuse_missing(source: Path) -> None:
+    if not source.is_file():
+        raise UserError(f"{source}: no such file; expected a JSONL file")
 
 
 def _facts(recipe: "Recipe") -> dict[str, object]:

@@ -114,7 +114,7 @@ def _verdict(plan: "Plan") -> str:
     if plan.fits:
         return f"It fits: {used} on the fullest rank; the largest micro-batch that fits is {plan.largest_micro_batch}."
     if plan.advice is None:
-        return f"It does not fit, {used}, and nothing that hornbook knows to change would help: make the model smaller, or take more memory."
+        return f"It does not fit, {used}, and no option or number of devices mends that: make the model smaller."
     return f"It does not fit, {used}: add {plan.advice}"
 
 

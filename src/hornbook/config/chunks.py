@@ -6,8 +6,8 @@ from typing import Final
 HEAD_TOKENS: Final = 512
 """Tokens whose logits the head computes at a time (`hornbook.ops.cross_entropy`).
 
-Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a chunk
-take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
+Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
+chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
 """
 QUERIES: Final = 128
 """Queries of a block of attention on a CPU (`hornbook.ops.attention`)."""
@@ -19,16 +19,19 @@ BUCKET_ELEMENTS: Final = 1 << 22
 """Gradients that ranks sum in one message (`hornbook.parallel.gradient_sums`)."""
 
 
-def attention_blocks(num_heads: int, num_tokens: int, *, is_causal: bool) -> Iterator[tuple[slice, slice, slice]]:
+def attention_blocks(
+    num_heads: int, num_tokens: int, *, is_causal: bool, size: int = QUERIES
+) -> Iterator[tuple[slice, slice, slice]]:
     """Yield heads, queries and keys of each block of attention on a CPU.
 
     Args:
         num_heads: of all sequences together.
         num_tokens: of a sequence.
         is_causal: whether queries see no later keys.
+        size: queries of a block.
     """
-    for start in range(0, num_tokens, QUERIES):
-        stop = min(start + QUERIES, num_tokens)
+    for start in range(0, num_tokens, size):
+        stop = min(start + size, num_tokens)
         num_keys = stop if is_causal else num_tokens
         at_once = max(1, SCORES // ((stop - start) * num_keys))
         for first in range(0, num_heads, at_once):

@@ -4,6 +4,7 @@
 
     TransformerConfig                 sizes, dropouts, initial weights
       GPTConfig                       decoder: causal attention
+      FactorizedGPTConfig             the same with a narrow token table (`hornbook.config.factorized`)
       EncoderConfig                   bidirectional attention; segments
         BertConfig, RobertaConfig, GroupBertConfig
 
@@ -78,6 +79,7 @@ class TransformerConfig(ABC):
         """
         width = self.num_heads * self.effective_head_size
         weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
+        weights += self._num_embedding_weights()
         return 6.0 * weights + 12.0 * self.num_layers * width * length
 
     def problems(self) -> list[Problem]:
@@ -107,6 +109,10 @@ class TransformerConfig(ABC):
         """Count the weights of a block's matrices, without biases and norms."""
         heads = self.num_heads * self.effective_head_size
         return 4 * heads * self.hidden_size + 2 * self.hidden_size * self.effective_feed_forward_size
+
+    def _num_embedding_weights(self) -> int:
+        """Count the weights of the matrices between a token's row of the table and the first block."""
+        return 0
 
     def _num_head_weights(self) -> int:
         """Count the weights of the matrices between a token's hidden state and its logits."""
@@ -293,6 +299,14 @@ class CausalLMConfig:
     """Predict the next token at every position."""
 
     name: str = option("causal_lm", help="training objective")
+    unscored_tokens: int = option(
+        0, help="first tokens of each window after which nothing is predicted, since there is little context", minimum=0
+    )
+    recurrence_weights: bool = option(
+        False,
+        help="divide the loss of a token by how often it is a target in its window; the unweighted loss is reported, "
+        "too",
+    )
     scored_share: ClassVar[float] = 1.0
     """Share of the tokens for which logits over the vocabulary are computed."""
 

@@ -17,10 +17,12 @@ from functools import partial
 
 import torch
 
-from hornbook.config import MaskingConfig, MemoryConfig, Recipe
+from hornbook.config import MaskingConfig, MemoryConfig, PrecisionConfig, Recipe
+from hornbook.config.optimizers import read_steps
 from hornbook.engine.executors.pipeline import Pipeline
-from hornbook.engine.loss_scale import build_loss_scale
-from hornbook.engine.narrow_home import home_of, store_weights
+from hornbook.engine.home import Home, InMemory
+from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
+from hornbook.engine.narrow_home import NarrowHome, store_weights
 from hornbook.engine.parallelize import parallelize
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
@@ -32,10 +34,11 @@ from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
-from hornbook.optim.updates import UPDATES, build_update, in_groups
+from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.document_windows import EvaluationDocumentWindows
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
 from hornbook.samples.mixture import Mixture
@@ -67,19 +70,25 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
 def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
     windows = open_windows(recipe, sources)
     mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
     if isinstance(windows, Mixture):
         shares = [*zip(windows.shares, recipe.data.train, strict=False)]
 
     def scored(source: TokenSource) -> HeldOutWindows:
-        held_out = EvaluationWindows(source, recipe.sequence_length, score_end_of_text=False)
-        return HeldOutWindows(held_out, document_mask=mask)
+        length = recipe.sequence_length
+        held_out: EvaluationWindows | EvaluationDocumentWindows
+        if from_stream:
+            held_out = EvaluationWindows(source, length, score_end_of_text=False)
+        else:
+            held_out = EvaluationDocumentWindows(source, length)
+        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
 
     return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask),
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
         num_samples=windows.num_items,
-        tokens_per_sample=recipe.sequence_length,
+        tokens_per_sample=recipe.sequence_length - unscored,
         held_out=None if sources.validation is None else scored(sources.validation),
-        held_out_bytes=sources.num_validation_bytes,
+        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
         held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
         facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
     )
@@ -147,6 +156,25 @@ def build_training(
         forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
     )
     return TrainState(model=model, home=home_of(model, update, recipe, world)), config
+
+
+def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
+    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
+    if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
+        return InMemory.fresh(model, update, world)
+    return NarrowHome(model, update, recipe, world)
+
+
+def build_loss_scale(config: PrecisionConfig, model: LanguageModel, world: World) -> LossScale | None:
+    """Return the loss scale of a recipe; None if it is 1 throughout."""
+    kind, first = config.effective_loss_scaling, config.loss_scale
+    if kind == "static":
+        by_update = read_steps(config.loss_scale_by_step) if config.loss_scale_by_step else {0: first or 1.0}
+        return None if set(by_update.values()) == {1.0} else StaticScale(by_update)
+    first = first or FIRST_SCALE
+    if kind == "histogram":
+        return HistogramScale(first, model, world)
+    return DynamicScale(first, config.loss_scale_interval)
 
 
 def refuse_layout(recipe: Recipe, world: World) -> None:

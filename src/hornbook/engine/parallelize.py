@@ -5,8 +5,8 @@
     model on the meta device
       1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
                               and, with sequence parallelism, its own tokens between them
-      2. recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`),
-                              or the blocks' forward passes go through torch.compile
+      2. compilation          each block's forward pass goes through torch.compile
+         recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
       3. pipeline             layers become stages; those of other ranks stay on the meta device
       4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
@@ -51,7 +51,7 @@ def parallelize(
         world: gives the axes.
         memory: what is kept on the device and what is not.
         make_pipeline: spreads the layers over stages; None where there is one.
-        compiled: whether each block is compiled; goes without recomputation and offload.
+        compiled: whether each block is compiled.
 
     Returns:
         What ``make_pipeline`` made.
@@ -65,12 +65,12 @@ def parallelize(
     if world.sequence.size > 1:
         slice_tokens(model, world.sequence)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
+    if compiled:
+        _compile_blocks(model)
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:
         offload_layers(model)
-    if compiled:
-        _compile_blocks(model)
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None

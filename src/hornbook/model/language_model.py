@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         vocab_size: tokens that exist, without the padding of the table.
+        num_ids: ids that tokens may have; above ``vocab_size`` where the model reads larger ones as its last.
         compute_dtype: dtype of the activations, whatever that of the parameters.
     """
 
@@ -51,9 +52,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
         self.max_positions = max_positions
-        self.vocab_size = head.vocab_size
+        self.vocab_size = self.num_ids = head.vocab_size
         self.compute_dtype = embedding.compute_dtype
         self.tie()
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states between blocks."""
+        return self.embedding.hidden_size
 
     @property
     def device(self) -> torch.device:

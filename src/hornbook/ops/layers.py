@@ -99,6 +99,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
+    if x.dtype == torch.float32:
+        return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
     if dtype != x.dtype and torch.is_grad_enabled():
@@ -107,8 +109,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm, so that a native backward pass adds their gradients; as ``layer_norm``."""
-    if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    """Return ``x`` and its norm, so that a native backward pass adds their gradients; see ``layer_norm``."""
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return x, layer_norm(x, weight_D, bias_D, epsilon)
 

@@ -104,27 +104,22 @@ def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) 
     return cut[0].ranks.sum_tensor(squares).sqrt().float()
 
 
-def clip(
-    gradients: Sequence[Tensor],
-    norm: float,
-    limit: float | None,
-    scope: ClipScope,
-    holders: Sequence[Holders | None] = (),
-) -> None:
-    """Scale gradients in place so that no norm is above ``limit``.
+def clip(slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipScope) -> None:
+    """Scale the gradients of slots in place so that no norm is above ``limit``.
 
     Args:
-        gradients: fp32, of one part of the model; may be empty.
+        slots: of one part of the model; may be empty.
         norm: global L2 norm, of all parts together.
         limit: None clips nothing.
         scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
             that their common direction changes.
-        holders: of the gradients, see ``norms_of``.
     """
-    if limit is None or not gradients:  # a rank of a pipeline holds nothing of some parts
+    if limit is None or not slots:  # a rank of a pipeline holds nothing of some parts
         return
+    gradients = [slot.gradient for slot in slots]
     if scope == "per_tensor":
-        scales = (limit / norms_of(gradients, holders)).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
-        torch._foreach_mul_(list(gradients), list(scales.unbind()))
+        norms = norms_of(gradients, [slot.holders for slot in slots])
+        scales = (limit / norms).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
+        torch._foreach_mul_(gradients, list(scales.unbind()))
     elif norm > limit:
-        torch._foreach_mul_(list(gradients), limit / norm)
+        torch._foreach_mul_(gradients, limit / norm)

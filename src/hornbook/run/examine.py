@@ -197,7 +197,7 @@ def _examine_run(
         mend = "raise training.steps, or choose another --output"
         findings.warn("output", f"{folder.path} is finished: {done}, and nothing is left to do; {mend}")
         return
-    findings.check("disk", require_space, folder.path, 2 * state.num_bytes)
+    findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
     findings.warn("disk", _scarce_space(recipe, state, folder.path))
     findings.check("evaluation", refuse_blind_stopping, recipe, samples)
     findings.check("evaluation", _check_tasks, recipe, sources, state, folder)
@@ -221,7 +221,7 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
         rank=0,
         world_size=1,
         start_sample=0,
-        vocab_size=recipe.model.vocab_size,
+        vocab_size=None if getattr(recipe.model, "clamp_tokens", False) else recipe.model.vocab_size,
         prefetch=0,
     ) as loader:
         next(loader)
@@ -263,11 +263,11 @@ def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None
     keep = recipe.checkpoint
     count = keep.keep_last + keep.keep_best + 1 - len(checkpoint.steps_in(output / "checkpoints"))
     free = free_bytes(output)
-    if count * state.num_bytes <= free:
+    if count * state.home.num_bytes <= free:
         return None
     return (
-        f"{counted(count, 'checkpoint')} of {format_bytes(state.num_bytes)} will be written beside each other, and "
-        f"{format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
+        f"{counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will be written beside each other, "
+        f"and {format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
     )
 
 
