@@ -95,7 +95,7 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
 def _cost(plan: "Plan") -> str:
     machine, steps = plan.machine, plan.num_steps
     price = machine.device.price if machine.price is None else machine.price
-    rate = f"at ${price:g} an hour each{'' if machine.price else ', as listed in 2025 (--price)'}"
+    rate = f"at ${price:g} an hour each{'' if machine.price else ' (lists of 2025; --price)'}"
     if steps is None:
         return f"${significant(plan.step_price * 1000)} for 1,000 steps, {rate}"
     return f"${plan.step_price * steps:,.2f} and {duration(plan.speed.seconds * steps)} for {steps:,.0f} steps, {rate}"
@@ -124,7 +124,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
         print("No layout fits.")
         return
     rows: list[tuple[str, ...]] = [
-        ("data", "tensor", "pipeline", "recompute", "micro-batch", "peak", "step", "tokens/s", "cost of 1,000 steps")
+        ("data", "tensor", "pipeline", "recompute", "micro-batch", "peak", "step", "tokens/s", "1,000 steps")
     ]
     for layout in layouts[:_MOST_LAYOUTS]:
         plan, parallel = layout.plan, layout.plan.recipe.parallel

@@ -72,7 +72,7 @@ def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
     else:
         measured = before + allocated_at_peak(run)
     compute = compute_on(recipe, world.device)
-    shapes = {_tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
+    shapes = {tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
     found = (memory_of(recipe, world.size, world.rank, compute=compute, tokens=tokens) for tokens in shapes)
     return MemoryCheck(predicted=max(found, key=lambda memory: memory.peak), measured=measured)
 
@@ -110,7 +110,7 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
-def _tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
+def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
     """Return the tokens of a micro-batch that was made."""
     if "lengths" not in batch:
         return full_tokens(recipe)

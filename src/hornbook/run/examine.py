@@ -117,7 +117,7 @@ def examine(
         findings.check("ranks", refuse_layout, recipe, world)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("memory", refuse_large_model, recipe, world)
-    findings.warn("memory", findings.check("memory", scarce_memory, recipe, world.size, device))
+    findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
     if sources is not None:
         _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
