@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from hornbook.errors import UserError
+from hornbook.ops import block_sparse
 from hornbook.ops.block_sparse import (
+    KERNELS,
     Pattern,
     Scores,
     block_sparse_linear,
@@ -138,3 +140,25 @@ def test_auto_takes_the_faster_kernel_and_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native, "form", lambda: Form("avx2"))
     assert choose_kernel("auto", 4, 0.1, CPU).kernel == "native"
     assert choose_kernel("auto", 1, 0.1, CPU).kernel == choose_kernel("auto", 4, 0.5, CPU).kernel == "reference"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("positions", [[], [0, 4, 5]])
+def test_the_operators_pass_opcheck(kernel: str, positions: list[int]) -> None:
+    if kernel == "native" and isinstance(native.newest_form(), str):
+        pytest.skip(f"no native form: {native.newest_form()}")
+    pattern = [*pattern_of(2, 3, positions)]
+    x, values = (numbers(*shape, dtype=torch.float32) for shape in ((5, 12), (len(positions), 4, 4)))
+    gradient = numbers(5, 8, dtype=torch.float32)
+    learned = (x.clone().requires_grad_(), values.clone().requires_grad_(), pattern, kernel)
+    torch.library.opcheck(block_sparse.block_sparse_product, learned)
+    torch.library.opcheck(block_sparse.block_sparse_input_gradient, (gradient, values, pattern, kernel))
+    torch.library.opcheck(block_sparse.block_sparse_weight_gradient, (gradient, x, pattern, 4, kernel))
+
+
+def test_lines_are_found_once_and_go_with_the_pattern() -> None:
+    before, pattern = len(block_sparse._LINES), pattern_of(2, 3, [0, 4, 5])
+    assert pattern.by_row() is pattern.by_row() and pattern.by_column() is pattern.by_column()
+    assert len(block_sparse._LINES) == before + 2
+    del pattern
+    assert len(block_sparse._LINES) == before

@@ -12,19 +12,21 @@ and dtype, and the dense time. ``torch`` takes one row or column of blocks at a 
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
 product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`).
 
+Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
+``torch.compile`` and the meta device take them.
+
 On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.errors import UserError
 from hornbook.ops.native import block_sparse as native
@@ -48,52 +50,61 @@ class Line(NamedTuple):
     """int64 ``[k]``: the column of each block of a row, the row of each block of a column."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """Where the blocks of a matrix of ``num_rows`` x ``num_columns`` blocks are, and what kernels derive of that.
-
-    ``rows`` and ``columns`` are int64 ``[n]``, in the order of rows, then columns.
-    """
+class Pattern(NamedTuple):
+    """Where the blocks of a matrix of R x C blocks are: int64 tensors, which operators take as a list."""
 
     rows: Tensor
+    """``[n]``, in the order of rows, then columns."""
     columns: Tensor
-    num_rows: int
-    num_columns: int
+    """``[n]``"""
     row_starts: Tensor
-    """int64 ``[R + 1]``: the first block of each row, and n."""
+    """``[R + 1]``: the first block of each row, and n."""
     column_starts: Tensor
-    """int64 ``[C + 1]``, of blocks in the order of columns, then rows."""
+    """``[C + 1]``, of blocks in the order of columns, then rows."""
     column_order: Tensor
-    """int64 ``[n]``: the blocks in that order."""
-    by_row: tuple[Line, ...]
-    by_column: tuple[Line, ...]
+    """``[n]``: the blocks in that order."""
 
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> "Pattern":
         """Return the pattern of blocks at ``rows`` and ``columns``, integers ``[n]``, sorted by row, then column."""
         rows, columns = rows.long(), columns.long()
         order = torch.argsort(columns, stable=True)
-        row_starts, column_starts = _starts(rows, num_rows), _starts(columns, num_columns)
-        by_row = [Line(row, slice(*ends), columns[slice(*ends)]) for row, ends in _runs(row_starts)]
-        by_column = [
-            Line(column, order[slice(*ends)], rows[order[slice(*ends)]]) for column, ends in _runs(column_starts)
-        ]
-        return cls(
-            rows=rows,
-            columns=columns,
-            num_rows=num_rows,
-            num_columns=num_columns,
-            row_starts=row_starts,
-            column_starts=column_starts,
-            column_order=order,
-            by_row=tuple(by_row),
-            by_column=tuple(by_column),
-        )
+        return cls(rows, columns, _starts(rows, num_rows), _starts(columns[order], num_columns), order)
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.row_starts) - 1
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return len(self.column_starts) - 1
+
+    def by_row(self) -> tuple[Line, ...]:
+        """Return the rows that have blocks; found once for each pattern."""
+        if (lines := _LINES.get(self.row_starts)) is None:
+            runs = _runs(self.row_starts)
+            lines = tuple(Line(row, slice(*ends), self.columns[slice(*ends)]) for row, ends in runs)
+            _LINES[self.row_starts] = lines
+        return lines
+
+    def by_column(self) -> tuple[Line, ...]:
+        """Return the columns that have blocks; found once for each pattern."""
+        if (lines := _LINES.get(self.column_starts)) is None:
+            ordered = [(column, self.column_order[slice(*ends)]) for column, ends in _runs(self.column_starts)]
+            lines = tuple(Line(column, blocks, self.rows[blocks]) for column, blocks in ordered)
+            _LINES[self.column_starts] = lines
+        return lines
+
+
+_LINES: MutableMapping[Tensor, tuple[Line, ...]] = WeakTensorKeyDictionary()
+"""The lines that begin at a tensor of starts, as long as that exists."""
 
 
 def _starts(numbers: Tensor, count: int) -> Tensor:
-    """Return how many of ``numbers`` are below each of 0 … ``count``, int64 ``[count + 1]``."""
-    return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
+    """Return how many of ``numbers``, which rise, are below each of 0 … ``count``, int64 ``[count + 1]``."""
+    return torch.searchsorted(numbers, torch.arange(count + 1, device=numbers.device))
 
 
 def _runs(starts: Tensor) -> list[tuple[int, tuple[int, int]]]:
@@ -145,7 +156,7 @@ def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     size, num_tokens = values.shape[-1], len(x_NC)
     x = _feature_major(x_NC, pattern.num_columns)
     y_NC = x_NC.new_zeros(num_tokens, pattern.num_rows * size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         weights = values[blocks].transpose(0, 1).reshape(size, -1)
         gathered = x.index_select(0, columns).flatten(0, 1)
         torch.mm(gathered.t(), weights.t(), out=y_NC[:, row * size : (row + 1) * size])
@@ -156,7 +167,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
     size, num_tokens = values.shape[-1], len(gradient_NC)
     gradient = _feature_major(gradient_NC, pattern.num_rows)
     result_NC = gradient_NC.new_zeros(num_tokens, pattern.num_columns * size)
-    for column, blocks, rows in pattern.by_column:
+    for column, blocks, rows in pattern.by_column():
         gathered = gradient.index_select(0, rows).flatten(0, 1)
         weights = values[blocks].view(-1, size)
         torch.mm(gathered.t(), weights, out=result_NC[:, column * size : (column + 1) * size])
@@ -165,7 +176,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
 
 def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
     x, result = _feature_major(x_NC, pattern.num_columns), x_NC.new_zeros(len(pattern.rows), size, size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         gathered = x.index_select(0, columns).flatten(0, 1)
         product = gradient_NC[:, row * size : (row + 1) * size].t() @ gathered.t()
         result[blocks] = product.view(size, -1, size).transpose(0, 1)
@@ -219,6 +230,7 @@ class Choice(NamedTuple):
     reason: str
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_kernel(asked: str, block_size: int, density: float, device: torch.device) -> Choice:
     """Return the kernel for a matrix: the one that is asked for, or for ``auto`` the one that should be faster.
 
@@ -286,29 +298,74 @@ def block_sparse_linear(
     """
     if kernel == "native" and x.dtype == torch.float64:
         kernel = "reference"  # native products are fp32
-    rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = _BlockSparse.apply(rows, values.to(x.dtype), pattern, KERNELS[kernel], scores)  # type: ignore[no-untyped-call]
+    rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
+    y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
+    if scores is not None and y.requires_grad and values.requires_grad:
+        _collect(scores, y, rows)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-class _BlockSparse(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_NC: Tensor, values: Tensor, pattern: Pattern, kernel: Kernel, scores: Scores | None
-    ) -> Tensor:
-        x_NC = kernel.arrange(x_NC)
-        ctx.save_for_backward(x_NC, values)
-        ctx.pattern, ctx.kernel, ctx.scores = pattern, kernel, scores
-        return kernel.forward(x_NC, values, pattern)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _collect(scores: Scores, y_NC: Tensor, x_NC: Tensor) -> None:
+    """Let the backward pass of ``y`` add to ``scores``."""
+    y_NC.register_hook(partial(scores.add, x_NC=x_NC.detach()))  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x_NC, values = ctx.saved_tensors
-        of_x = ctx.kernel.input_gradient(gradient_NC, values, ctx.pattern) if ctx.needs_input_grad[0] else None
-        of_values = None
-        if ctx.needs_input_grad[1]:
-            of_values = ctx.kernel.weight_gradient(gradient_NC, x_NC, ctx.pattern, values.shape[-1])
-            if ctx.scores is not None:
-                ctx.scores.add(gradient_NC, x_NC)
-        return of_x, of_values, None, None, None
+
+@torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())
+def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``x Wᵀ`` ``[N, R·b]``.
+
+    Args:
+        x_NC: ``[N, C·b]``, as ``Kernel.arrange`` lays it out.
+        values: ``[n, b, b]``, of the same dtype.
+        pattern: the tensors of a ``Pattern``.
+        kernel: a name of ``KERNELS``.
+    """
+    return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
+
+
+@block_sparse_product.register_fake
+def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_input_gradient", mutates_args=())
+def block_sparse_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``dy W`` ``[N, C·b]``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].input_gradient(gradient_NC, values, Pattern(*pattern))
+
+
+@block_sparse_input_gradient.register_fake
+def _(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return gradient_NC.new_empty(len(gradient_NC), Pattern(*pattern).num_columns * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_weight_gradient", mutates_args=())
+def block_sparse_weight_gradient(
+    gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str
+) -> Tensor:
+    """Return the blocks ``[n, b, b]`` of ``dyᵀ x``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].weight_gradient(gradient_NC, x_NC, Pattern(*pattern), block_size)
+
+
+@block_sparse_weight_gradient.register_fake
+def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str) -> Tensor:
+    return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Sequence[Tensor], str], output: Tensor) -> None:
+    x_NC, values, pattern, ctx.kernel = inputs
+    ctx.save_for_backward(x_NC, values, *pattern)
+
+
+def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, list[None], None]:
+    x_NC, values, *pattern = ctx.saved_tensors
+    needs_x, needs_values, *_ = ctx.needs_input_grad
+    of_x = block_sparse_input_gradient(gradient_NC, values, pattern, ctx.kernel) if needs_x else None
+    of_values = None
+    if needs_values:
+        of_values = block_sparse_weight_gradient(gradient_NC, x_NC, pattern, values.shape[-1], ctx.kernel)
+    return of_x, of_values, [None] * len(pattern), None
+
+
+block_sparse_product.register_autograd(_gradients, setup_context=_keep)
