@@ -24,7 +24,8 @@ from hornbook.model.attention import QueryKeyValue
 from hornbook.model.initialize import Draw, generator
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
-from hornbook.ops.block_sparse import Choice, Pattern, Scores, block_sparse_linear, choose_kernel, to_dense
+from hornbook.ops.block_pattern import Pattern, to_dense
+from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.wording import counted
 

@@ -7,10 +7,11 @@
     y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i, and nowhere else
     dx = dy W        [N, C·b]
 
-Three kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
+Four kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
-product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`).
+product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`), and
+``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
 
 Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
 ``torch.compile`` and the meta device take them.
@@ -19,16 +20,15 @@ On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one lay
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.errors import UserError
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
 
@@ -37,80 +37,6 @@ _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 
 _DENSEST_NATIVE: Final = 0.4
 """The same of the native kernel, for any size."""
-
-
-class Line(NamedTuple):
-    """The blocks of one row of blocks, or of one column."""
-
-    number: int
-    """Of the row or column."""
-    blocks: slice | Tensor
-    """Which blocks they are."""
-    others: Tensor
-    """int64 ``[k]``: the column of each block of a row, the row of each block of a column."""
-
-
-class Pattern(NamedTuple):
-    """Where the blocks of a matrix of R x C blocks are: int64 tensors, which operators take as a list."""
-
-    rows: Tensor
-    """``[n]``, in the order of rows, then columns."""
-    columns: Tensor
-    """``[n]``"""
-    row_starts: Tensor
-    """``[R + 1]``: the first block of each row, and n."""
-    column_starts: Tensor
-    """``[C + 1]``, of blocks in the order of columns, then rows."""
-    column_order: Tensor
-    """``[n]``: the blocks in that order."""
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> "Pattern":
-        """Return the pattern of blocks at ``rows`` and ``columns``, integers ``[n]``, sorted by row, then column."""
-        rows, columns = rows.long(), columns.long()
-        order = torch.argsort(columns, stable=True)
-        return cls(rows, columns, _starts(rows, num_rows), _starts(columns[order], num_columns), order)
-
-    @property
-    def num_rows(self) -> int:
-        """R."""
-        return len(self.row_starts) - 1
-
-    @property
-    def num_columns(self) -> int:
-        """C."""
-        return len(self.column_starts) - 1
-
-    def by_row(self) -> tuple[Line, ...]:
-        """Return the rows that have blocks; found once for each pattern."""
-        if (lines := _LINES.get(self.row_starts)) is None:
-            runs = _runs(self.row_starts)
-            lines = tuple(Line(row, slice(*ends), self.columns[slice(*ends)]) for row, ends in runs)
-            _LINES[self.row_starts] = lines
-        return lines
-
-    def by_column(self) -> tuple[Line, ...]:
-        """Return the columns that have blocks; found once for each pattern."""
-        if (lines := _LINES.get(self.column_starts)) is None:
-            ordered = [(column, self.column_order[slice(*ends)]) for column, ends in _runs(self.column_starts)]
-            lines = tuple(Line(column, blocks, self.rows[blocks]) for column, blocks in ordered)
-            _LINES[self.column_starts] = lines
-        return lines
-
-
-_LINES: MutableMapping[Tensor, tuple[Line, ...]] = WeakTensorKeyDictionary()
-"""The lines that begin at a tensor of starts, as long as that exists."""
-
-
-def _starts(numbers: Tensor, count: int) -> Tensor:
-    """Return how many of ``numbers``, which rise, are below each of 0 … ``count``, int64 ``[count + 1]``."""
-    return torch.searchsorted(numbers, torch.arange(count + 1, device=numbers.device))
-
-
-def _runs(starts: Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Return the number and the two ends of each run that is not empty."""
-    ends = starts.tolist()
-    return [(number, (first, last)) for number, (first, last) in enumerate(pairwise(ends)) if last > first]
 
 
 class Kernel(NamedTuple):
@@ -124,20 +50,6 @@ class Kernel(NamedTuple):
     """(dy, values, pattern) -> dx"""
     weight_gradient: Callable[[Tensor, Tensor, Pattern, int], Tensor]
     """(dy, x, pattern, b) -> dvalues"""
-
-
-def to_dense(values: Tensor, pattern: Pattern) -> Tensor:
-    """Return the matrix ``[R·b, C·b]`` of blocks ``[n, b, b]``."""
-    size = values.shape[-1]
-    grid = values.new_zeros(pattern.num_rows, pattern.num_columns, size, size)
-    grid[pattern.rows, pattern.columns] = values
-    return grid.transpose(1, 2).reshape(pattern.num_rows * size, pattern.num_columns * size)
-
-
-def from_dense(matrix: Tensor, pattern: Pattern, size: int) -> Tensor:
-    """Return the blocks ``[n, size, size]`` of a matrix ``[R·size, C·size]``."""
-    grid = matrix.view(pattern.num_rows, size, pattern.num_columns, size)
-    return grid[pattern.rows, :, pattern.columns]
 
 
 def _reference_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -201,6 +113,34 @@ def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern,
     return found.to(x_NC.dtype)
 
 
+def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    return product(x_NC, values, pattern.row_starts, pattern.columns)
+
+
+def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    order = pattern.column_order
+    return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
+
+
+def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
+    from hornbook.ops.block_sparse_triton import weight_gradient
+
+    return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
+
+
+def _why_not_triton(device: torch.device) -> str | None:
+    """Return why Triton cannot compute on a device, None if it can."""
+    try:
+        from hornbook.ops.block_sparse_triton import why_not
+    except ImportError:
+        return "Triton is not installed"
+    return why_not(device)
+
+
 def _native_form() -> Form:
     form = native.form()
     assert isinstance(form, Form), "whoever chose the kernel has asked"
@@ -219,8 +159,9 @@ KERNELS: Final[dict[str, Kernel]] = {
         lambda x_NC: x_NC.t().contiguous().t(), _by_rows_forward, _by_columns_input_gradient, _by_rows_weight_gradient
     ),
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
+    "triton": Kernel(lambda x_NC: x_NC, _triton_forward, _triton_input_gradient, _triton_weight_gradient),
 }
-"""By name; ``native`` takes blocks of a multiple of 4 and gives fp32's precision at best."""
+"""By name; ``native`` takes blocks of a multiple of 4, ``triton`` of 16, and both give fp32's precision at best."""
 
 
 class Choice(NamedTuple):
@@ -241,8 +182,10 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         device: of the blocks.
 
     Raises:
-        UserError: the native kernel is asked for, and cannot be built or is not right here.
+        UserError: the kernel that is asked for cannot compute here.
     """
+    if asked == "triton" and (reason := _why_not_triton(device)):
+        raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
     if device.type != "cpu" and asked in ("auto", "native"):
         return Choice("reference", f"no other is for {device.type}")
     if asked == "native" and isinstance(native.form(), str):
@@ -296,8 +239,8 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
-    if kernel == "native" and x.dtype == torch.float64:
-        kernel = "reference"  # native products are fp32
+    if kernel in ("native", "triton") and x.dtype == torch.float64:
+        kernel = "reference"  # theirs are fp32
     rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
     y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
     if scores is not None and y.requires_grad and values.requires_grad:

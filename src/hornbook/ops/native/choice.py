@@ -66,7 +66,7 @@ def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mappin
 
 def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str, str] | None) -> str:
     """Return the instruction set of block-sparse products, ``PYTORCH`` where none may compute them."""
-    if device.type != "cpu" or kernel in ("reference", "torch"):
+    if device.type != "cpu" or kernel not in ("auto", "native"):
         return PYTORCH
     # Runs of versions that did not record it were computed by the newest form, whatever precision.kernels was.
     before = None if earlier is None else earlier.get(BLOCKS, "")
