@@ -23,7 +23,8 @@ from tiny import (
 from tiny_layouts import recipe_of
 
 from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig
-from hornbook.engine.loss_scale import DynamicScale, Scaled, build_loss_scale
+from hornbook.engine.build_training import build_loss_scale
+from hornbook.engine.loss_scale import DynamicScale, Scaled
 from hornbook.engine.state import Progress
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM

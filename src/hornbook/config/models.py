@@ -16,6 +16,7 @@ A model's defaults are those of the published model of that name, except that GP
 much text needs none.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -325,6 +326,12 @@ class MaskingConfig:
     def scored_share(self) -> float:
         """Share of the tokens for which logits over the vocabulary are computed."""
         return self.mask_probability
+
+    def most_masked(self, sequence_length: int) -> int:
+        """Return how many tokens of a sequence are masked at most; by default 32 of 128 and 96 of 512."""
+        mean = sequence_length * self.mask_probability
+        deviation = math.sqrt(mean * (1 - self.mask_probability))
+        return self.max_predictions or min(sequence_length, math.ceil((mean + 2 * deviation) / 16) * 16)
 
 
 @choice_of("objective")

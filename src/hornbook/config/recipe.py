@@ -40,6 +40,7 @@ from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.precision import PrecisionConfig
 from hornbook.config.sparsity import SparsityConfig
+from hornbook.config.tracking import TrackingConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -170,15 +171,6 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackingConfig:
-    """How often to log metrics and text samples."""
-
-    log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
-    sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
-    sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
 
@@ -209,11 +201,24 @@ class Recipe:
         count: int = getattr(self.model, "num_parameters", int)()
         return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
 
+    def flops_per_token(self, length: float) -> float | None:
+        """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
+
+        None for a model of one's own that has no formula.
+        """
+        formula = getattr(self.model, "flops_per_token", None)
+        if formula is None:
+            return None
+        scored: float = getattr(self.objective, "scored_share", 1.0)
+        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.linears else 0.0
+        flops: float = formula(length, scored=scored) - saved
+        return flops
+
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
-        memory = self.memory.conflicts(self.model)
+        memory = self.memory.conflicts(self)
         return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:

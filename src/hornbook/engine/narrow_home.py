@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, Home, InMemory
+from hornbook.engine.home import Held, InMemory
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
@@ -29,13 +29,6 @@ from hornbook.optim.updates import Update
 from hornbook.parallel.cuts import box_of, local
 from hornbook.parallel.device import DTYPES
 from hornbook.parallel.world import World
-
-
-def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
-    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
-    if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
-        return InMemory.fresh(model, update, world)
-    return NarrowHome(model, update, recipe, world)
 
 
 def store_weights(model: LanguageModel, dtype: torch.dtype) -> None:
@@ -115,14 +108,14 @@ class NarrowHome(InMemory):
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; what was opened is rounded and stored on leaving."""
-        with super().slots(part, count) as stored:
-            slots = [self._opened_slot(slot) for slot in stored]
-            yield slots
-            for target, slot in zip(stored, slots, strict=True):
-                self._store(target.parameter, slot.parameter, slot.name, f"{count}/weight")
-                for key, tensor in target.state.items():
-                    values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
-                    self._store(tensor, values, slot.name, f"{count}/{key}")
+        stored = self._stored(part)
+        slots = [self._opened_slot(slot) for slot in stored]
+        yield slots
+        for target, slot in zip(stored, slots, strict=True):
+            self._store(target.parameter, slot.parameter, slot.name, f"{count}/weight")
+            for key, tensor in target.state.items():
+                values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
+                self._store(tensor, values, slot.name, f"{count}/{key}")
 
     def _opened_slot(self, stored: Slot) -> Slot:
         device = stored.parameter.device

@@ -24,16 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.linear import Products
-from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks, own_columns
+from hornbook.ops.native.products import Products
+from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
+from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
-
-# Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
-# chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
-_CHUNK_TOKENS = 512
 
 
 class _Chunk(NamedTuple):
@@ -70,8 +68,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
-        for start in range(0, len(x_ND), _CHUNK_TOKENS):
-            rows = slice(start, start + _CHUNK_TOKENS)
+        for start in range(0, len(x_ND), HEAD_TOKENS):
+            rows = slice(start, start + HEAD_TOKENS)
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
@@ -108,7 +106,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
+        weight_gradient.mul_(scale)  # in place, since it is as large as the table
+        return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
 def linear_cross_entropy(
@@ -129,7 +128,7 @@ def linear_cross_entropy(
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
-    head = Columns.of(weight_VD, None, vocab_size)
+    head = _columns_of(weight_VD, None, vocab_size)
     arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
     total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return total
@@ -146,7 +145,7 @@ def weighted_cross_entropy(
     if not torch.is_grad_enabled():
         losses_N = token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks)
         return losses_N @ weights_N, losses_N.sum()
-    head = Columns.of(weight_VD, None, vocab_size)
+    head = _columns_of(weight_VD, None, vocab_size)
     arguments = (x_ND, head.weight, None, targets_N, head, False, chunks, weights_N)
     total, unweighted = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return total, unweighted
@@ -160,7 +159,7 @@ def counted_cross_entropy(
     Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
     prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
-    head = Columns.of(weight_VD, bias_V, vocab_size)
+    head = _columns_of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
         arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
         total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -183,7 +182,7 @@ def token_losses(
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    for rows, chunk in _chunks(x_ND, targets_N, Columns.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
+    for rows, chunk in _chunks(x_ND, targets_N, _columns_of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
         losses_N[rows] = chunk.losses
     return losses_N
 
@@ -198,14 +197,32 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
+def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Columns:
+    """Return the columns of a table ``[V, D]`` that this rank holds."""
+    if not is_cut(weight_VD):
+        return Columns(weight_VD, bias_V, vocab_size)
+    cut, weight = cut_of(weight_VD), local(weight_VD)
+    first = cut.rank * len(weight)
+    num_real = min(max(vocab_size - first, 0), len(weight))
+    bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
+    return Columns(weight, bias, num_real, first, cut)
+
+
+def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
+    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
+    columns = targets - head.first
+    is_own = (columns >= 0) & (columns < scores.shape[1])
+    return columns.masked_fill(~is_own, 0), is_own
+
+
 def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool
 ) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
-    for start in range(0, len(x_ND), _CHUNK_TOKENS):
-        rows = slice(start, start + _CHUNK_TOKENS)
+    for start in range(0, len(x_ND), HEAD_TOKENS):
+        rows = slice(start, start + HEAD_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
@@ -234,7 +251,7 @@ def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, 
     log_probabilities = (
         torch.log_softmax(logits, -1, dtype=torch.float32) if head.cut is None else _log_softmax(logits, head.cut)
     )
-    columns, is_own = own_columns(log_probabilities, targets, head)
+    columns, is_own = _own_columns(log_probabilities, targets, head)
     losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
     if head.cut is not None:
         losses = head.cut.sum(losses)
@@ -269,7 +286,7 @@ def _add_by_parts(
     for part in parts:
         compute_weight, first = part.weight.to(x.dtype), part.first - parts[0].first
         exact = _complete(x @ compute_weight.t(), part).float().sub_(normalizer).exp_()
-        columns, is_own = own_columns(exact, targets, part)
+        columns, is_own = _own_columns(exact, targets, part)
         exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
         exact[targets == NOT_SCORED] = 0.0
         if weights is not None:
@@ -300,7 +317,7 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[Columns]", *, with_count: 
         if with_count:
             predicted = torch.where(best > largest, first_largest(logits)[:, None] + part.first, predicted[:, None])
             predicted = predicted.squeeze(1)
-        columns, is_own = own_columns(logits, targets, part)
+        columns, is_own = _own_columns(logits, targets, part)
         picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
         higher = torch.maximum(largest, best)
         total = total * (largest - higher).exp_() + (logits - higher).exp_().sum(1, keepdim=True)

@@ -1,12 +1,11 @@
-"""The columns of an output projection, all or some of them, and which are targets and predictions."""
+"""The columns of an output projection, all or some of them, and which of them are predictions."""
 
 import math
 from typing import NamedTuple
 
 from torch import Tensor
 
-from hornbook.ops.tensor_parallel import enter
-from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
+from hornbook.parallel.cuts import Cut
 
 _BLOCK = 64  # divides the rows of a table, padded as it is
 
@@ -24,17 +23,6 @@ class Columns(NamedTuple):
     """The token of the first column."""
     cut: Cut | None = None
 
-    @classmethod
-    def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "Columns":
-        """Return the columns of a table ``[V, D]`` that this rank holds."""
-        if not is_cut(weight_VD):
-            return cls(weight_VD, bias_V, vocab_size)
-        cut, weight = cut_of(weight_VD), local(weight_VD)
-        first = cut.rank * len(weight)
-        num_real = min(max(vocab_size - first, 0), len(weight))
-        bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-        return cls(weight, bias, num_real, first, cut)
-
     def parts(self, chunks: int) -> "list[Columns]":
         """Return them in so many parts, or fewer, each a multiple of 64 but for the last one."""
         size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
@@ -45,13 +33,6 @@ class Columns(NamedTuple):
             num_real = min(max(self.num_real - start, 0), len(weight))
             found.append(Columns(weight, bias, num_real, self.first + start, self.cut))
         return found
-
-
-def own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
-    columns = targets - head.first
-    is_own = (columns >= 0) & (columns < scores.shape[1])
-    return columns.masked_fill(~is_own, 0), is_own
 
 
 def first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:

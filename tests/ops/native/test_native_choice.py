@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hornbook.ops.block_sparse import choose_kernel
-from hornbook.ops.native import block_sparse, choice, library, linear
+from hornbook.ops.native import block_sparse, choice, library, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
@@ -26,7 +26,7 @@ def on_this_machine():
 @pytest.fixture
 def times(monkeypatch):
     """What the linear kernels, the only ones, are told to take, by instruction set; tests change it."""
-    monkeypatch.setattr(choice, "KERNELS", linear.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
     told = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
     monkeypatch.setattr(choice, "seconds", lambda kernel: told)
     return told
@@ -90,8 +90,16 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     assert seconds(kernel) == first
     assert seconds(replace(kernel, name="even_bf16"))
     assert num_calls < len(calls) <= 2 * num_calls
-    (of_processor,) = json.loads(path.read_text()).values()
-    assert set(of_processor) == {"odd_bf16", "even_bf16"}
+    (known,) = json.loads(path.read_text()).values()
+    assert set(known) == {"odd_bf16", "even_bf16"}
+    for changed in ("torch.__version__", "hornbook.ops.native.library.cpu_model"):
+        num_calls = len(calls)
+        with monkeypatch.context() as other:
+            other.setattr(changed, "other" if changed.endswith("version__") else lambda: "other")
+            library._circumstances.cache_clear()
+            seconds(kernel)
+        library._circumstances.cache_clear()
+        assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
 

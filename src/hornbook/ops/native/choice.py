@@ -18,13 +18,31 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from hornbook.ops.native import attention, block_sparse, cross_entropy, layer_norm, linear
+from hornbook.ops.native import (
+    adamw,
+    attention,
+    block_sparse,
+    cross_entropy,
+    dropout,
+    layer_norm,
+    products,
+    token_block,
+)
 from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.kernels import BLOCKS, Kernels
+from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
 
-KERNELS: tuple[Kernel, ...] = (*linear.KERNELS, *attention.KERNELS, *layer_norm.KERNELS, *cross_entropy.KERNELS)
+KERNELS: tuple[Kernel, ...] = (
+    *products.KERNELS,
+    *attention.KERNELS,
+    *layer_norm.KERNELS,
+    *cross_entropy.KERNELS,
+    *dropout.KERNELS,
+    *adamw.KERNELS,
+    *token_block.KERNELS,
+)
 _AUTO_DTYPES = (torch.bfloat16,)
 """In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
 _MIN_GAIN = 1.05
@@ -56,7 +74,7 @@ def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mappin
         return Kernels(why=reason)
     forms = {}
     for kernel in KERNELS:
-        if kernel.dtype == dtype and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
+        if kernel.dtype in (dtype, None) and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
             forms[kernel.name] = isa
     if not forms:
         return Kernels(why="no native form is right and faster here")
@@ -76,6 +94,17 @@ def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str,
         return before
     newest = block_sparse.newest_form()
     return newest.isa if isinstance(newest, Form) else PYTORCH
+
+
+def form_for_tokens(x: Tensor) -> Form | None:
+    """Return the form of ``token_block`` for activations like ``x``: the run's, or else the fastest, in fp32 too."""
+    if in_use() is not NOT_CHOSEN:
+        return form_of("token_block", x)
+    kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
+    if kernel is None or _why_not("native", x.device, x.dtype):
+        return None
+    isa = _form(kernel, None, is_free=True)
+    return None if isa is None else Form(isa)
 
 
 def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -40,7 +40,9 @@ class Kernels:
 
 FORMS: dict[str, str] = {}
 """``Kernels.forms`` in use; empty where PyTorch computes all, which callers ask before they call anything here."""
-_in_use = Kernels(why="nothing else was asked for")
+NOT_CHOSEN = Kernels(why="nothing else was asked for")
+"""In use before a run chooses; what generates then chooses for itself."""
+_in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None
 
