@@ -136,7 +136,8 @@ def build_training(
     refuse_layout(recipe, world)
     refuse_offload(recipe, world.device)
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
-    use(choose(precision.kernels, world.device, dtype, earlier=forms))
+    blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
+    use(choose(precision.kernels, world.device, dtype, earlier=forms, blocks=blocks))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":

@@ -78,8 +78,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weighted -= 0.0 if weights is None else picked @ weights
                 num_correct += right
                 continue
-            logits = x @ weight.t() if native is None else native.product(x)
-            chunk = _chunk(logits, targets, head, with_count=with_count, with_gradient=True)
+            chunk = _chunk(  # the logits have no name here, so that they are freed
+                x @ weight.t() if native is None else native.product(x),
+                targets,
+                head,
+                with_count=with_count,
+                with_gradient=True,
+            )
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
             if weights is not None:

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hornbook.ops.native import choice, library, products
+from hornbook.ops.block_sparse import choose_kernel
+from hornbook.ops.native import block_sparse, choice, library, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.choice import choose
+from hornbook.ops.native.kernels import BLOCKS, Kernels, using
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
 
 CPU = torch.device("cpu")
@@ -100,3 +102,30 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
         assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
+
+
+def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():
+    newest, oldest = instruction_sets()[0], instruction_sets()[-1]
+
+    def blocks(asked="auto", kernel="auto", device="cpu", **earlier):
+        return choose(asked, torch.device(device), torch.float32, blocks=kernel, **earlier).blocks
+
+    assert blocks() == blocks("native") == blocks("torch", "native") == newest
+    assert blocks("torch") == blocks(kernel="torch") == blocks(kernel="reference") == blocks(device="meta") == PYTORCH
+    assert blocks("torch", earlier={BLOCKS: oldest}) == blocks(earlier={BLOCKS: oldest}) == oldest
+    assert blocks(earlier={BLOCKS: PYTORCH}) == PYTORCH
+    assert blocks("native", "native", earlier={BLOCKS: PYTORCH}) == newest
+    assert blocks("torch", earlier={}) == newest, "versions that did not record it computed so"
+    assert choose("auto", CPU, torch.float32).blocks is None
+
+
+def test_the_choice_for_blocks_is_the_form_that_computes_them():
+    newest, oldest = instruction_sets()[0], instruction_sets()[-1]
+    for blocks, found in ((None, Form(newest)), (oldest, Form(oldest)), (PYTORCH, "PyTorch computes this run")):
+        with using(Kernels(why="a test", blocks=blocks)):
+            assert block_sparse.form() == found
+            assert (choose_kernel("auto", 16, 0.1, CPU).kernel == "native") == (blocks != PYTORCH)
+    assert Kernels(why="a test", forms={"linear_bf16": oldest}, blocks=newest).record == {
+        "linear_bf16": oldest,
+        BLOCKS: newest,
+    }

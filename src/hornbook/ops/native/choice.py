@@ -6,19 +6,32 @@
     native   each kernel's fastest form, in fp32 too
     torch    PyTorch's operators alone
 
+Block-sparse products are native wherever they can be, in fp32 too, unless ``precision.kernels`` is ``torch`` and
+``sparsity.kernel`` is ``auto``.
+
 A run that goes on keeps the forms that it was computed with, as far as the machine has them, so that it goes on to the
 same bits.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hornbook.ops.native import adamw, attention, cross_entropy, dropout, layer_norm, products, token_block
+from hornbook.ops.native import (
+    adamw,
+    attention,
+    block_sparse,
+    cross_entropy,
+    dropout,
+    layer_norm,
+    products,
+    token_block,
+)
 from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, form_of, in_use
+from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
 
 KERNELS: tuple[Kernel, ...] = (
@@ -41,6 +54,7 @@ def choose(
     dtype: torch.dtype,
     *,
     earlier: Mapping[str, str] | None = None,
+    blocks: str | None = None,
 ) -> Kernels:
     """Return whose operators compute a run.
 
@@ -48,8 +62,14 @@ def choose(
         asked: ``precision.kernels``.
         device: of the run.
         dtype: of the activations.
-        earlier: the forms that the run was computed with before, by kernel; None for a new run.
+        earlier: ``Kernels.record`` of what the run was computed with before; None for a new run.
+        blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
     """
+    dense = _dense(asked, device, dtype, earlier)
+    return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
+
+
+def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None) -> Kernels:
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
     forms = {}
@@ -60,6 +80,20 @@ def choose(
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
     return Kernels(why=why, forms=forms)
+
+
+def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str, str] | None) -> str:
+    """Return the instruction set of block-sparse products, ``PYTORCH`` where none may compute them."""
+    if device.type != "cpu" or kernel not in ("auto", "native"):
+        return PYTORCH
+    # Runs of versions that did not record it were computed by the newest form, whatever precision.kernels was.
+    before = None if earlier is None else earlier.get(BLOCKS, "")
+    if kernel == "auto" and (before == PYTORCH or (before is None and asked == "torch")):
+        return PYTORCH
+    if before and is_right(block_sparse.KERNEL, before):
+        return before
+    newest = block_sparse.newest_form()
+    return newest.isa if isinstance(newest, Form) else PYTORCH
 
 
 def form_for_tokens(x: Tensor) -> Form | None:
