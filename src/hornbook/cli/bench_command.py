@@ -26,10 +26,12 @@ from hornbook.parallel import launched
 if TYPE_CHECKING:
     from hornbook.config import Recipe
     from hornbook.measure.scaling import Scaling
-    from hornbook.measure.throughput import Throughput
+    from hornbook.measure.throughput import Step, Throughput
+    from hornbook.parallel.world import World
 
 _PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
 _DEFAULT_VOCAB_SIZE = 4096
+_MOST_OPERATORS = 25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="also time the step with these operators (precision.kernels), alternating",
     )
+    step.add_argument(
+        "--peer-processes",
+        choices=("own", "shared", "both"),
+        default="both",
+        help="time the peer in processes of its own, with PyTorch's allocator, in this one, or both (default: both)",
+    )
+    step.add_argument("--operators", action="store_true", help="also print the time of a step by operator")
+    step.add_argument("--neighbor", action="store_true", help="also time the step beside a busy process on each core")
     step.add_argument(
         "--skip-alone",
         action="store_true",
@@ -122,7 +132,7 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
     with launched.told_once():
         recipe = _recipe(arguments)
         is_scaling = launched.is_rank() or arguments.processes is not None
-        for name in ("peer", "kernels"):
+        for name in ("peer", "kernels", "operators", "neighbor"):
             if is_scaling and getattr(arguments, name):
                 raise UserError(
                     f"--{name} is timed in one process: remove it, or start hornbook without torchrun or --processes"
@@ -183,7 +193,6 @@ def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
 def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
     from dataclasses import asdict, replace
 
-    from hornbook.measure.peers import transformers_step
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
     from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
@@ -202,8 +211,7 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     product = matrix_product(recipe, world) if flops_per_token(recipe) else None
     if product:
         contenders["matmul"] = product
-    for precision in _PEERS.get(arguments.peer, ()):
-        contenders[f"{arguments.peer} {precision}"] = transformers_step(recipe, world, precision=precision)
+    contenders |= _peers(arguments, recipe, world)
     speeds = measure_steps(contenders, world, rounds=arguments.rounds)
     measured = speeds.pop("matmul", None)
     timed = {name: asdict(speed) for name, speed in speeds.items()}
@@ -222,7 +230,43 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
-    return result
+    return {**result, **_look_closer(arguments, contenders["hornbook"], world)}
+
+
+def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, "Step"]:
+    """Return the peer's steps by name, those of processes of their own marked as such."""
+    from hornbook.measure.peer_process import transformers_step_apart
+    from hornbook.measure.peers import transformers_step
+
+    ways = {"shared": ("", transformers_step), "own": (", own process", transformers_step_apart)}
+    chosen = [way for name, way in ways.items() if arguments.peer_processes in (name, "both")]
+    return {
+        f"{arguments.peer} {precision}{mark}": make(recipe, world, precision=precision)
+        for precision in _PEERS.get(arguments.peer, ())
+        for mark, make in chosen
+    }
+
+
+def _look_closer(arguments: argparse.Namespace, step: "Step", world: "World") -> dict[str, Any]:
+    """Print and return what ``--operators`` and ``--neighbor`` ask for."""
+    from dataclasses import asdict
+
+    from hornbook.measure.operators import neighbor_cost, operators_of
+
+    found: dict[str, Any] = {}
+    if arguments.operators:
+        found["operators"] = [*map(asdict, operators := operators_of(step, world.device))]
+        rows = [("operator", "calls", "ms", "share")]
+        rows += [(row.name, str(row.calls), f"{1e3 * row.seconds:.2f}", f"{row.share:.1%}") for row in operators]
+        print_columns(rows[:_MOST_OPERATORS], right=(1, 2, 3))
+    if arguments.neighbor:
+        cost = neighbor_cost(step)
+        found["neighbor"] = asdict(cost)
+        print(
+            f"beside {cost.neighbors} busy processes: {cost.beside:,.0f} tokens per second of processor time, alone "
+            f"{cost.alone:,.0f}; {cost.loss:.0%} lost beyond the share of the processor"
+        )
+    return found
 
 
 def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
