@@ -28,6 +28,13 @@ ENCODERS = {
     "groupbert-base-phase2": (12, 768, 12, 160_842_044),
 }
 """Layers, hidden size, heads; parameters with BERT's vocabulary, as transformers counts those of BertForPreTraining."""
+CEREBRAS = {
+    "cerebras-gpt-111m": (10, 768, 12, 120),
+    "cerebras-gpt-1.3b": (24, 2048, 16, 528),
+    "cerebras-gpt-6.7b": (32, 4096, 32, 1040),
+    "cerebras-gpt-13b": (40, 5120, 40, 1080),
+}
+"""Layers, hidden size, heads, sequences a step."""
 TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
 
 LAYOUTS = {
@@ -53,6 +60,7 @@ LAYOUTS = {
     "gpt2-medium-wikitext2-8-stages": (0, 3, 3, 3, 3, 4, 4, 4),
 }
 """Layers of each stage, as the systems that hornbook replaces had them."""
+SPARSE = ("sparse-demo", "sparse-gpt", "sparse-gpt-large")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -80,6 +88,19 @@ def test_published_shapes(name):
     assert recipe.training.global_batch_size == 512
     assert model.num_heads * model.effective_head_size == model.hidden_size
     assert model.effective_feed_forward_size == 4 * model.hidden_size
+
+
+@pytest.mark.parametrize("name", CEREBRAS)
+def test_cerebras_gpt_sees_20_tokens_a_parameter(name):
+    """As the paper says of all its models; the parameters are the closed form for GPT-2."""
+    recipe = load_recipe(name, require_data=False).recipe
+    model, training = recipe.model, recipe.training
+    layers, hidden, _, batch = CEREBRAS[name]
+    assert (model.num_layers, model.hidden_size, model.num_heads, training.global_batch_size) == CEREBRAS[name]
+    parameters = (50257 + 2048 + 2) * hidden + layers * (12 * hidden + 13) * hidden
+    assert model.num_parameters() == parameters
+    assert training.steps * batch * 2048 == pytest.approx(20 * parameters, rel=1e-4)
+    assert recipe.schedule.warmup_steps * batch * 2048 == pytest.approx(375e6, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -111,7 +132,7 @@ RANKS = {"bert-large-phase1": 16, "bert-large-phase2": 16, "gpt3-2.7b": 8, **dic
 """Data-parallel ranks of the original runs, where they had more than four."""
 
 
-@pytest.mark.parametrize("name", sorted({*SIZES, *ENCODERS, *TUNED}))
+@pytest.mark.parametrize("name", sorted({*SIZES, *CEREBRAS, *ENCODERS, *TUNED}))
 def test_the_batch_divides_on_all_ranks_of_the_original(name):
     """On 1, 2 and 4 ranks all do, but the demo, which is one micro-batch large."""
     training = load_recipe(name, require_data=False).recipe.training
@@ -134,7 +155,7 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"])
+@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
@@ -147,7 +168,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"}
+    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
         assert comment.startswith("# ") and len(comment) > 20

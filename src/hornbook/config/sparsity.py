@@ -117,8 +117,9 @@ class SparsityConfig:
         ``scored`` is the share of the tokens for which the head computes logits; see ``flops_per_token`` of the model.
         """
         absent = self.num_absent(model)
-        in_blocks = sum(count for name, count in absent.items() if name.startswith("blocks."))
-        return 6.0 * (in_blocks + scored * absent.get("head.transform.dense", 0))
+        before_head = sum(count for name, count in absent.items() if not name.startswith("head."))
+        in_head = sum(absent.get(name, 0) for name in ("head.transform.dense", "head.projection"))
+        return 6.0 * (before_head + scored * in_head)
 
     def rate_scale(self, density: float) -> float:
         """Return the factor of the learning rate of blocks of so dense a matrix.

@@ -8,17 +8,22 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Required
+from typing import Any, Required
 
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.incremental import CastLinear, IncrementalBlock, token_form
+from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
-from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
-from hornbook.ops.layers import cast_for_few_rows, linear
+from hornbook.ops.attention import (
+    WeightDropout,
+    attention,
+    blocked_attention,
+    cached_attention,
+    causal_attention,
+    head_keys,
+)
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import Form
@@ -46,8 +51,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     """int64 ``[S]``, likewise: its number of tokens."""
 
 
-class QueryKeyValue(nn.Module):
-    """The three projections as one module: one product, while each of the three can be told apart.
+class QueryKeyValue(Linear):
+    """The three projections as one ``Linear``: ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``.
 
     Speed wants one product; tensor parallelism, LAMB, import and sparsity want the three apart: ``weight[0]`` is the
     query's. The biases are stacked like the weights, so that both are cut by heads along the second dimension.
@@ -60,25 +65,16 @@ class QueryKeyValue(nn.Module):
     """
 
     def __init__(self, hidden_size: int, heads_size: int, *, std: float, bias: bool = True) -> None:
-        super().__init__()
-        self.std = std
+        super().__init__(hidden_size, 3 * heads_size, std=std, bias=bias)
         self.weight = nn.Parameter(torch.empty(3, heads_size, hidden_size))
-        self.bias = nn.Parameter(torch.empty(3, heads_size)) if bias else None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(3, heads_size))
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters; the weight's name, ``attention.qkv_weight``, is that of the first checkpoints."""
         parent = Draw(draw.seed, draw.prefix.rpartition(".")[0], draw.cut)
         parent.normal(self.weight, "qkv_weight", self.std)
         draw.constant(self.bias, 0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``."""
-        return linear(x, self.weight, self.bias)
-
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the map with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        return CastLinear(cast_for_few_rows(self.weight.flatten(0, 1), dtype), bias)
 
 
 class SelfAttention(nn.Module, ABC):
@@ -134,7 +130,7 @@ class SelfAttention(nn.Module, ABC):
 
     def native_form(self, packed_BTE: Tensor) -> Form | None:
         """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
-        return form_of("attention", packed_BTE) if FORMS and type(self).split is SelfAttention.split else None
+        return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
         self,
@@ -177,8 +173,9 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix tokens with earlier ones; see ``SelfAttention``."""
-        mask, form = context.get("mask"), self.native_form(packed_BTE)
-        if form is not None and (mask is None or "firsts" in context):
+        mask = context.get("mask")
+        may_be_native = FORMS and (mask is None or "firsts" in context)
+        if may_be_native and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
             firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
             if "firsts" in context:
@@ -193,6 +190,26 @@ class CausalSelfAttention(SelfAttention):
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
         return IncrementalAttention(self, dtype)
+
+
+class BlockedCausalSelfAttention(CausalSelfAttention):
+    """The same in blocks of queries, each with the keys up to its end alone; scores above the diagonal do not exist.
+
+    Args:
+        block_size: queries of a block.
+        others: see ``SelfAttention``.
+    """
+
+    def __init__(self, *others: Any, block_size: int, **options: Any) -> None:
+        super().__init__(*others, **options)
+        self.block_size = block_size
+
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
+        q_BHTK, k_BHTK, v_BHTK = self.split(packed_BTE)
+        y_BHTK = blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout=dropout, block_size=self.block_size)
+        return y_BHTK.transpose(1, 2).flatten(2)
 
 
 class IncrementalAttention:
@@ -223,7 +240,7 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
-        if (form := self.native_form(packed_NE)) is not None:
+        if FORMS and (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
         elif "gather_index" in context:

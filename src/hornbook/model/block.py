@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from hornbook.config import EncoderConfig, GPTConfig, TransformerConfig
+from hornbook.config import EncoderConfig, TransformerConfig
 from hornbook.model.attention import (
     CausalSelfAttention,
     Context,
@@ -19,9 +20,11 @@ from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
 from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.native.token_block import TokenBlock
 
 _SITES_PER_BLOCK = 3
+MakeNorm = Callable[[int], LayerNorm]
 
 
 class FeedForward(nn.Module):
@@ -44,7 +47,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
-        return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        if FORMS:
+            return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        y_BTD: Tensor = self.down(ACTIVATIONS[self.activation](self.up(x_BTD)))
+        return y_BTD
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the feed-forward with weights cast once to ``dtype``."""
@@ -67,28 +73,31 @@ class _Block(nn.Module):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        attention: its class.
+        attention: makes it, called as ``SelfAttention`` is.
         out_std: standard deviation of the initial weights of the two last layers.
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the attention's output has one.
         make_linear: makes the linear maps.
+        make_norm: makes a norm of so many columns; None: layer norms.
     """
 
     def __init__(
         self,
         config: TransformerConfig,
         index: int,
-        attention: type[SelfAttention],
+        attention: Callable[..., SelfAttention],
         *,
         out_std: float,
         qkv_bias: bool = True,
         out_bias: bool = True,
         make_linear: MakeLinear,
+        make_norm: MakeNorm | None = None,
     ) -> None:
         super().__init__()
         self.index = index
+        make_norm = make_norm or partial(LayerNorm, epsilon=config.layer_norm_epsilon)
         attention_site, first_site, second_site = (index * _SITES_PER_BLOCK + site for site in (1, 2, 3))
-        self.attention_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.attention_norm = make_norm(config.hidden_size)
         self.attention = attention(
             config.hidden_size,
             config.num_heads,
@@ -101,7 +110,7 @@ class _Block(nn.Module):
             make_linear=make_linear,
         )
         self.attention_dropout = Dropout(config.residual_dropout, site=first_site)
-        self.feed_forward_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        self.feed_forward_norm = make_norm(config.hidden_size)
         self.feed_forward = FeedForward(
             config.hidden_size,
             config.effective_feed_forward_size,
@@ -120,11 +129,33 @@ class PreNormBlock(_Block):
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
         make_linear: makes the linear maps.
+        make_norm: makes a norm of so many columns; None: layer norms.
+        attention: makes the attention, called as ``CausalSelfAttention`` is.
+        qkv_bias: whether query, key and value have biases.
+        out_bias: whether the attention's output has one.
     """
 
-    def __init__(self, config: GPTConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
-        out_std = config.initializer_std / math.sqrt(2 * config.num_layers)
-        super().__init__(config, index, CausalSelfAttention, out_std=out_std, make_linear=make_linear)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        *,
+        make_linear: MakeLinear = Linear,
+        make_norm: MakeNorm | None = None,
+        attention: Callable[..., SelfAttention] = CausalSelfAttention,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__(
+            config,
+            index,
+            attention,
+            out_std=config.initializer_std / math.sqrt(2 * config.num_layers),
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            make_linear=make_linear,
+            make_norm=make_norm,
+        )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
@@ -202,8 +233,15 @@ class PostNormBlock(_Block):
     """
 
     def __init__(self, config: EncoderConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
-        std, biases = config.initializer_std, {"qkv_bias": config.qkv_bias, "out_bias": config.projection_bias}
-        super().__init__(config, index, EncoderSelfAttention, out_std=std, **biases, make_linear=make_linear)
+        super().__init__(
+            config,
+            index,
+            EncoderSelfAttention,
+            out_std=config.initializer_std,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.projection_bias,
+            make_linear=make_linear,
+        )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""

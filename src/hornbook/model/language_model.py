@@ -40,7 +40,9 @@ class LanguageModel(nn.Module):
 
     Attributes:
         vocab_size: tokens that exist, without the padding of the table.
+        num_ids: ids that tokens may have; above ``vocab_size`` where the model reads larger ones as its last.
         compute_dtype: dtype of the activations, whatever that of the parameters.
+        computes_on: the device that computes, where that is not the one of the parameters.
     """
 
     is_causal = True
@@ -52,13 +54,21 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
         self.max_positions = max_positions
-        self.vocab_size = head.vocab_size
+        self.vocab_size = self.num_ids = head.vocab_size
         self.compute_dtype = embedding.compute_dtype
+        self.computes_on: torch.device | None = None
         self.tie()
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states between blocks."""
+        return self.embedding.hidden_size
+
+    @property
     def device(self) -> torch.device:
-        """The device of the parameters, but for those that other ranks of a pipeline hold."""
+        """The device that computes: that of the parameters, but for those that other ranks of a pipeline hold."""
+        if self.computes_on is not None:
+            return self.computes_on
         for parameter in self.parameters():
             if not parameter.is_meta:
                 break

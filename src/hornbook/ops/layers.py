@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if is_cut(weight):
         return cut_linear(x, weight, bias)
-    if (form := _native_linear_form(x, weight)) is not None:
+    if FORMS and (form := _native_linear_form(x, weight)) is not None:
         y: Tensor = native_linear(x, weight, bias, form.isa)
         return y
     if weight.dim() > 2:
@@ -85,17 +85,16 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -
 
 def _native_linear_form(x: Tensor, weight: Tensor) -> Form | None:
     """Return the form that multiplies ``x`` by ``weight``, None for PyTorch's operators."""
-    is_native = FORMS and not is_cut(weight) and weight.dtype == torch.float32
+    is_native = not is_cut(weight) and weight.dtype == torch.float32
     return form_of("linear", x) if is_native else None
 
 
 def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual: Tensor | None) -> Tensor:
     """Return ``residual + drop(x)``, ``drop(x)`` where it is None; arguments as of `hornbook.ops.dropout.dropout`."""
-    if probability > 0.0 and FORMS and (form := form_of("dropout", x)) is not None:
+    if FORMS and (form := form_of("dropout", x)) is not None:
         result: Tensor = native_dropout.dropout(x, residual, keys, site, probability, form.isa)
         return result
-    if probability > 0.0:
-        x = hashed_dropout(x, keys, site, probability)
+    x = hashed_dropout(x, keys, site, probability)
     return x if residual is None else residual + x
 
 
@@ -148,6 +147,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
+    if x.dtype == torch.float32:
+        return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
     if dtype != x.dtype and torch.is_grad_enabled():
@@ -156,8 +157,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm, so that a native backward pass adds their gradients; as ``layer_norm``."""
-    if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    """Return ``x`` and its norm, so that a native backward pass adds their gradients; see ``layer_norm``."""
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return x, layer_norm(x, weight_D, bias_D, epsilon)
 

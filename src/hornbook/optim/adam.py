@@ -24,7 +24,7 @@ from hornbook.ops.native.adamw import adamw as native_adamw
 from hornbook.ops.native.kernels import FORMS
 from hornbook.optim.slots import Slot, by_group, clip_gradients
 
-STATE_NAMES = ("exp_avg", "exp_avg_sq")
+STATE_NAMES = MomentsConfig.state_names
 
 
 def adamw(

@@ -134,8 +134,7 @@ def clip(
         scales = (limit / norms).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
         torch._foreach_mul_(gradients, list(scales.unbind()))
     elif norm > limit:
-        clipped = [replace(slot, clip=limit / norm) for slot in slots]
         if by_update:
-            return clipped
-        clip_gradients(clipped)
+            return [replace(slot, clip=limit / norm) for slot in slots]
+        torch._foreach_mul_([slot.gradient for slot in slots], limit / norm)
     return slots

@@ -38,11 +38,11 @@ class Update:
 
 
 UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {
-    AdamWConfig: (adam.adamw, adam.STATE_NAMES),
-    AdamConfig: (adam.adam, adam.STATE_NAMES),
-    LambConfig: (lamb.lamb, adam.STATE_NAMES),
-    SGDConfig: (sgd.sgd, ()),
-    MomentumConfig: (sgd.momentum, ("momentum",)),
+    AdamWConfig: (adam.adamw, AdamWConfig.state_names),
+    AdamConfig: (adam.adam, AdamConfig.state_names),
+    LambConfig: (lamb.lamb, LambConfig.state_names),
+    SGDConfig: (sgd.sgd, SGDConfig.state_names),
+    MomentumConfig: (sgd.momentum, MomentumConfig.state_names),
 }
 """The function ``(slots, config, *, learning_rate, count)`` of each optimizer, and the names of its state tensors."""
 
