@@ -107,16 +107,19 @@ def test_a_model_that_the_peer_lacks_is_refused(capsys):
 @pytest.mark.slow
 def test_a_peer_in_a_process_of_its_own_makes_the_same_steps():
     recipe = small("bert-tiny")
-    step = transformers_step_apart(recipe, World(), precision="fp32")
     twin = transformers_step(recipe, World(), precision="fp32")
-    assert [step(), step()] == [twin(), twin()]
+    with transformers_step_apart(recipe, World(), precision="fp32") as step:
+        assert [step(), step()] == [twin(), twin()]
 
 
 @pytest.mark.slow
 def test_a_peer_that_transformers_lacks_is_one_line_in_its_own_process_too(capfd):
     recipe = load_recipe("demo", [*SIZES, "--model.activation", "relu_squared"], require_data=False).recipe
-    with pytest.raises(UserError, match="ended in a process of its own"):
-        transformers_step_apart(recipe, World(), precision="fp32")
+    with (
+        pytest.raises(UserError, match="ended in a process of its own"),
+        transformers_step_apart(recipe, World(), precision="fp32"),
+    ):
+        pass
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 

@@ -11,8 +11,12 @@ In this process, peers have what `hornbook.parallel.device.prepare` gives: freed
 """
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import torch
 
@@ -24,8 +28,9 @@ from hornbook.measure.throughput import Step
 from hornbook.parallel.world import World
 
 
-def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> Step:
-    """Return a step that a process of its own makes; it ends with this one.
+@contextmanager
+def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> Iterator[Step]:
+    """Give a step that a process of its own makes; it ends with the block.
 
     Args:
         recipe: as for ``transformers_step``.
@@ -33,47 +38,52 @@ def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> 
         precision: as for ``transformers_step``.
 
     Raises:
-        UserError: the process ends; what it said stands above.
+        UserError: the process ended; what it said is above.
     """
-    command = [sys.executable, "-m", "hornbook.measure.peer_process"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None and process.stdout is not None
-    requests, answers = process.stdin, process.stdout
+    reading, writing = os.pipe()  # standard output may hold what libraries print
+    command = [sys.executable, "-m", "hornbook.measure.peer_process", str(writing)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], text=True)
+    os.close(writing)
+    assert process.stdin is not None
 
     def ask(line: str) -> int:
-        try:
-            requests.write(f"{line}\n")
-            requests.flush()
-            return int(answers.readline())
-        except (BrokenPipeError, ValueError) as error:
-            raise UserError(
-                f"transformers {precision} ended in a process of its own, as said above; to time it in this one alone, "
-                "add --peer-processes shared"
-            ) from error
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        if answer := answers.readline():
+            return int(answer)
+        raise UserError(
+            f"transformers {precision} ended in a process of its own, for the reason above; to time it in this process "
+            "alone, add --peer-processes shared"
+        )
 
     settings = {"precision": precision, "threads": torch.get_num_threads(), "device": str(world.device)}
-    ask(json.dumps({"recipe": recipe_to_dict(recipe), **settings}))
-    return lambda: ask("")
+    try:
+        with os.fdopen(reading, encoding="ascii") as answers:
+            ask(json.dumps({"recipe": recipe_to_dict(recipe), **settings}))
+            yield lambda: ask("")
+    finally:
+        process.kill()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
 
 
-def serve() -> None:
+def serve(answers: TextIO) -> None:
     """Answer the requests of ``transformers_step_apart`` from standard input until it ends."""
     given = json.loads(sys.stdin.readline())
     torch.set_num_threads(given["threads"])
     world = World(device=torch.device(given["device"]))
     step = transformers_step(recipe_from_dict(given["recipe"]), world, precision=given["precision"])
-    _answer(0)
+    answers.write("0\n")
     while sys.stdin.readline():
-        _answer(step())
-
-
-def _answer(tokens: int) -> None:
-    sys.stdout.write(f"{tokens}\n")
-    sys.stdout.flush()
+        answers.write(f"{step()}\n")
 
 
 if __name__ == "__main__":
     try:
-        serve()
+        with os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="ascii") as pipe:
+            serve(pipe)
     except HornbookError as error:
         sys.exit(str(error))
