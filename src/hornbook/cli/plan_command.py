@@ -11,7 +11,7 @@ the allocator counts.
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import (
     add_process_arguments,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hornbook.plan.planner import Machine
 
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_USUAL_VOCABULARY = {"gpt": 50257, "roberta": 50265}
-_USUAL_VOCABULARY_OF_BERT = 30522
 _REFUSED = 2
 
 
@@ -88,7 +86,7 @@ def _refuse_other_mode(arguments: argparse.Namespace) -> None:
     given = [name for name in of_plan if getattr(arguments, name)]
     if arguments.check and given:
         raise UserError(
-            f"--{given[0]} belongs to a prediction, and --check measures on this machine's CPU or GPU: remove one of them"
+            f"--{given[0]} belongs to a prediction, and --check measures on this machine: remove one of them"
         )
     if not arguments.check and (arguments.shrink or arguments.processes or arguments.max_restarts):
         name = "--shrink" if arguments.shrink else "--processes" if arguments.processes else "--max-restarts"
@@ -97,16 +95,10 @@ def _refuse_other_mode(arguments: argparse.Namespace) -> None:
 
 def planned_recipe(arguments: argparse.Namespace) -> "Recipe":
     """Return the recipe with a vocabulary: where it has none, that of the published model."""
-    from dataclasses import replace
-
     from hornbook.config import load_recipe
+    from hornbook.plan.vocabulary import with_vocabulary
 
-    recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
-    model: Any = recipe.model
-    changes: dict[str, object] = {}
-    if model.vocab_size is None:
-        changes["vocab_size"] = _USUAL_VOCABULARY.get(model.family, _USUAL_VOCABULARY_OF_BERT)
-    return replace(recipe, model=replace(model, **changes)) if changes else recipe
+    return with_vocabulary(load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe)
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":

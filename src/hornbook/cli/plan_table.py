@@ -59,7 +59,8 @@ def _memory(plan: "Plan") -> Iterator[tuple[str, ...]]:
 def _activations(plan: "Plan") -> Iterator[tuple[str, str]]:
     worst = max(plan.stages.values(), key=lambda memory: memory.peak)
     yield "activations", "; ".join(_by_layer(worst.activations)) or "none at the peak"
-    yield "host", f"{size(worst.host)} a rank; {size(worst.offloaded)} a step moved between device and host"
+    moved = f"; {size(worst.offloaded)} a step move between device and host" if worst.offloaded else ""
+    yield "host", f"{size(worst.host)} a rank{moved}"
 
 
 def _by_layer(activations: Mapping[str, float]) -> Iterator[str]:
@@ -94,7 +95,7 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
 def _cost(plan: "Plan") -> str:
     machine, steps = plan.machine, plan.num_steps
     price = machine.device.price if machine.price is None else machine.price
-    rate = f"at ${price:g} an hour each{'' if machine.price else ', as listed in 2025 (--price)'}"
+    rate = f"at ${price:g} an hour each{'' if machine.price else ' (lists of 2025; --price)'}"
     if steps is None:
         return f"${significant(plan.step_price * 1000)} for 1,000 steps, {rate}"
     return f"${plan.step_price * steps:,.2f} and {duration(plan.speed.seconds * steps)} for {steps:,.0f} steps, {rate}"
@@ -113,7 +114,7 @@ def _verdict(plan: "Plan") -> str:
     if plan.fits:
         return f"It fits: {used} on the fullest rank; the largest micro-batch that fits is {plan.largest_micro_batch}."
     if plan.advice is None:
-        return f"It does not fit, {used}, and no layout on up to 4,096 devices does: make the model smaller."
+        return f"It does not fit, {used}, and no option or number of devices mends that: make the model smaller."
     return f"It does not fit, {used}: add {plan.advice}"
 
 
@@ -123,7 +124,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
         print("No layout fits.")
         return
     rows: list[tuple[str, ...]] = [
-        ("data", "tensor", "pipeline", "recompute", "micro-batch", "peak", "step", "tokens/s", "cost of 1,000 steps")
+        ("data", "tensor", "pipeline", "recompute", "micro-batch", "peak", "step", "tokens/s", "1,000 steps")
     ]
     for layout in layouts[:_MOST_LAYOUTS]:
         plan, parallel = layout.plan, layout.plan.recipe.parallel

@@ -6,8 +6,8 @@ from typing import Final
 HEAD_TOKENS: Final = 512
 """Tokens whose logits the head computes at a time (`hornbook.ops.cross_entropy`).
 
-Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a chunk
-take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
+Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
+chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
 """
 QUERIES: Final = 128
 """Queries of a block of attention on a CPU (`hornbook.ops.attention`)."""

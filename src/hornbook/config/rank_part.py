@@ -63,7 +63,7 @@ class RankPart:
         return self.num_stages - 1 in self.own_stages
 
     @property
-    def layers(self) -> list[int]:
+    def blocks(self) -> list[int]:
         """The blocks that it computes."""
         return sorted({int(name.split(".")[1]) for name in self.shapes if name.startswith("blocks.")})
 

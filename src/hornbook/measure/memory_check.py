@@ -20,13 +20,11 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.measure.throughput import synthetic_loader
-from hornbook.ops.native.kernels import FORMS
 from hornbook.parallel.cuts import local
-from hornbook.parallel.device import compute_dtype, dtype_name
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
-from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory, full_tokens, memory_of
+from hornbook.run.planning import compute_on
 from hornbook.samples.batches import Batch
 
 TOLERANCE: Final = 0.03
@@ -74,21 +72,9 @@ def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
     else:
         measured = before + allocated_at_peak(run)
     compute = compute_on(recipe, world.device)
-    shapes = {_tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
+    shapes = {tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
     found = (memory_of(recipe, world.size, world.rank, compute=compute, tokens=tokens) for tokens in shapes)
     return MemoryCheck(predicted=max(found, key=lambda memory: memory.peak), measured=measured)
-
-
-def compute_on(recipe: Recipe, device: torch.device) -> Compute:
-    """Return who computes now: the operators that the process has chosen."""
-    return Compute(
-        device="cuda" if device.type == "cuda" else "cpu",
-        dtype=dtype_name(compute_dtype(recipe.precision.compute, device)),
-        weights=recipe.precision.weights,
-        gradients=recipe.precision.gradients,
-        is_native=bool(FORMS),
-        panel_bytes=4 if FORMS.get("linear_bf16") == "avx512" else 2,
-    )
 
 
 def allocated_at_peak(run: Callable[[], None]) -> int:
@@ -124,7 +110,7 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
-def _tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
+def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
     """Return the tokens of a micro-batch that was made."""
     if "lengths" not in batch:
         return full_tokens(recipe)

@@ -16,6 +16,9 @@ from typing import Literal, NamedTuple
 from hornbook.config.chunks import attention_blocks, keeps_weights
 from hornbook.plan.layers import FP32, Layers
 
+_KEY = 8
+"""Bytes of the dropout key of a token and head."""
+
 Form = Literal["native", "fused", "blocked", "explicit"]
 
 
@@ -113,6 +116,7 @@ class Attention:
             if form == "fused":
                 layers.activation(f"{name}/y {number}", rows * width)
                 layers.activation(f"{name}/sums {number}", rows * self.num_heads, FP32)
+                layers.activation(f"{name}/mask {number}", tokens.is_masked * rows * group.length)
             else:
                 copies = 3 if group.num > 1 or tokens.num_rows == 1 else 0
                 if copies:
@@ -162,6 +166,9 @@ class Attention:
         layers.scratch(f"{name}/scores", weights, FP32)
         layers.scratch(f"{name}/scores", weights, FP32)
         layers.activation(f"{name}/softmax {number}", weights, FP32)
+        layers.activation(
+            f"{name}/mask {number}", group.length**2 + group.num * group.length * self.num_heads * _KEY, 1
+        )
         tape.free(f"{name}/scores")
         if item < FP32:
             layers.scratch(f"{name}/scores", weights)
@@ -200,7 +207,7 @@ class Attention:
                 self._blocked_backward(layers, group, numbers)
             else:
                 self._explicit_backward(layers, group, numbers, number)
-            tape.free(*(f"{name}/{what} {number}" for what in ("y", "sums", "weights", "softmax", "heads")))
+            tape.free(*(f"{name}/{what} {number}" for what in ("y", "sums", "weights", "softmax", "mask", "heads")))
             layers.scratch(f"{name}/stacked", 3 * numbers)
             tape.free(f"{name}/dqkv")
             layers.scratch(f"{name}/part {number}" if tokens.is_gathered else result, 3 * numbers)
@@ -219,10 +226,7 @@ class Attention:
         layers.scratch(f"{name}/dq", numbers)
         layers.scratch(f"{name}/dkv", 2 * numbers, FP32)
         before, drops = len(sizes) > 1, self.dropout > 0.0
-        if item == FP32:
-            extra = (2 + before) * FP32
-        else:
-            extra = (3 + before) * FP32 + before * item
+        extra = (2 + before) * FP32 if item == FP32 else (3 + before) * FP32 + before * item
         tape.use(max(sizes) * (extra + drops * 2 * item))
         layers.scratch(f"{name}/dqkv", 3 * numbers if item < FP32 else 0)
         tape.free(f"{name}/flat")

@@ -42,9 +42,9 @@ def block_of(
     return kind(model, f"blocks.{index}", tokens, num_parts, mixes_again)
 
 
-def add_residual(layers: Layers, size: float, *, is_fresh: bool = False) -> None:
+def add_residual(layers: Layers, size: float) -> None:
     """Add the gradient ``branch`` to ``gradient``, of ``size`` numbers."""
-    if not is_fresh and not layers.compute.has_native_layers:
+    if not layers.compute.has_native_layers:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
         layers.tape.free("sum")
@@ -78,8 +78,8 @@ class _Block:
             recomputes=self.mixes_again,
         )
 
-    def attend(self, layers: Layers, x: str, result: str) -> None:
-        """Make ``result`` of ``x``, with both projections."""
+    def attend(self, layers: Layers, result: str) -> None:
+        """Make ``result`` by attention with both projections."""
         attention = self.attention
         name, width = attention.name, attention.width
         layers.linear(f"{name}.qkv", self.tokens.num, self.size, 3 * width, f"{name}/qkv")
@@ -100,8 +100,8 @@ class _Block:
         layers.linear_backward(f"{name}.qkv", num, self.size, 3 * width, result, *frees, bias=bias)
         layers.tape.free("dqkv")
 
-    def feed(self, layers: Layers, x: str, result: str) -> None:
-        """Make ``result`` of ``x`` by the feed-forward."""
+    def feed(self, layers: Layers, result: str) -> None:
+        """Make ``result`` by the feed-forward."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
         layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
@@ -140,12 +140,12 @@ class PreNorm(_Block):
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
         name, num, size = self.name, self.tokens.num, self.size
-        for part, work, source, result in (
-            ("attention_norm", self.attend, x, f"{name}/middle"),
-            ("feed_forward_norm", self.feed, f"{name}/middle", y),
+        for part, work, result in (
+            ("attention_norm", self.attend, f"{name}/middle"),
+            ("feed_forward_norm", self.feed, y),
         ):
             layers.norm(f"{name}.{part}", num, size, f"{name}.{part}/y")
-            work(layers, f"{name}.{part}/y", "change")
+            work(layers, "change")
             self.drop(layers, "change")
             layers.activation(result, num * size)
             layers.tape.free("change")
@@ -169,11 +169,11 @@ class PostNorm(_Block):
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
         name, num, size = self.name, self.tokens.num, self.size
-        for part, work, source, result in (
-            ("attention_norm", self.attend, x, f"{name}/middle"),
-            ("feed_forward_norm", self.feed, f"{name}/middle", y),
+        for part, work, result in (
+            ("attention_norm", self.attend, f"{name}/middle"),
+            ("feed_forward_norm", self.feed, y),
         ):
-            work(layers, source, "change")
+            work(layers, "change")
             self.drop(layers, "change")
             layers.activation(f"{name}.{part}/x", num * size)
             layers.tape.free("change")
@@ -214,7 +214,7 @@ class GroupBlock(_Block):
         works = (self.convolve, self._first, self.attend, self._second)
         for number, work in enumerate(works):
             layers.norm(f"{name}.norms.{number}", num, size, f"{name}.norms.{number}/y")
-            work(layers, f"{name}.norms.{number}/y", "change")
+            work(layers, "change")
             self.drop(layers, "change")
             layers.activation(y if number == 3 else f"{name}/x {number}", num * size)
             layers.tape.free("change")
@@ -230,10 +230,10 @@ class GroupBlock(_Block):
             layers.norm_backward(norm, num, size, "branch", "dnormed", source)
             add_residual(layers, num * size)
 
-    def _first(self, layers: Layers, x: str, result: str) -> None:
+    def _first(self, layers: Layers, result: str) -> None:
         self.feed_in_groups(layers, "first_feed_forward", result)
 
-    def _second(self, layers: Layers, x: str, result: str) -> None:
+    def _second(self, layers: Layers, result: str) -> None:
         self.feed_in_groups(layers, "second_feed_forward", result)
 
     def _first_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
@@ -277,7 +277,7 @@ class GroupBlock(_Block):
     def _middle(self) -> int:
         return self.size // self.num_parts
 
-    def convolve(self, layers: Layers, x: str, result: str) -> None:
+    def convolve(self, layers: Layers, result: str) -> None:
         """Make ``result`` by the gated convolution."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
         layers.linear(f"{name}.up", num, size, 2 * size, f"{name}/up")

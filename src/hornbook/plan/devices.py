@@ -1,7 +1,7 @@
 """What devices can do and cost: peak rates, memory, bandwidths, links, a typical price.
 
-Rates of products are those of data sheets: dense, bf16 and fp16 summed in fp32, fp32 without TF32, which hornbook leaves
-off. Links are one-way, for one device to the others of its machine.
+Rates of products are those of data sheets: dense, bf16 and fp16 summed in fp32, fp32 without TF32, which hornbook
+leaves off. Links are one-way, for one device to the others of its machine.
 
 Prices are typical on-demand list prices of one device in US dollars, as cloud providers published them in 2025 (H100,
 H200, A100, B200: GPU clouds; L4: a large cloud; RTX 4090: a marketplace; CPU: 0.05 a core). They were written down from

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, LabelledConfig, TransformerConfig
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 
@@ -175,7 +174,3 @@ class Head:
             layers.scratch("spread", self.tokens.num * size)
             tape.use(self.tokens.num * size * layers.itemsize)
         tape.free("spread", "dfirst", "head/first tokens")
-
-    def table_bytes(self, layers: Layers) -> int:
-        """Return the bytes of the table."""
-        return self.num_rows * self.size * DTYPE_BYTES[layers.compute.weights]

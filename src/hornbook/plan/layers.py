@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hornbook.config.precision import DTYPE_BYTES, Dtype
-from hornbook.plan.tape import Tape
+from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4
-_INDEX = 8
-_ALLOCATED: Mapping[str, int] = {"cpu": 1, "cuda": 512}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +156,7 @@ class Layers:
         numbers = num_rows * size
         self.tape.use(numbers * 2 * FP32)
         self.tape.use(numbers * (1 + 2 * self.itemsize))
-        kind = "workspace" if name.endswith("gradient") else "activations"
+        kind: Kind = "workspace" if name.endswith("gradient") else "activations"
         self.tape.hold(kind, name, numbers * self.itemsize)
 
     def take(self, source: str, num_rows: float, size: int, result: str) -> None:

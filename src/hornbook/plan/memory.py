@@ -122,8 +122,8 @@ def _split(tape: Tape) -> tuple[Counter[str], dict[str, float]]:
     kinds: Counter[str] = Counter()
     layers: Counter[str] = Counter()
     for (kind, name), size in tape.at_peak().items():
-        kinds[kind] += size  # type: ignore[assignment]
+        kinds[kind] += size
         if kind == "activations":
             words = name.replace("/", ".").split(".")
-            layers[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size  # type: ignore[assignment]
+            layers[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size
     return kinds, dict(layers)

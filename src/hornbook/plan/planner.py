@@ -36,6 +36,8 @@ class Machine:
     price: float | None = None
     """US dollars an hour and device; None: the device's."""
     kernels: Literal["auto", "torch", "native"] = "auto"
+    can_grow: bool = True
+    """Whether more devices may be advised."""
 
     @property
     def limit(self) -> float:
@@ -220,7 +222,7 @@ def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _word(value: object) -> str:
     plain = {None: "none", (): "[]", True: "true", False: "false"}
-    return plain[value] if isinstance(value, bool | tuple | None) else str(value)  # type: ignore[index]
+    return plain[value] if isinstance(value, bool | tuple | None) else str(value)
 
 
 def _advice(plan: Plan) -> str | None:
@@ -258,6 +260,6 @@ def _changes(plan: Plan) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
     if devices > 1:
         yield sharded | again | one, devices
     more = 2 * devices
-    while more <= _MOST_RANKS and more <= recipe.training.global_batch_size:
+    while plan.machine.can_grow and more <= _MOST_RANKS and more <= recipe.training.global_batch_size:
         yield sharded | again | one, more
         more *= 2

@@ -1,7 +1,7 @@
 """A search for the layout with the quickest step: data x shard x tensor x pipeline x recomputation x micro-batch.
 
-Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits; those that fit are ranked by
-the time that `hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
+Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits, and ranked by the time
+that `hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
 """
 
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:
     parallel = recipe.parallel if num_ranks > 1 else ParallelConfig()
     parallel = replace(parallel, layers_per_stage=())
     heads, length = 4 * parallel.tensor_parallel, min(recipe.sequence_length, _LENGTH)
-    layers = max(2, parallel.num_stages)
+    layers = 2 * parallel.num_stages
     narrow: dict[str, Any] = {
         "num_heads": heads,
         "hidden_size": 32 * heads,

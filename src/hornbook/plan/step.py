@@ -54,11 +54,11 @@ class Step:
         self.offloaded = 0.0
         """Bytes of activations of a micro-batch that lie in the host's memory."""
         memory = recipe.memory
-        again = {"all": set(), "attention": set()} | (
+        again: dict[str, set[int]] = {"all": set(), "attention": set()} | (
             {memory.recompute: self._recomputing()} if memory.recompute else {}
         )
         self._computed_again: set[int] = again["all"]
-        self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.layers}
+        self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
         """Write it."""
@@ -67,7 +67,7 @@ class Step:
         again = self._computed_again
         for number in range(min(self.num_micro_batches, 2)):
             if number == 0 and self.recipe.memory.recompute_budget is not None:  # the first layer is measured
-                self._computed_again = again - set(self.part.layers[:1])
+                self._computed_again = again - set(self.part.blocks[:1])
             self.forward()
             self.backward()
             self._computed_again = again
@@ -154,7 +154,7 @@ class Step:
 
     def _recomputing(self) -> set[int]:
         """Return the blocks that compute again what ``memory.recompute`` names."""
-        memory, layers = self.recipe.memory, self.part.layers
+        memory, layers = self.recipe.memory, self.part.blocks
         if memory.recompute_layers:
             return set(layers) & set(memory.recompute_layers)
         if memory.recompute_budget is None or not layers:
@@ -167,7 +167,7 @@ class Step:
         tape = Tape()
         layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe))
         layers.activation("x", 0)
-        self._block(self.part.layers[0]).forward(layers, "x", "y")
+        self._block(self.part.blocks[0]).forward(layers, "x", "y")
         names = _forgettable(tape, {"x", "y"})
         inner = [name for name in names if ".attention/" in name and not name.endswith(("/qkv", "/y"))]
         return sum(map(tape.size, inner if of_attention else names))

@@ -20,7 +20,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpus.store import open_store
-from hornbook.engine.build_training import build_samples, num_steps, refuse_layout
+from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
@@ -29,11 +29,12 @@ from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
+from hornbook.run.planning import scarce_memory
 from hornbook.run.preflight import (
     Finding,
-    bytes_of_training,
     changed_rate,
     large_vocabulary,
     refuse_blind_stopping,
@@ -45,8 +46,8 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples, refuse_misfit
 from hornbook.samples.sources import Sources
+from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
-from hornbook.track.environment import available_memory_bytes
 from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
@@ -121,8 +122,10 @@ def examine(
         findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("memory", refuse_large_model, recipe, world)
-    findings.warn("memory", _scarce_memory(recipe, world))
+    findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
+    if needs_files(recipe, world.device):
+        findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
     if sources is not None:
         _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
     return findings.found
@@ -164,18 +167,6 @@ def _open(
             alone.check("data", open_store, recipe.data.validation, split="validation")
         findings.found += alone.found or together.found
     return opened
-
-
-def _scarce_memory(recipe: Recipe, world: World) -> str | None:
-    """Say that all processes together need more of the host's memory than is available now."""
-    copies, available = world.size // (world.holders.size * world.pipeline.size), available_memory_bytes()
-    needed = bytes_of_training(recipe) * copies
-    if world.device.type == "cuda" or available is None or needed <= available:
-        return None
-    return (
-        f"weights, gradients and optimizer state of all {world.size} ranks take {format_bytes(needed)}, and "
-        f"{format_bytes(available)} is available now: end other programs, or take a smaller model or fewer processes"
-    )
 
 
 def _refuse_folder(path: Path) -> None:
