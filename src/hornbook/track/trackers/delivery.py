@@ -119,8 +119,8 @@ class Trackers:
         for delivery in self._deliveries:
             delivery.thread.join(max(0.0, until - monotonic()))
             if delivery.thread.is_alive():
-                waiting = counted(max(delivery.queue.qsize() - 1, 1), "record")
-                self._warn(f"tracker {delivery.name} does not answer: {waiting} not delivered")
+                left = delivery.queue.qsize() - 2 + delivery.is_ready.is_set()  # one is under way
+                self._warn(f"tracker {delivery.name} does not answer: {counted(max(left, 0), 'record')} not delivered")
         self._look_after()
 
     def __enter__(self) -> Self:
