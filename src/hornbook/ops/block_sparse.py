@@ -10,7 +10,8 @@
 Three kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
-product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`).
+product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ for fp32 and bf16
+(`hornbook.ops.native.block_sparse`).
 
 On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
@@ -29,6 +30,7 @@ from torch.nn import functional
 from hornbook.errors import UserError
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
+from hornbook.ops.native.operands import SUFFIXES
 
 _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 """Block size -> density up to which the products of the blocks took less time than dense ones on a CPU."""
@@ -59,12 +61,10 @@ class Pattern:
     columns: Tensor
     num_rows: int
     num_columns: int
-    row_starts: Tensor
-    """int64 ``[R + 1]``: the first block of each row, and n."""
-    column_starts: Tensor
-    """int64 ``[C + 1]``, of blocks in the order of columns, then rows."""
-    column_order: Tensor
-    """int64 ``[n]``: the blocks in that order."""
+    row_lines: native.Lines
+    """The blocks row by row, as the native kernel reads them."""
+    column_lines: native.Lines
+    """Likewise, column by column."""
     by_row: tuple[Line, ...]
     by_column: tuple[Line, ...]
 
@@ -83,9 +83,8 @@ class Pattern:
             columns=columns,
             num_rows=num_rows,
             num_columns=num_columns,
-            row_starts=row_starts,
-            column_starts=column_starts,
-            column_order=order,
+            row_lines=native.Lines(row_starts, columns, torch.arange(len(rows), device=rows.device), across=False),
+            column_lines=native.Lines(column_starts, rows[order], order, across=True),
             by_row=tuple(by_row),
             by_column=tuple(by_column),
         )
@@ -173,21 +172,16 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
 
 
 def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    own = _native_form()
-    y_NC = native.product(own, x_NC, values.float(), pattern.row_starts, pattern.columns, pattern.num_rows)
-    return y_NC.to(x_NC.dtype)
+    return native.product(_native_form(), x_NC, values, pattern.row_lines)
 
 
 def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    order = pattern.column_order
-    turned = values.float()[order].transpose(1, 2).contiguous()
-    args = (turned, pattern.column_starts, pattern.rows[order], pattern.num_columns)
-    return native.product(_native_form(), gradient_NC, *args).to(gradient_NC.dtype)
+    return native.product(_native_form(), gradient_NC, values, pattern.column_lines)
 
 
 def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    found = native.weight_gradient(_native_form(), gradient_NC, x_NC, pattern.row_starts, pattern.columns, size)
-    return found.to(x_NC.dtype)
+    lines = pattern.row_lines if gradient_NC.shape[1] >= x_NC.shape[1] else pattern.column_lines
+    return native.weight_gradient(_native_form(), gradient_NC, x_NC, lines, size).to(x_NC.dtype)
 
 
 def _native_form() -> Form:
@@ -209,7 +203,7 @@ KERNELS: Final[dict[str, Kernel]] = {
     ),
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
 }
-"""By name; ``native`` takes blocks of a multiple of 4 and gives fp32's precision at best."""
+"""By name; ``native`` takes blocks of 4 and more, and activations in fp32 or bf16."""
 
 
 class Choice(NamedTuple):
@@ -284,8 +278,8 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
-    if kernel == "native" and x.dtype == torch.float64:
-        kernel = "reference"  # native products are fp32
+    if kernel == "native" and x.dtype not in SUFFIXES:
+        kernel = "reference"
     rows = x.reshape(-1, x.shape[-1])
     y: Tensor = _BlockSparse.apply(rows, values.to(x.dtype), pattern, KERNELS[kernel], scores)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[-1])
