@@ -1,16 +1,18 @@
-"""Measure speed on this machine: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens.
+"""Measure speed on this machine: ``step``, ``generate``, ``corpus`` (text to tokens), ``sparse`` (maps of blocks).
 
 hornbook bench step demo --peer transformers
 hornbook bench step gpt2-small --processes 2
 torchrun --nproc-per-node 8 -m hornbook bench step gpt2-small --parallel.data-parallel shard
 hornbook bench generate demo --peer transformers --batch-size 1 8
 hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
+hornbook bench sparse --threads 1
 """
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli import bench_sparse
 from hornbook.cli.arguments import (
     TOKENIZER_HELP,
     add_device_arguments,
@@ -89,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.set_defaults(handler=generate_command)
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
+    bench_sparse.add_arguments(commands)
 
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
