@@ -7,7 +7,7 @@ of some narrower dense models, at equal training FLOPs and at equal wall-clock t
     python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
 
 For each model the learning rate is tuned at the FLOPs budget with the first seed: three values, and further ones as
-long as the best is at an end of those tried. (That of blocks is higher by their density, see ``sparsity.learning_rate_scale``.)
+long as the best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
 The best one is run with all seeds at both budgets. Models of one seed see the same windows in the same order, so
 differences are taken seed by seed.
 
@@ -39,7 +39,7 @@ SEEDS = (0, 1, 2)
 WIDTHS = (0.25, 0.3125, 0.4375)
 """Of the narrower dense models, over that of the sparse ones."""
 BLOCK_SIZES = (4, 8, 16)
-UPDATES = ("static", "random", "rigl", "rigl_norm", "rigl_sample")
+UPDATES = ("static", "random", "rigl", "rigl_sample")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,9 @@ class Experiment:
         (self.root / "results").mkdir(parents=True, exist_ok=True)
         file, text = self.root / "scale.json", json.dumps(vars(self.scale))
         if file.exists() and file.read_text() != text:
-            raise SystemExit(f"{self.root} holds an experiment of another scale: repeat its options, or name another folder")
+            raise SystemExit(
+                f"{self.root} holds an experiment of another scale: repeat its options, or name another folder"
+            )
         file.write_text(text)
         texts = [sysconfig.get_path("stdlib"), "--suffix", ".py", "--validation", str(VALIDATION)]
         texts += [word for name in EXCLUDED for word in ("--exclude", name)]
@@ -260,7 +262,9 @@ def main() -> None:
     experiment.prepare()
     contestants = models(scale)
     with ThreadPoolExecutor(arguments.workers) as pool:
-        outcomes = dict(zip([model.name for model in contestants], pool.map(experiment.contest, contestants), strict=True))
+        outcomes = dict(
+            zip([model.name for model in contestants], pool.map(experiment.contest, contestants), strict=True)
+        )
     print(table(outcomes))
 
 
