@@ -51,7 +51,7 @@ class Scale:
     sequence_length: int = 128
     batch_size: int = 8
     vocab_size: int = 512
-    petaflops: float = 3e-3
+    petaflops: float = 2.5e-3
     """Training FLOPs of a run, in 10¹⁵."""
     seconds: float = 40.0
     """Wall-clock time of a run at the other budget."""

@@ -130,9 +130,9 @@ def measure_update(case: Case, rounds: int) -> PatternUpdate:
     }
     given = [f"--{key}={value}" for key, value in options.items()]
     world, steps = World(device=case.device), {}
-    for update in ("static", "rigl"):
-        recipe = load_recipe("sparse-demo", [*given, f"--sparsity.update={update}"], require_data=False).recipe
-        steps[update] = hornbook_step(recipe, world)
+    for rule in ("static", "rigl"):
+        recipe = load_recipe("sparse-demo", [*given, f"--sparsity.update={rule}"], require_data=False).recipe
+        steps[rule] = hornbook_step(recipe, world)
     found = interleaved(steps, case.device, rounds)
     step, update = found["static"].median, max(found["rigl"].median - found["static"].median, 0.0)
     share = update / (_UPDATE_INTERVAL * step + update)

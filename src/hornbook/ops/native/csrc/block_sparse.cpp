@@ -1,12 +1,12 @@
-// Products of tokens with a block-sparse matrix, fp32; activations are fp32 or bf16.
+// Products of tokens with a block-sparse matrix, in fp32; activations are fp32 or bf16.
 //
 // Tokens [token][feature] are packed as panels [feature][token], a slice of tokens at a time, so that a weight is one
-// broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. Panels lie in memory
-// of the thread that stays in its second-level cache; activations are read once a product, and results are written once.
+// broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. A thread keeps its
+// panels in the second-level cache. Activations are read once a product, and results are written once.
 //
-// The matrix is a list of lines of blocks, rows or columns: line l has the blocks starts[l] to starts[l + 1]; block i of the
-// list lies at others[i] along the line, and its weights are number places[i] of `values` [n][b][b]. With `across`, lines
-// are columns: a block's outputs and inputs change their roles.
+// The matrix is a list of lines of blocks, rows or columns: line l has blocks starts[l] to starts[l + 1]. Block i of the
+// list is at others[i] along its line, and its weights are number places[i] of `values` [n][b][b]. With `across`, lines
+// are columns: outputs and inputs of a block change their roles.
 #include <type_traits>
 
 #include "threads.h"
@@ -14,15 +14,15 @@
 
 namespace {
 
-constexpr i64 kGroup = 64;                // outputs that are computed, or features that are packed, at once
-constexpr i64 kPanelBytes = 800 << 10;    // of panels that are read in any order
+constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
+constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
 
 struct Lines {
   const i64 *starts, *others, *places;
   i64 count;
 };
 
-// panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector; those that do not exist are 0.
+// panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
 template <class T>
 void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* panels, i64 width) {
   Vec square[Vec::lanes];
@@ -64,7 +64,7 @@ void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i6
     }
 }
 
-// Lets rows of kGroup outputs come into the cache while others are computed; rows that do not exist do no harm. Without it,
+// Brings rows of kGroup outputs into the cache while others are computed; rows that do not exist do no harm. Without it,
 // a product that writes 12 MB waits for these rows for half of its time.
 template <class T>
 HB_INLINE void fetch_for_writing(const T* to, i64 stride, i64 rows) {
@@ -134,7 +134,8 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, con
           for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
             constexpr i64 rows = width * Cut<b>::outputs / kGroup;
             fetch_for_writing(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
-            multiply<b, across>(panels + (at - token) * num_in, values, lines, (first + n) / b, (first + n) % b, out + n * width);
+            multiply<b, across>(panels + (at - token) * num_in, values, lines, (first + n) / b, (first + n) % b,
+                                out + n * width);
           }
           unpack<width>(out, smaller(width, end - at), outputs, target, num_out);
         }
@@ -173,8 +174,8 @@ HB_INLINE void multiply_panels(const float* along, const float* others, i64 widt
     for (i64 column = 0; column < columns; ++column) block[row * b + column] += found[row * columns + column];
 }
 
-// The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. Some tokens of `others` are
-// packed for all lines at once, so it should be the narrower one; those of `along` when their lines' turn comes.
+// The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. `others` is packed for all
+// lines, some tokens at a time, so it should be the narrower one; `along` for the lines whose turn it is.
 template <i64 b, bool across, class T>
 void weight_gradient(const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others,
                      const Lines& lines, float* of_values, i64 threads) {
@@ -209,7 +210,10 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
 
 template <i64 b, class Function>
 void with_direction(bool across, Function function) {
-  across ? function(std::integral_constant<i64, b>(), std::true_type()) : function(std::integral_constant<i64, b>(), std::false_type());
+  if (across)
+    function(std::integral_constant<i64, b>(), std::true_type());
+  else
+    function(std::integral_constant<i64, b>(), std::false_type());
 }
 
 // Calls function(b, across) with both known when it is compiled.
@@ -227,27 +231,29 @@ void with_block_size(i64 b, bool across, Function function) {
 }  // namespace
 
 // y [m][count b] = x Wᵀ, or x W with `across`, of x [m][num_in], rows `stride` apart; b is 4, 8, 16, 32 or 64.
-#define HB_PRODUCT(name, T)                                                                                          \
-  HB_EXPORT(void, name)                                                                                              \
-  (const T* x, i64 stride, i64 m, i64 num_in, const float* values, const i64* starts, const i64* others,             \
-   const i64* places, i64 count, i64 b, i64 across, T* y, i64 threads) {                                             \
-    with_block_size(b, across, [&](auto size, auto is_across) {                                                      \
-      product<size.value, is_across.value>(x, stride, m, num_in, values, {starts, others, places, count}, y, threads);           \
-    });                                                                                                              \
+#define HB_PRODUCT(name, T)                                                                                   \
+  HB_EXPORT(void, name)                                                                                       \
+  (const T* x, i64 stride, i64 m, i64 num_in, const float* values, const i64* starts, const i64* others,      \
+   const i64* places, i64 count, i64 b, i64 across, T* y, i64 threads) {                                      \
+    const Lines lines{starts, others, places, count};                                                         \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
+      product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                  \
+    });                                                                                                       \
   }
 HB_PRODUCT(block_sparse_product_f32, float)
 HB_PRODUCT(block_sparse_product_bf16, bf16)
 
-// of_values [n][b][b] = (dyᵀ x) at the blocks: `along` is dy and `others` x, or the other way round with `across`. The order
-// of sums does not depend on the number of threads.
-#define HB_WEIGHT_GRADIENT(name, T)                                                                                  \
-  HB_EXPORT(void, name)                                                                                              \
-  (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, const i64* starts,         \
-   const i64* columns, const i64* places, i64 count, i64 b, i64 across, float* of_values, i64 threads) {             \
-    with_block_size(b, across, [&](auto size, auto is_across) {                                                      \
-      weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,                          \
-                                       {starts, columns, places, count}, of_values, threads);                        \
-    });                                                                                                              \
+// of_values [n][b][b] = (dyᵀ x) at the blocks: `along` is dy and `others` x, or the other way round with `across`. The
+// order of sums does not depend on the number of threads.
+#define HB_WEIGHT_GRADIENT(name, T)                                                                           \
+  HB_EXPORT(void, name)                                                                                       \
+  (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, const i64* starts,  \
+   const i64* at, const i64* places, i64 count, i64 b, i64 across, float* of_values, i64 threads) {           \
+    const Lines lines{starts, at, places, count};                                                             \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
+      weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,       \
+                                                   lines, of_values, threads);                                \
+    });                                                                                                       \
   }
 HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_f32, float)
 HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_bf16, bf16)

@@ -6,7 +6,7 @@
 
 namespace {
 
-// Of each 128 bits: the two lower floats of `a` and `b`, alternating; the two upper ones; the lower pairs; the upper pairs.
+// Of each 128 bits of `a` and `b`: the lower floats, alternating; the upper ones; the lower pairs; the upper pairs.
 #ifdef __AVX512F__
 HB_INLINE Vec low(Vec a, Vec b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }
 HB_INLINE Vec high(Vec a, Vec b) { return {_mm512_unpackhi_ps(a.v, b.v)}; }
