@@ -20,11 +20,11 @@ SOURCE = ROOT / "src" / "hornbook"
 FLOORS = {
     0: ("arrays", "errors", "extras", "storage", "version", "wording"),
     1: ("config", "formats"),
-    2: ("text",),
-    3: ("corpus", "optim", "parallel"),
+    2: ("plan", "text"),
+    3: ("corpus", "parallel"),
     4: ("samples",),
     5: ("ops", "checkpoint", "track"),
-    6: ("model", "objective"),
+    6: ("model", "objective", "optim"),
     7: ("exchange", "generate"),
     8: ("engine", "evaluate"),
     9: ("run",),
@@ -35,11 +35,11 @@ FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 MAY_PRINT = ("cli/", "track/console.py")
-MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py")
+MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py", "track/trackers/delivery.py")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "text", "corpus")
+WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "plan", "text", "corpus")
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,10 +1,11 @@
-"""Draw the two pictures of README.md: what ``hornbook demo`` prints, and the report page of its run.
+"""Draw the pictures of the documentation: what ``hornbook demo`` prints, the report of its run, and the live board.
 
 ::
 
     python tools/pictures.py                            # run the demo, then write docs/pictures/
     python tools/pictures.py --demo /tmp/pictures       # draw the demo that an earlier call ran there
     python tools/pictures.py --minutes 3 --threads 1    # other options are those of hornbook demo
+    python tools/pictures.py --board runs               # draw the board of the runs in a folder, and nothing else
 
 The terminal becomes an SVG by rich, the report a PNG by headless Chromium (``apt-get install chromium``).
 """
@@ -17,10 +18,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rich.console import Console
 from rich.text import Text
+
+from hornbook.track.board import Board
+from hornbook.track.runs import find_runs
+from hornbook.track.serve import BoardServer
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH = 104
@@ -33,7 +40,7 @@ TEXT_SHOWN = 6
 """Lines of the generated text."""
 
 WINDOW = (1000, 1225)
-"""Width and height of the report's picture, in pixels."""
+"""Width and height of the picture of a page, in pixels."""
 
 CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")
 
@@ -52,7 +59,11 @@ def main() -> None:
     """Run the demo where the folder holds none, and draw both pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--demo", type=Path, metavar="DIR", help="folder of the demo and its log (default: temporary)")
+    parser.add_argument("--board", type=Path, metavar="DIR", help="folder of runs, to draw the board alone")
     arguments, options = parser.parse_known_args()
+    if arguments.board:
+        draw_board(arguments.board, PICTURES / "board.png")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.demo or Path(temporary)
         log = folder / "demo.log"
@@ -60,7 +71,7 @@ def main() -> None:
             run_demo(folder, log, options)
         PICTURES.mkdir(parents=True, exist_ok=True)
         draw_terminal(log.read_text(encoding="utf-8"), PICTURES / "terminal.svg")
-        draw_page(folder / "demo" / "run" / "report.html", PICTURES / "report.png")
+        draw_page((folder / "demo" / "run" / "report.html").resolve().as_uri(), PICTURES / "report.png")
 
 
 def run_demo(folder: Path, log: Path, options: list[str]) -> None:
@@ -100,7 +111,16 @@ def shorten(lines: list[str]) -> list[str]:
     return [*lines[:start], *shown, timing, "", *lines[end:]]
 
 
-def draw_page(page: Path, picture: Path) -> None:
+def draw_board(folder: Path, picture: Path) -> None:
+    """Serve the runs of a folder, and photograph the board with all of them."""
+    with BoardServer(Board([folder]), "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = urlencode([("run", str(run)) for run in find_runs(folder)])
+        draw_page(f"{server.url}#{shown}", picture)
+        server.shutdown()
+
+
+def draw_page(address: str, picture: Path) -> None:
     """Photograph the upper part of a page with Chromium.
 
     Raises:
@@ -108,10 +128,10 @@ def draw_page(page: Path, picture: Path) -> None:
     """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        raise SystemExit("the report's picture needs Chromium: apt-get install chromium")
+        raise SystemExit("the picture of a page needs Chromium: apt-get install chromium")
     width, height = WINDOW
     size = f"--window-size={width},{height}"
-    command = [chromium, *CHROMIUM, size, f"--screenshot={picture}", page.resolve().as_uri()]
+    command = [chromium, *CHROMIUM, size, "--virtual-time-budget=3000", f"--screenshot={picture}", address]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 

@@ -38,6 +38,7 @@ from hornbook.optim.slots import Slot, role_of
 from hornbook.optim.updates import Update, build_update
 from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
+from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun, Tracker, register_tracker
 
 __all__ = [
     "ADAMW_STATE_NAMES",
@@ -50,10 +51,12 @@ __all__ = [
     "Draw",
     "Dropout",
     "Embedding",
+    "Ended",
     "EvaluationWindows",
     "FeedForward",
     "Forward",
     "HeldOutWindows",
+    "Histogram",
     "IncrementalBlock",
     "LanguageModel",
     "LayerNorm",
@@ -69,6 +72,8 @@ __all__ = [
     "Slot",
     "TaskInput",
     "TokenStore",
+    "TrackedRun",
+    "Tracker",
     "Update",
     "WeightDropout",
     "adamw",
@@ -86,6 +91,7 @@ __all__ = [
     "option",
     "register",
     "register_task",
+    "register_tracker",
     "role_of",
     "token_form",
 ]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
 from hornbook.errors import UserError
-from hornbook.samples.batches import Batch
+from hornbook.samples.batches import Batch, size_of
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -45,12 +46,43 @@ class CausalLM:
     weights: Mapping[str, float] = {"causal_lm": 1.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the targets that are scored."""
-        return {"causal_lm": _num_scored(batch["targets"])}
+        """Count the targets that are scored, which are a decoder's tokens that count."""
+        return {"causal_lm": size_of(batch).tokens}
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the next tokens."""
         return {"causal_lm": head.cross_entropy(x_BTD, batch["targets"])}
+
+
+class RecurrenceWeightedLM(CausalLM):
+    """The same, a token's loss divided by how often the token is a target in its window: ``recurrence_weighted``.
+
+    ::
+
+        targets  the cat and the dog
+        weights  1/2 1   1   1/2 1        loss = Σ weight · nats / number of targets
+
+    The loss without weights, ``causal_lm``, is reported beside it, and tokens and bits per byte are counted by that.
+    """
+
+    weights: Mapping[str, float] = {"causal_lm": 0.0, "recurrence_weighted": 1.0}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the targets that are scored, for both terms."""
+        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the next tokens, without and with weights."""
+        weights_BT = recurrence_weights(batch["targets"])
+        weighted, unweighted = head.weighted_cross_entropy(x_BTD, batch["targets"], weights_BT)
+        return {"causal_lm": unweighted, "recurrence_weighted": weighted}
+
+
+def recurrence_weights(targets_BT: Tensor) -> Tensor:
+    """Return 1 / the number of times that each target occurs in its row, ``[B, T]`` fp32."""
+    sorted_BT = targets_BT.sort(-1).values
+    ends_BT = torch.searchsorted(sorted_BT, targets_BT, right=True)
+    return (ends_BT - torch.searchsorted(sorted_BT, targets_BT)).float().reciprocal()
 
 
 class MaskedLM:
@@ -117,14 +149,18 @@ class SpanPrediction:
         return {"span": loss, "accuracy": num_correct}
 
 
-OBJECTIVES: dict[type, Callable[[], Objective]] = {
-    CausalLMConfig: CausalLM,
-    MaskedLMConfig: MaskedLM,
-    PretrainingConfig: Pretraining,
-    ClassificationConfig: Classification,
-    SpanConfig: SpanPrediction,
+def _causal_lm(config: CausalLMConfig) -> CausalLM:
+    return RecurrenceWeightedLM() if config.recurrence_weights else CausalLM()
+
+
+OBJECTIVES: dict[type, Callable[[Any], Objective]] = {
+    CausalLMConfig: _causal_lm,
+    MaskedLMConfig: lambda _: MaskedLM(),
+    PretrainingConfig: lambda _: Pretraining(),
+    ClassificationConfig: lambda _: Classification(),
+    SpanConfig: lambda _: SpanPrediction(),
 }
-"""The objective of each config dataclass."""
+"""The builder of each config dataclass."""
 
 
 @singledispatch
@@ -138,8 +174,8 @@ def build_objective(config: object) -> Objective:
     raise UserError(f"there is no objective for {name}: register a function for it with build_objective.register")
 
 
-for _config, _objective in OBJECTIVES.items():
-    build_objective.register(_config, lambda _, objective=_objective: objective())
+for _config, _builder in OBJECTIVES.items():
+    build_objective.register(_config, _builder)
 
 
 def weighted_loss(sums: Mapping[str, Tensor], counts: Mapping[str, int], weights: Mapping[str, float]) -> Tensor:

@@ -56,7 +56,7 @@ def test_published_figures_stand_below_their_rows(
     assert marked["harness_word_perplexity"].endswith("word_perplexity of lm-evaluation-harness's wikitext")
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
 def test_rows_and_table_name_the_precision(home: Path, capsys: pytest.CaptureFixture[str], compute: str) -> None:
     (home / "run" / "evaluation.json").unlink(missing_ok=True)
     assert evaluate("--compute", compute, "--json") == 0

@@ -40,8 +40,8 @@ def test_a_world_that_the_sizes_do_not_divide_is_refused():
         (["--training.compile=blocks", "--parallel.tensor-parallel=2"], "wrong gradients; set one of them back"),
         (["--training.compile=blocks", "--parallel.pipeline-schedule=zero-bubble"], "choose gpipe, 1f1b, interleaved"),
         (
-            ["--training.compile=blocks", "--memory.recompute=all"],
-            "remove compile, or recompute and offload_activations",
+            ["--training.compile=blocks", "--memory.recompute=attention"],
+            "compiled blocks cannot recompute a part of theirs; choose all",
         ),
         (["--parallel.sequence-parallel"], "sequence_parallel applies only to tensor parallelism; set tensor_parallel"),
         (["--parallel.tensor-parallel=5"], "tensor_parallel must divide num_heads, which is 12"),

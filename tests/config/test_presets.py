@@ -60,6 +60,7 @@ LAYOUTS = {
     "gpt2-medium-wikitext2-8-stages": (0, 3, 3, 3, 3, 4, 4, 4),
 }
 """Layers of each stage, as the systems that hornbook replaces had them."""
+SPARSE = ("sparse-demo", "sparse-gpt", "sparse-gpt-large")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -154,7 +155,7 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"])
+@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
@@ -167,7 +168,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", "sparse-demo"}
+    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
         assert comment.startswith("# ") and len(comment) > 20

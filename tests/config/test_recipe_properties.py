@@ -62,6 +62,9 @@ def mended(recipe, draw):
         kernel = 2 * draw(st.integers(0, 9)) + 1
         nested["model"] |= {"convolution_kernel": kernel, "convolution_group_size": heads}
         nested["model"] |= {"feed_forward_groups": heads, "feed_forward_size": None}
+    if nested["model"]["family"] == "factorized_gpt":
+        width, groups = 2 * draw(st.integers(1, 64)), draw(st.sampled_from([1, heads]))
+        nested["model"] |= {"embedding_size": width * heads, "norm_groups": groups}
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
     nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
     num_stores = len(nested["data"]["train"])
@@ -78,6 +81,9 @@ def mended(recipe, draw):
         nested["optimizer"] |= draw(st.sampled_from(kept))
     if nested["evaluation"]["early_stopping_patience"] is None:
         nested["evaluation"]["early_stopping_min_delta"] = 0.0
+    nested["tracking"]["trackers"] = tuple(dict.fromkeys(nested["tracking"]["trackers"]))
+    if not nested["tracking"]["trackers"]:
+        nested["tracking"]["histogram_every_steps"] = None
     if nested["optimizer"]["learning_rate_scale"]:
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
@@ -102,7 +108,15 @@ def mended(recipe, draw):
     kept = {"recompute": None, "recompute_layers": (), "recompute_budget": None}
     nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}, kept | {"recompute": "attention"}]))
     if nested["training"]["compile"] == "blocks":
-        nested["memory"] |= kept | {"offload_activations": False}
+        nested["memory"] |= {"offload_activations": False}
+        nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}]))
+    resident, phased = {"execution": "resident", "scratch": None}, {"execution": "phased", **kept}
+    phased |= {"offload_activations": False, "offload_optimizer": False}
+    is_plain = nested["parallel"]["pipeline_parallel"] == 1 and not nested["sparsity"]["linears"]
+    if nested["training"]["compile"] == "blocks" or nested["checkpoint"]["background"] or not is_plain:
+        nested["memory"] |= resident
+    else:
+        nested["memory"] |= draw(st.sampled_from([resident, phased]))
     if nested["parallel"]["data_parallel"] == "replicate" or nested["parallel"]["pipeline_parallel"] > 1:
         nested["parallel"]["sum_gradients"] = "micro_batch"
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}
@@ -118,8 +132,12 @@ def mended(recipe, draw):
 
 def fitting_kind(nested):
     """Sections that suit the family of the model."""
-    if nested["model"]["family"] == "gpt":
+    if "gpt" in nested["model"]["family"]:
         objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
+        if "unscored_tokens" in objective:
+            objective["unscored_tokens"] %= nested["data"]["sequence_length"]
+        if nested["model"].get("attention_block_size"):
+            nested["data"]["document_mask"] = False
         return {"objective": objective, "data": nested["data"] | {"layout": "auto", "tokenizer": None}}
     learned = nested["objective"]["name"]
     head = learned if learned in ("classification", "span") else "pretraining"
@@ -139,7 +157,7 @@ def fitting_encoder(nested, model, objective):
     if objective["name"] == "classification" and objective["text"] == objective["label"]:
         objective["label"] += "'s"
     tracking = nested["tracking"] | {"sample_every_steps": None}
-    data = nested["data"] | {"document_mask": False}
+    data = nested["data"] | {"document_mask": False, "windows": "stream"}
     return {"model": model, "objective": objective, "data": data, "tracking": tracking}
 
 

@@ -42,7 +42,14 @@ def rows_of(run: Path, kind: str) -> list[dict]:
 
 
 def test_every_command_is_run_by_a_test_below() -> None:
-    assert set(scripts()) == {"conv_model.py", "regularized.py", "accuracy.py", "llama.py", "muon.py"}
+    assert set(scripts()) == {
+        "conv_model.py",
+        "regularized.py",
+        "accuracy.py",
+        "llama.py",
+        "muon.py",
+        "json_tracker.py",
+    }
     with_script = [command for script in scripts() for command in commands(script)]
     assert [command for command in commands_of(PAGE) if command not in with_script] == [plain_command()]
 
@@ -140,6 +147,18 @@ def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys
     assert main(["train", "demo", "--data.train", "corpora/mine", "--output", "runs/muon"]) == 2
     told = 'runs/muon holds a model made with the objective "regularized", which hornbook does not have'
     assert told in capsys.readouterr().err
+
+
+def test_a_tracker_of_ones_own(shell: Shell) -> None:
+    make_corpus(shell.folder, "corpora/mine")
+    (command,) = commands("json_tracker.py")
+    shell.run(f"{command} {SMALL} --data.sequence-length 64 --schedule.warmup-steps 2 --tracking.sample-every-steps 4")
+    tracked = (shell.folder / "runs" / "tracked" / "tracked.jsonl").read_text(encoding="utf-8")
+    entries = [json.loads(line) for line in tracked.splitlines()]
+    assert {entry["run_id"] for entry in entries} == {"demo"}
+    assert [entry["event"] for entry in (entries[0], entries[-1])] == ["opened", "finished"]
+    assert [entry["step"] for entry in entries if entry["event"] == "histograms"] == [2, 4]
+    assert [entry["step"] for entry in entries if entry["event"] == "text"] == [4]
 
 
 def test_a_task_of_ones_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import RecipeError
 from hornbook.evaluate import task_names
+from hornbook.measure.bench_spec import bundled_specs
 
 PAGE = ROOT / "docs" / "from-the-old-systems.md"
 SYSTEMS = "ABCDE"
@@ -99,7 +100,7 @@ def command_exists(words: list[str]) -> bool:
     """Compare the words with the command's help: its options, the values where it lists them, its arguments."""
     names = [word for word in words[:2] if word.isalpha() and word.islower()]
     exit_code, text = help_of(*names)
-    options, arguments = options_of(text), {*POSITIONAL_LINE.findall(text), *bundled_recipes(), "..."}
+    options, arguments = options_of(text), {*POSITIONAL_LINE.findall(text), *bundled_recipes(), *bundled_specs(), "..."}
     values: list[str] | None = None
     known = [exit_code == 0]
     for word in words[len(names) :]:

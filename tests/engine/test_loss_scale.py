@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
+import tiny_layouts
 import torch
 from tiny import (
     fresh_state,
@@ -19,9 +20,11 @@ from tiny import (
     tiny_state,
     tiny_step_config,
 )
+from tiny_layouts import recipe_of
 
 from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig
-from hornbook.engine.loss_scale import DynamicScale, Scaled, build_loss_scale
+from hornbook.engine.build_training import build_loss_scale
+from hornbook.engine.loss_scale import DynamicScale, Scaled
 from hornbook.engine.state import Progress
 from hornbook.engine.step import train_step
 from hornbook.objective import CausalLM
@@ -163,6 +166,18 @@ def test_a_histogram_scale_is_halved_before_gradients_overflow():
     assert True in ups
     assert False in ups, "it goes up and down by a factor of 2"
     assert set(scales[10:]) <= {max(scales[10:]) / 2**power for power in range(3)}
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "histogram"])
+@pytest.mark.parametrize("model", ["bert packed", "groupbert"])
+def test_encoders_learn_in_fp16(model, scaling, monkeypatch):
+    """fp16 keeps 11 bits: losses of fp32 to two thousandths, with dropout and clipping."""
+    expected = tiny_layouts.train(recipe_of(model, "adamw"), World(), steps=6)
+    fp16 = f"precision.compute=fp16 precision.loss_scaling={scaling}"
+    monkeypatch.setattr(tiny_layouts, "SIZES", tiny_layouts.SIZES.replace("precision.compute=fp32", fp16))
+    found = tiny_layouts.train(recipe_of(model, "adamw"), World(), steps=6)
+    assert found.losses == pytest.approx(expected.losses, rel=2e-3)
+    assert found.losses != expected.losses
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "histogram"])

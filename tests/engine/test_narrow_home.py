@@ -8,9 +8,9 @@ import torch
 from tiny import random_batch, snapshot, split, tensors_of, tiny_config, tiny_step_config
 
 from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig, Recipe, TrainingConfig
-from hornbook.engine.build_training import build_training
+from hornbook.engine.build_training import build_training, home_of
 from hornbook.engine.home import InMemory
-from hornbook.engine.narrow_home import NarrowHome, home_of
+from hornbook.engine.narrow_home import NarrowHome
 from hornbook.engine.step import train_step
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World

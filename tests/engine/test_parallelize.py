@@ -39,6 +39,17 @@ def test_compiled_blocks_learn_the_same(model, monkeypatch):
 
 
 @pytest.mark.slow
+def test_compiled_blocks_recompute_to_the_same_bits(monkeypatch):
+    def trained(*words):
+        monkeypatch.setattr(tiny_layouts, "SIZES", " ".join([sizes, COMPILED.removeprefix("--"), *words]))
+        return tiny_layouts.train(recipe_of("gpt", "adamw"), World(), steps=4)
+
+    sizes = tiny_layouts.SIZES
+    expected, found = trained(), trained("memory.recompute=all")
+    assert (found.losses, found.norms) == (expected.losses, expected.norms)
+
+
+@pytest.mark.slow
 def test_a_compiled_run_resumes_bit_for_bit(tmp_path):
     words = [f"--{word}" for word in tiny_layouts.SIZES.split()]
     command = ["verify", "resume", "gpt2-small", *words, COMPILED, "--output", tmp_path / "runs", "--json"]

@@ -17,6 +17,7 @@ from hornbook.config import Recipe, load_recipe
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
+from hornbook.measure.verification import keeping_gradients, whole_tensors
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_run
 from hornbook.run.loop import train_until_done
@@ -68,6 +69,10 @@ LAYOUTS = {
     "data 4": "",
     "shard 2": "parallel.data_parallel=shard",
     "shard 2, recomputed": "parallel.data_parallel=shard memory.recompute=all",
+    "phased": "memory.execution=phased",
+    "data 2, phased": "memory.execution=phased",
+    "shard 2, phased": "parallel.data_parallel=shard memory.execution=phased",
+    "hybrid 2x2, phased": "parallel.data_parallel=hybrid parallel.shard_size=2 memory.execution=phased",
     "tensor 2, recomputed": "parallel.tensor_parallel=2 memory.recompute=attention",
     "tensor 2, chunked": "parallel.tensor_parallel=2 memory.vocabulary_chunks=3 model.vocab_size=300",
     "zero-bubble 2, recomputed": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble "
@@ -141,21 +146,6 @@ def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe
     return load_recipe(name, [f"--{word}" for word in words]).recipe
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A copy of a tensor, put together from all ranks."""
-    tensor = tensor.detach()
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
-
-
-def of_all_stages(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """The tensors of all ranks of a pipeline."""
-    return {
-        name: tensor
-        for rank in range(world.pipeline.size)
-        for name, tensor in world.pipeline.share(tensors, rank).items()
-    }
-
-
 def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]:
     """The parts of a training before its first step."""
     samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
@@ -175,20 +165,11 @@ def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]
 
 def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:
     """Train ``recipe`` on ``world``."""
-    gradients = {}
-
-    def executor(state, *given):
-        sums = config.executor(state, *given)
-        if state.progress.step == 0:
-            own = state.model.own_parameters()
-            own_gradients = {name: whole(value.grad) for name, value in own if value.grad is not None}
-            gradients.update(of_all_stages(own_gradients, world))
-        return sums
-
     state, config, loader = begin(recipe, world)
-    held = [(name, value) for name, value in state.model.own_parameters() if not value.is_meta]
-    initial = of_all_stages({name: state.model.logical(name, whole(value)) for name, value in held}, world)
-    results = [train_step(state, next(loader), replace(config, executor=executor)) for _ in range(steps)]
+    held = {name: value for name, value in state.model.own_parameters() if not value.is_meta}
+    initial = whole_tensors(state.model, held, world)
+    observed, gradients = keeping_gradients(config)
+    results = [train_step(state, next(loader), observed) for _ in range(steps)]
     assert min(result.gradient_norm for result in results) > recipe.optimizer.clip_norm
     return Trained(
         initial=initial,

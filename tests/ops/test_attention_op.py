@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hornbook.ops import attention as module
-from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, cpu_attention, fits
+from hornbook.config import chunks
+from hornbook.ops.attention import WeightDropout, blocked_attention, cached_attention, causal_attention, fits
 from hornbook.ops.dropout import keep_mask
 
 
@@ -30,10 +30,8 @@ def reference(qkv: list[torch.Tensor], gradient: torch.Tensor) -> tuple[torch.Te
 def test_outputs_and_gradients_equal_torch(num_tokens, block, head_size):
     qkv = make_qkv(num_tokens, head_size)
     gradient = torch.randn(2, 3, num_tokens, head_size, generator=torch.Generator().manual_seed(1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_QUERIES", block)
-        y = cpu_attention(*qkv, is_causal=True)
-        y.backward(gradient)
+    y = blocked_attention(*qkv, is_causal=True, block_size=block)
+    y.backward(gradient)
     ours = (y.detach(), *(tensor.grad for tensor in qkv))
     for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=1e-5, rtol=1e-5)
@@ -43,7 +41,7 @@ def test_outputs_and_gradients_equal_torch(num_tokens, block, head_size):
 def test_at_the_edges_of_a_real_block(num_tokens):
     qkv = make_qkv(num_tokens)
     gradient = torch.ones(2, 3, num_tokens, 5)
-    y = cpu_attention(*qkv, is_causal=True)
+    y = blocked_attention(*qkv, is_causal=True)
     y.backward(gradient)
     ours = (y.detach(), *(tensor.grad for tensor in qkv))
     for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
@@ -53,7 +51,7 @@ def test_at_the_edges_of_a_real_block(num_tokens):
 def test_bfloat16_keeps_its_dtype_and_comes_near():
     qkv = make_qkv(200, 16, torch.bfloat16)
     gradient = torch.randn(2, 3, 200, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
-    y = cpu_attention(*qkv, is_causal=True)
+    y = blocked_attention(*qkv, is_causal=True)
     y.backward(gradient)
     ours = (y.detach(), *(tensor.grad for tensor in qkv))
     for mine, theirs in zip(ours, reference(qkv, gradient), strict=True):
@@ -84,9 +82,8 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
     keys = torch.randint(1 << 32, (2, 3, num_tokens), generator=draws)
     dropout = WeightDropout(keys, 7, probability) if probability else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_QUERIES", block)
-        patch.setattr(module, "_SCORES", at_once)
-        y = cpu_attention(*qkv, is_token_BT=there, dropout=dropout)
+        patch.setattr(chunks, "SCORES", at_once)
+        y = blocked_attention(*qkv, is_token_BT=there, dropout=dropout, block_size=block)
         y.backward(gradient)
     double = [tensor.detach().double().requires_grad_() for tensor in qkv]
     expected = plainly(double, there, keep_mask(keys, 7, num_tokens, probability), probability)

@@ -7,9 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.ops import cross_entropy as module
-from hornbook.ops.cross_entropy import counted_cross_entropy, linear_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import (
+    counted_cross_entropy,
+    linear_cross_entropy,
+    token_losses,
+    weighted_cross_entropy,
+)
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -50,7 +56,7 @@ def test_value_and_gradients_equal_torch(num_tokens, hidden, vocab_size, padding
     x, weight, targets = example(num_tokens, hidden, vocab_size, vocab_size + padding, unscored)
     expected = reference(x, weight, targets, vocab_size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK_TOKENS", chunk)
+        patch.setattr(module, "HEAD_TOKENS", chunk)
         loss = linear_cross_entropy(x, weight, targets, vocab_size)
         loss.backward()
         losses = token_losses(x, weight, targets, vocab_size)
@@ -66,7 +72,7 @@ def test_value_and_gradients_equal_torch(num_tokens, hidden, vocab_size, padding
 def test_chunk_boundaries_change_rounding_only(monkeypatch, num_tokens):
     results = []
     for chunk in (8, 1000):
-        monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(module, "HEAD_TOKENS", chunk)
         x, weight, targets = example(num_tokens)
         linear_cross_entropy(x, weight, targets, 13).backward()
         results.append((x.grad, weight.grad))
@@ -79,6 +85,26 @@ def test_incoming_gradient_scales_both_gradients():
     (linear_cross_entropy(x, weight, targets, 13) * -2.5).backward()
     assert_near(x.grad, -2.5 * x_gradient, 1e-5)
     assert_near(weight.grad, -2.5 * weight_gradient, 1e-5)
+
+
+def test_the_backward_pass_makes_no_second_gradient_of_the_table():
+    """It has 128 x 8 elements; 3 tokens of width 8 are all else that is made."""
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and not function._schema.name.endswith(("_", "view", "detach")):
+                sizes.append((function._schema.name, result.numel()))
+            return result
+
+    states, table = torch.randn(3, 8, requires_grad=True), torch.randn(128, 8, requires_grad=True)
+    for _ in range(2):  # the second one is added to the first
+        loss = linear_cross_entropy(states, table, torch.tensor([1, 2, 3]), 128) * 0.5
+        with Watch():
+            loss.backward()
+    assert sizes
+    assert [(name, size) for name, size in sizes if size >= 128 * 8] == []
 
 
 def test_gradient_is_the_slope_of_the_loss():
@@ -161,7 +187,7 @@ def test_non_finite_states_reach_the_loss(bad):
 @pytest.mark.parametrize("chunk", [3, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
-    monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(module, "HEAD_TOKENS", chunk)
     x, weight, targets = example(dtype=dtype)
     bias = torch.randn(13, generator=torch.Generator().manual_seed(2)).requires_grad_()
     double = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
@@ -217,7 +243,7 @@ def test_nothing_to_predict():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, rows, chunks, dtype):
     """Most of the second shape's parts are padding alone."""
-    monkeypatch.setattr(module, "_CHUNK_TOKENS", 16)
+    monkeypatch.setattr(module, "HEAD_TOKENS", 16)
     results = []
     for parts in (1, chunks):
         x, weight, targets = example(40, 8, vocab_size, rows, dtype=dtype)
@@ -254,3 +280,31 @@ def test_of_equal_logits_in_different_chunks_the_first_is_the_prediction():
     x, weight = torch.ones(2, 3), torch.ones(192, 3)
     for chunks in (1, 3):
         assert counted_cross_entropy(x, weight, torch.tensor([0, 70]), 192, chunks=chunks)[1] == 1
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(700, 8, generator=draws).to(dtype)
+    table = torch.randn(256, 8, generator=draws)
+    targets = torch.randint(200, (700,), generator=draws)
+    targets[::7] = -100
+    weights = torch.rand(700, generator=draws)
+    x_ND, weight_VD = x.clone().requires_grad_(), table.clone().requires_grad_()
+    loss, unweighted = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+    (loss * 2).backward()
+    theirs = (x.double().requires_grad_(), table.double().requires_grad_())
+    logits = theirs[0] @ theirs[1][:200].T
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    expected = (losses * weights).sum()
+    (expected * 2).backward()
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(loss.double(), expected, rtol=close["rtol"], atol=0)
+    torch.testing.assert_close(unweighted.double(), losses.sum(), rtol=close["rtol"], atol=0)
+    assert not unweighted.requires_grad
+    torch.testing.assert_close(x_ND.grad.double(), theirs[0].grad, **close)
+    torch.testing.assert_close(weight_VD.grad.double(), theirs[1].grad, **close)
+    with torch.no_grad():
+        without = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+    torch.testing.assert_close(torch.stack(without), torch.stack([loss, unweighted]), rtol=1e-5, atol=0)

@@ -41,10 +41,21 @@ def two_gradients() -> list[torch.Tensor]:
     return [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
 
 
+def slots_of(gradients: list[torch.Tensor]) -> list[Slot]:
+    return [Slot(name="weight", parameter=gradient.clone(), gradient=gradient, state={}) for gradient in gradients]
+
+
+def test_the_update_may_clip():
+    slots = slots_of(two_gradients())
+    clipped = clip(slots, 5.0, 2.0, "global", by_update=True)
+    assert [slot.clip for slot in clipped] == [0.4, 0.4]
+    assert all(torch.equal(slot.gradient, right) for slot, right in zip(clipped, two_gradients(), strict=True))
+
+
 @pytest.mark.parametrize(("limit", "clipped"), [(0.5, True), (4.9, True), (5.0, False), (5.1, False)])
 def test_the_global_norm_keeps_the_direction_and_the_limit(limit, clipped):
     gradients = two_gradients()
-    clip(gradients, 5.0, limit, "global")
+    clip(slots_of(gradients), 5.0, limit, "global")
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
     assert norm == pytest.approx(limit if clipped else 5.0)
     assert float(gradients[0][0] / gradients[1][0, 0]) == pytest.approx(0.75)
@@ -55,21 +66,21 @@ def test_the_global_norm_keeps_the_direction_and_the_limit(limit, clipped):
 @pytest.mark.parametrize(("limit", "norms"), [(0.5, [0.5, 0.5]), (3.5, [3.0, 3.5]), (5.0, [3.0, 4.0])])
 def test_per_tensor_each_has_the_limit_for_itself(limit, norms):
     gradients = two_gradients()
-    clip(gradients, 5.0, limit, "per_tensor")
+    clip(slots_of(gradients), 5.0, limit, "per_tensor")
     assert norms_of(gradients).tolist() == pytest.approx(norms)
     assert gradients[0][1] == 0.0
 
 
 def test_per_tensor_leaves_zeros_alone():
     gradients = [torch.zeros(3), torch.tensor([2.0])]
-    clip(gradients, 2.0, 1.0, "per_tensor")
+    clip(slots_of(gradients), 2.0, 1.0, "per_tensor")
     assert [gradient.tolist() for gradient in gradients] == [[0.0] * 3, [1.0]]
 
 
 @pytest.mark.parametrize("scope", ["global", "per_tensor"])
 def test_without_a_limit_nothing_is_clipped(scope):
     gradients = two_gradients()
-    clip(gradients, 5.0, None, scope)
+    clip(slots_of(gradients), 5.0, None, scope)
     assert all(torch.equal(first, second) for first, second in zip(gradients, two_gradients(), strict=True))
 
 

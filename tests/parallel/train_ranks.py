@@ -91,7 +91,7 @@ def gradients(world: World) -> dict[str, object]:
 
     ``early`` is how many buckets are sent before the last backward pass of two ends.
     """
-    gradient_sums._BUCKET_ELEMENTS = 4
+    gradient_sums.BUCKET_ELEMENTS = 4
     parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
     summed = gradient_sums.GradientSums(parameters, world.data)
     used = parameters[:3] if world.rank else [parameters[0], parameters[2]]

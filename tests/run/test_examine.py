@@ -1,6 +1,7 @@
 """What keeps a recipe from training is found all at once, by the checks of the training itself, without a trace."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_what_the_run_measures_is_checked(tmp_path: Path) -> None:
     assert "early stopping needs the validation loss" in found[0][2] and "masked_tokens" in found[1][2]
 
 
+def test_a_tracker_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (missing, unknown) = look(tmp_path, "--tracking.trackers=wandb,tensorbord")
+    assert missing[:2] == unknown[:2] == ("error", "trackers")
+    assert "pip install 'hornbook[wandb]'" in missing[2] and 'did you mean "tensorboard"?' in unknown[2]
+
+
 def test_a_model_and_a_batch_without_memory(tmp_path: Path) -> None:
     large = ("--model.hidden-size=65536", "--model.num-layers=64")
     found = look(tmp_path, *large)
@@ -87,12 +95,23 @@ def test_a_model_and_a_batch_without_memory(tmp_path: Path) -> None:
 
 
 def test_ranks_that_need_more_memory_than_there_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.run.examine.available_memory_bytes", lambda: 700_000)
+    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: 1_400_000)
     assert look(tmp_path) == []
     ((level, about, message),) = look(tmp_path, processes=2)
     assert (level, about) == ("warning", "memory")
-    assert "of all 2 ranks" in message and "683.6 KiB is available now: end other programs" in message
-    assert look(tmp_path, "--parallel.data-parallel=shard", processes=2) == [], "the ranks share one copy"
+    assert "each of 2 ranks is predicted to need up to" in message
+    assert "1.3 MiB is available now for all of them: add --" in message
+
+
+def test_activations_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state alone would fit; the advice makes the rest fit, too."""
+    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: 800_000)
+    ((level, about, message),) = look(tmp_path)
+    assert (level, about) == ("warning", "memory")
+    assert "the run is predicted to need" in message
+    words = message.partition(": add ")[2].partition(", or end other programs")[0].split()
+    options = [f"{key}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
+    assert options and look(tmp_path, *options) == []
 
 
 def test_a_layout_that_the_ranks_do_not_fill(tmp_path: Path) -> None:

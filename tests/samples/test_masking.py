@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hornbook.samples.masking import MaskRules, dynamic_mask, most_masked, static_mask, word_beginnings
+from hornbook.samples.masking import MaskRules, dynamic_mask, static_mask, word_beginnings
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
 
@@ -81,11 +81,6 @@ def test_dynamic_rate_and_independence():
     assert abs(neighbours / free - 0.15**2) < 0.002
     whole = dynamic_mask(tokens, lengths, samples, WORDS, most=128)
     assert abs(len(whole.places) / free - 0.15) < 0.01
-
-
-def test_the_cap_is_that_of_the_collator():
-    assert [most_masked(length, 0.15) for length in (128, 512, 384, 16, 20)] == [32, 96, 80, 16, 16]
-    assert most_masked(10, 0.9) == 10
 
 
 @WHOLE

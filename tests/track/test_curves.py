@@ -30,7 +30,7 @@ def test_a_validation_lies_between_the_rows_around_it(tmp_path: Path) -> None:
 )
 def test_time_is_told_in_a_unit_that_suits_it(tmp_path: Path, seconds: float, label: str, last: float) -> None:
     chart = charts_of([run(tmp_path / "one"), run(tmp_path / "two", seconds=seconds)], "time")[0]
-    assert chart.over.label == label
+    assert chart.over == label
     assert chart.curves[1].points[-1][0] == last
 
 

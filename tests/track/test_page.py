@@ -1,10 +1,13 @@
+import base64
+import hashlib
+import json
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.track.page import STYLE_SHEET, Html, card, document, escape, facts, section, table, tag
+from hornbook.track.page import STYLE_SHEET, Html, Parts, card, document, escape, facts, section, table, tag
 
 ROLES = ("ink", "soft", "train", "validation", "good")
 
@@ -52,12 +55,19 @@ def test_a_table_marks_its_numbers() -> None:
     assert '<td>b</td><td class="num">2</td>' in found
 
 
-def test_the_page_fetches_and_runs_nothing() -> None:
-    page = document("<title>", tag("p", "x"))
+def test_the_page_runs_its_own_script_alone_and_fetches_nothing() -> None:
+    hostile = "</script><script>alert(1)</script>"
+    run = {"id": hostile, "figures": [{"title": hostile}]}
+    page = document(Parts(title="<title>", head=tag("p", "x")), [run])
     assert page.startswith("<!doctype html>")
-    assert "default-src &#x27;none&#x27;" in page
     assert "<title>&lt;title&gt;</title>" in page
-    assert not re.search(r"<script|\burl\(|@import|https?:", page)
+    assert "default-src &#x27;none&#x27;" in page and "connect-src &#x27;none&#x27;" in page
+    data, script = re.findall(r"<script[^>]*>(.*?)</script>", page, re.S)
+    assert json.loads(data)["curves"] == [run] and "<" not in data
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#x27;sha256-{digest}&#x27;;" in page
+    assert not re.search(r"</script|<!--", script), "no script ends early"
+    assert "connect-src &#x27;self&#x27;" in document(Parts(title="board"), live=True)
 
 
 @pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])

@@ -1,13 +1,13 @@
 import pytest
 
-from hornbook.track.charts import STEPS, Point
+from hornbook.track.charts import Point
 from hornbook.track.curves import Chart, Curve
 from hornbook.track.terminal_chart import draw
 
 
 def lines(*curves: list[Point], width: int = 60, unicode: bool = True) -> list[str]:
     named = [Curve(label="ABCDEFGHIJ"[at], number=at, points=points) for at, points in enumerate(curves)]
-    chart = Chart(title="Loss", unit="nats", over=STEPS, curves=named)
+    chart = Chart(title="Loss", unit="nats", over="step", curves=named)
     return [line.plain for line in draw(chart, width, unicode=unicode)]
 
 

@@ -12,7 +12,7 @@ the way of the commands ``evaluate`` and ``generate``, so that their numbers are
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, cast, overload
+from typing import Any, Literal, TypeAlias, Unpack, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from hornbook.api.passes import refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
 from hornbook.config import Recipe, recipe_to_dict
+from hornbook.config.precision import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
 from hornbook.exchange.huggingface import UNTRAINED, write_folder
@@ -41,7 +42,6 @@ from hornbook.parallel.device import choose_device, prepare
 from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
-Compute: TypeAlias = Literal["auto", "fp32", "bf16"]
 Pooling: TypeAlias = Vector | Literal["none"]
 
 
@@ -387,8 +387,8 @@ def load(path: str | Path, *, device: str = "auto", compute: Compute = "auto", t
         RecipeError: the model has a part that is not registered; see `hornbook.extend`.
         HornbookError: the hub cannot be reached, or has no such model.
     """
-    if compute not in ("auto", "fp32", "bf16"):
-        raise UserError(f"compute is {compute!r}; expected auto, fp32 or bf16")
+    if compute not in get_args(Compute):
+        raise UserError(f"compute is {compute!r}; expected {', '.join(get_args(Compute))}")
     chosen = choose_device(device)
     prepare(chosen, threads or torch.get_num_threads())
     return Model(load_model(path, chosen, compute=compute))

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hornbook.api.model import Compute, Model, load
+from hornbook.api.model import Model, load
 from hornbook.config import Recipe
 from hornbook.config.overrides import override_leaves, override_recipe
+from hornbook.config.precision import Compute
 from hornbook.errors import UserError
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved

@@ -19,12 +19,13 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from hornbook.cli.table import wrap_line
-from hornbook.config.leaves import split_overrides
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
+from hornbook.config.precision import Compute
 from hornbook.config.recipe import SECTIONS, specs
+from hornbook.config.recipe_files import split_overrides
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.parallel import launched
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hornbook.config import Recipe
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+COMPUTE: Final[tuple[str, ...]] = get_args(Compute)
 TOKENIZER_HELP = (
     "tokenizer.json or vocab.txt, a folder with one, a corpus or a run; gpt2; or OWNER/NAME of the Hugging Face hub"
 )

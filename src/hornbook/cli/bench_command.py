@@ -1,20 +1,22 @@
-"""Measure speed on this machine: ``step``, ``generate``, ``corpus`` (text to tokens), ``sparse`` (maps of blocks).
+"""Measure speed: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens; ``run`` repeats those.
 
 hornbook bench step demo --peer transformers
 hornbook bench step gpt2-small --processes 2
 torchrun --nproc-per-node 8 -m hornbook bench step gpt2-small --parallel.data-parallel shard
 hornbook bench generate demo --peer transformers --batch-size 1 8
 hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
-hornbook bench sparse --threads 1
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli import bench_sparse
+from hornbook.cli import bench_run, bench_sparse
 from hornbook.cli.arguments import (
+    COMPUTE,
     TOKENIZER_HELP,
+    CommandParser,
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
     generate.add_argument(
         "--compute",
-        choices=("fp32", "bf16"),
+        choices=COMPUTE[1:],
         nargs="+",
         default=["fp32", "bf16"],
         help="dtypes of the activations (default: fp32 bf16)",
@@ -92,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
     bench_sparse.add_arguments(commands)
+    bench_run.add_arguments(commands, _check_words)
 
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
@@ -141,9 +144,11 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
 
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
+    from hornbook.measure.throughput import compare_with_product, matrix_product
     from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
+    from hornbook.run.utilization import flops_per_token, measure_rates
     from hornbook.samples.batches import refuse_misfit
 
     with launched.told_once():
@@ -153,10 +158,15 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
         world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
     with world.session():
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
+        used = {}
+        if flops_per_token(recipe):
+            (rate,) = measure_rates([matrix_product(recipe, world)], device)  # of all ranks at once, as in a step
+            used = compare_with_product(recipe, scaling.together, sum(row[0] for row in world.gather([rate])))
     if world.is_first:
         _print_scaling(scaling, recipe)
+        _print_utilization(used)
         print(f"kernels {in_use()}")
-    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling)}
+    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling), **used}
 
 
 def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
@@ -212,20 +222,24 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     timed = {name: asdict(speed) for name, speed in speeds.items()}
     result: dict[str, Any] = {**_facts(recipe), "kernels": kernels, "contenders": timed}
     if product and measured:
-        result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
+        result |= compare_with_product(recipe, speeds["hornbook"], product.flops / measured.step_seconds)
     print(_title(recipe))
     for name, speed in speeds.items():
         print(_speed_line(name, speed, kernels.get(name)))
-    if "tflops" in result:
-        print(
-            f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
-            "TFLOP/s of a plain product of the feed-forward's shape"
-        )
+    _print_utilization(result)
     best = max((speed.tokens_per_second for name, speed in speeds.items() if name not in kernels), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
     return result
+
+
+def _print_utilization(found: Mapping[str, Any]) -> None:
+    if "tflops" in found:
+        print(
+            f"{found['tflops']:.3g} TFLOP/s, {found['tflops_ratio']:.1%} of the {found['matmul_tflops']:.3g} "
+            "TFLOP/s of a plain product of the feed-forward's shape"
+        )
 
 
 def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
@@ -273,8 +287,7 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
         measure_corpus,
     )
 
-    if not arguments.source.is_file():
-        raise UserError(f"{arguments.source}: no such file; expected a JSONL file")
+    _refuse_missing(arguments.source)
     contenders: dict[str, Contender] = {"hornbook": build_with_hornbook, "hornbook (tokenizers)": build_with_tokenizers}
     if arguments.peer:
         contenders[arguments.peer] = map_with_datasets
@@ -289,6 +302,26 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
         result["ratio"] = speeds[arguments.peer].seconds / speeds["hornbook"].seconds
         print(f"{result['ratio']:.2f} times as fast as {arguments.peer}")
     return result
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise a HornbookError if ``hornbook bench`` would refuse the words before it measures anything."""
+    parser = CommandParser(prog="hornbook bench")
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+    if arguments.subcommand == "corpus":
+        _refuse_missing(arguments.source)
+        return
+    recipe = _recipe(arguments)
+    if getattr(arguments, "processes", None):
+        from hornbook.samples.batches import refuse_misfit
+
+        refuse_misfit(recipe, arguments.processes)
+
+
+def _refuse_missing(source: Path) -> None:
+    if not source.is_file():
+        raise UserError(f"{source}: no such file; expected a JSONL file")
 
 
 def _facts(recipe: "Recipe") -> dict[str, object]:

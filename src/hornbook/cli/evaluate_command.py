@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import add_device_arguments, natural_number, positive_integer
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer
 from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="encoders only: score N sequences, spread evenly (default: all; pseudo_perplexity: 64)",
     )
-    parser.add_argument(
-        "--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations (default: auto)"
-    )
+    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
     parser.add_argument(
         "--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows per batch (default: 16)"
     )

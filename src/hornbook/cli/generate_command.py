@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import (
+    COMPUTE,
     add_device_arguments,
     non_negative_number,
     positive_fraction,
@@ -52,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json-lines", action="store_true", help="write one JSON object per text to standard output")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
-    parser.add_argument(
-        "--compute", choices=("auto", "fp32", "bf16"), default="auto", help="dtype of the activations (default: auto)"
-    )
+    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
     parser.add_argument(
         "--batch-size",
         type=positive_integer,

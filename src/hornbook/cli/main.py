@@ -35,6 +35,7 @@ from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
+    "plan": "predict memory, time and cost of a training, and search its layout",
     "doctor": "check this machine, and whether a recipe would train on it",
     "recipes": "list, show and copy the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",
@@ -46,6 +47,7 @@ COMMANDS = {
     "checkpoint": "list and verify checkpoints; import and export models",
     "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs",
+    "profile": "profile training steps as a page, or compare two profiles",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",
     "completion": "print a script that completes commands in bash, zsh or fish",

@@ -1,4 +1,4 @@
-"""Looks at runs, finished or not: ``list`` finds them, ``compare`` sets them side by side, ``report`` writes a page.
+"""Looks at runs: ``list`` finds them, ``compare`` sets them side by side, ``serve`` and ``report`` show pages.
 
 hornbook runs compare runs/demo runs/demo-wide
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli import runs_compare
+from hornbook.cli import runs_compare, runs_serve
 from hornbook.cli.table import print_columns
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _MARK = "*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares ``list``, ``compare`` and ``report``."""
+    """Declares ``list``, ``compare``, ``serve`` and ``report``."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     found = commands.add_parser("list", help="list runs", description="List all runs below a folder.")
     found.add_argument(
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     found.set_defaults(handler=list_command)
     runs_compare.add_arguments(commands)
+    runs_serve.add_arguments(commands)
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
     written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hornbook.cli.arguments import add_device_arguments, positive_integer
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integer
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
     )
     parser.add_argument(
         "--compute",
-        choices=("auto", "fp32", "bf16"),
+        choices=COMPUTE,
         default="fp32",
         help="dtype of the activations; only in fp32 is a result independent of its batch (default: fp32)",
     )

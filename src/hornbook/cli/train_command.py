@@ -21,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-recipe", action="store_true", help="print the resolved recipe with the source of each value, and exit"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print shapes, parameters, layout and plan of the run on this machine, and exit; nothing is allocated",
+    )
     add_process_arguments(parser)
     add_run_arguments(parser)
 
@@ -51,10 +56,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
     from hornbook.config import recipe_to_dict, recipe_to_toml
 
-    looking = arguments.print_recipe
+    looking = arguments.print_recipe or arguments.dry_run
     with leave_cleanly():
         with told_once():
             resolved, init_from = resolve_run(arguments, require_data=not looking)
+        if arguments.dry_run:
+            from hornbook.cli.dry_run import dry_run
+
+            return dry_run(resolved.recipe, arguments)
         if looking:
             print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
             return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
     """Return the recipe, on random tokens if it names no data, of some vocabulary if it has none either."""
     from hornbook.config import load_recipe
-    from hornbook.config.leaves import Leaf
+    from hornbook.config.recipe_files import Leaf
 
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:

@@ -7,6 +7,7 @@ The package imports nothing but the standard library, so ``hornbook train --help
 """
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
+from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     BertConfig,
@@ -66,6 +67,7 @@ __all__ = [
     "DataConfig",
     "EncoderConfig",
     "EvaluationConfig",
+    "FactorizedGPTConfig",
     "GPTConfig",
     "GroupBertConfig",
     "LabelledConfig",

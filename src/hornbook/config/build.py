@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hornbook.config.leaves import Leaf, Tree, entries_of, merge, read_leaves, split_overrides
 from hornbook.config.options import (
     TAGS,
     Mistake,
@@ -33,7 +32,16 @@ from hornbook.config.options import (
     show,
 )
 from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
-from hornbook.config.recipe_files import find_recipe, run_of
+from hornbook.config.recipe_files import (
+    Leaf,
+    Tree,
+    entries_of,
+    find_recipe,
+    merge,
+    read_leaves,
+    run_of,
+    split_overrides,
+)
 from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 

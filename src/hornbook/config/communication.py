@@ -23,12 +23,12 @@ Left out: counts, losses and norms, a few numbers each. Weights and gradients ar
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from hornbook.config.parallel import KNOWN_MODELS, Sizes, cut_dimension, sees_slice
-from hornbook.config.pipeline import rank_of, rounds_of
+from hornbook.config.parallel import KNOWN_MODELS, sees_slice
+from hornbook.config.pipeline import rounds_of
+from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
-from hornbook.config.shapes import padded_rows
 
 _FP32: Final = 4
 _PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
@@ -98,35 +98,8 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
     return {operation: number for operation, number in sorted(sent.items()) if number}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What a rank holds."""
-
-    recipe: Recipe
-    sizes: Sizes
-    shapes: dict[str, tuple[int, ...]]
-    """Of its stages, cut by tensor parallelism, padded as in memory."""
-    table: tuple[int, ...]
-    """Of the token table, cut by tensor parallelism."""
-    own_stages: tuple[int, ...]
-    num_stages: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, num_ranks: int, rank: int) -> "_Part":
-        parallel = recipe.parallel
-        model: Any = recipe.model
-        sizes = parallel.sizes(num_ranks)
-        stages = parallel.stages(model, recipe.objective) if sizes.pipeline > 1 else [range(model.num_layers)]
-        place = rank * sizes.pipeline // num_ranks
-        schedule = parallel.pipeline_schedule
-        own = tuple(stage for stage in range(len(stages)) if rank_of(stage, sizes.pipeline, schedule) == place)
-        held = {f"blocks.{layer}." for stage in own for layer in stages[stage]}
-        held |= {"embedding."} if 0 in own else set()
-        held |= {"head."} if len(stages) - 1 in own else set()
-        cut = {name: _cut(name, shape, sizes.tensor) for name, shape in model.shapes()}
-        shapes = {name: shape for name, shape in cut.items() if name.startswith(tuple(held))}
-        table = cut["embedding.tokens"]
-        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, own_stages=own, num_stages=len(stages))
+class _Part(RankPart):
+    """What a rank holds, and so sends."""
 
     def gradients(self, load: Load) -> dict[str, float]:
         """Return what data-parallel ranks send: gradients, and weights that are gathered."""
@@ -137,7 +110,7 @@ class _Part:
         parts = list(self.shapes.values())
         if self.num_stages - 1 in self.own_stages:
             parts.append(self.table)  # the head has a copy
-        own = _FP32 * sum(_shard_size(shape, sizes.shard) for shape in parts)
+        own = _FP32 * sum(shard_size(shape, sizes.shard) for shape in parts)
         gathers, cuts, sums = 2 * load.num_micro_batches, load.num_micro_batches, 1
         if recipe.parallel.sum_gradients == "step":
             cuts = 1
@@ -173,7 +146,7 @@ class _Part:
         embedding = slice_size * _FP32 * load.num_micro_batches * (0 in self.own_stages)
         convolutions = sum(name.endswith(_CONVOLUTION) for name in self.shapes)
         gathers = 3 * self.num_pairs + convolutions + (self.num_stages - 1 in self.own_stages)
-        seen = sum(_shard_size(shape, self.sizes.shard) for name, shape in self.shapes.items() if sees_slice(name))
+        seen = sum(shard_size(shape, self.sizes.shard) for name, shape in self.shapes.items() if sees_slice(name))
         return {
             "all_gather": factor("all_gather", num_ranks) * (gathers * numbers + embedding),
             "reduce_scatter": factor("reduce_scatter", num_ranks)
@@ -196,21 +169,4 @@ class _Part:
         if self.recipe.parallel.sequence_parallel:
             hidden /= self.sizes.tensor
         has_one_end = (0 in self.own_stages) != (self.num_stages - 1 in self.own_stages)
-        return {"send": hidden + has_one_end * _FP32 * _shard_size(self.table, self.sizes.shard)}
-
-
-def _cut(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
-    """Return the shape of a rank's part of a parameter in memory, which tensor parallelism may split."""
-    if name == "embedding.tokens":
-        shape = (padded_rows(shape[0]), *shape[1:])
-    dimension = cut_dimension(name)
-    if dimension is None:
-        return shape
-    return (*shape[:dimension], shape[dimension] // num_parts, *shape[dimension + 1 :])
-
-
-def _shard_size(shape: tuple[int, ...], num_shards: int) -> int:
-    """Return the numbers of a rank's shard; the rows are padded where no dimension divides."""
-    if any(size % num_shards == 0 for size in shape):
-        return math.prod(shape) // num_shards
-    return -(-shape[0] // num_shards) * math.prod(shape[1:])
+        return {"send": hidden + has_one_end * _FP32 * shard_size(self.table, self.sizes.shard)}

@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.models import (
     BertConfig,
     EncoderConfig,
@@ -11,7 +12,7 @@ from hornbook.config.models import (
     TransformerConfig,
 )
 
-_KNOWN: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
+_KNOWN: Final = (GPTConfig, FactorizedGPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
 
 
 class LinearShape(NamedTuple):
@@ -29,6 +30,10 @@ def linears_of(model: object) -> dict[str, LinearShape] | None:
     assert isinstance(model, TransformerConfig), "all known ones are"
     block = _of_group_block(model) if isinstance(model, GroupBertConfig) else _of_block(model)
     blocks = {f"blocks.{index}.{name}": shape for index in range(model.num_layers) for name, shape in block.items()}
+    if isinstance(model, FactorizedGPTConfig):
+        wide, narrow = model.hidden_size, model.embedding_size
+        projections = {"embedding.projection": (wide, narrow), "head.projection": (narrow, wide)}
+        return blocks | {name: LinearShape(*shape) for name, shape in projections.items()}
     return blocks | (_of_head(model) if isinstance(model, EncoderConfig) else {})
 
 

@@ -4,6 +4,7 @@
 
     TransformerConfig                 sizes, dropouts, initial weights
       GPTConfig                       decoder: causal attention
+      FactorizedGPTConfig             the same with a narrow token table (`hornbook.config.factorized`)
       EncoderConfig                   bidirectional attention; segments
         BertConfig, RobertaConfig, GroupBertConfig
 
@@ -15,6 +16,7 @@ A model's defaults are those of the published model of that name, except that GP
 much text needs none.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -77,6 +79,7 @@ class TransformerConfig(ABC):
         """
         width = self.num_heads * self.effective_head_size
         weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
+        weights += self._num_embedding_weights()
         return 6.0 * weights + 12.0 * self.num_layers * width * length
 
     def problems(self) -> list[Problem]:
@@ -106,6 +109,10 @@ class TransformerConfig(ABC):
         """Count the weights of a block's matrices, without biases and norms."""
         heads = self.num_heads * self.effective_head_size
         return 4 * heads * self.hidden_size + 2 * self.hidden_size * self.effective_feed_forward_size
+
+    def _num_embedding_weights(self) -> int:
+        """Count the weights of the matrices between a token's row of the table and the first block."""
+        return 0
 
     def _num_head_weights(self) -> int:
         """Count the weights of the matrices between a token's hidden state and its logits."""
@@ -292,6 +299,14 @@ class CausalLMConfig:
     """Predict the next token at every position."""
 
     name: str = option("causal_lm", help="training objective")
+    unscored_tokens: int = option(
+        0, help="first tokens of each window after which nothing is predicted, since there is little context", minimum=0
+    )
+    recurrence_weights: bool = option(
+        False,
+        help="divide the loss of a token by how often it is a target in its window; the unweighted loss is reported, "
+        "too",
+    )
     scored_share: ClassVar[float] = 1.0
     """Share of the tokens for which logits over the vocabulary are computed."""
 
@@ -311,6 +326,12 @@ class MaskingConfig:
     def scored_share(self) -> float:
         """Share of the tokens for which logits over the vocabulary are computed."""
         return self.mask_probability
+
+    def most_masked(self, sequence_length: int) -> int:
+        """Return how many tokens of a sequence are masked at most; by default 32 of 128 and 96 of 512."""
+        mean = sequence_length * self.mask_probability
+        deviation = math.sqrt(mean * (1 - self.mask_probability))
+        return self.max_predictions or min(sequence_length, math.ceil((mean + 2 * deviation) / 16) * 16)
 
 
 @choice_of("objective")

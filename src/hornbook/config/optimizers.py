@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hornbook.config.options import Mistake, Problem, choice_of, option, show
 
@@ -94,6 +94,8 @@ class OptimizerConfig:
     learning_rate_scale: tuple[str, ...] = option(
         (), help="PATTERN=FACTOR of the learning rate; of several that match a name, the first"
     )
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """The tensors that the optimizer keeps for each parameter."""
 
     def problems(self) -> list[Problem]:
         """List mistakes in the entries of lists."""
@@ -115,6 +117,7 @@ class MomentsConfig(OptimizerConfig):
     epsilon_before_correction: bool = option(
         False, help="add epsilon before the bias correction of the second moment, as TensorFlow's Adam does"
     )
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def problems(self) -> list[Problem]:
         """List conflicting options and mistakes in the entries of lists."""
@@ -179,6 +182,7 @@ class MomentumConfig(SGDConfig):
     learning_rate: float = 0.01
     momentum: float = option(0.9, help="momentum factor", above=0, below=1)
     nesterov: bool = option(False, help="use Nesterov momentum")
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hornbook.config.build import Resolved, resolve
-from hornbook.config.leaves import Leaf, Tree, merge
 from hornbook.config.recipe import Recipe, flatten
+from hornbook.config.recipe_files import Leaf, Tree, merge
 
 
 def override_leaves(values: Mapping[str, object], source: str = "overrides") -> Tree:

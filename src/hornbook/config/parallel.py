@@ -20,6 +20,7 @@ size of the world. Nothing here imports torch, so that a plan of a run can use t
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Final, Literal, NamedTuple
 
 from hornbook.config.models import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig, TransformerConfig
@@ -190,6 +191,7 @@ class ParallelConfig:
                 yield Problem(("parallel.tensor_parallel", f"model.{key}"), message)
 
 
+@cache
 def cut_dimension(name: str) -> int | None:
     """Return the dimension of a parameter that tensor parallelism splits, None if it is replicated."""
     return next((dimension for pattern, dimension in TENSOR_CUTS.items() if fnmatchcase(name, pattern)), None)

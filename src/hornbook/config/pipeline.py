@@ -63,7 +63,8 @@ def head_cost(model: object, objective: object) -> float:
     share = {MaskingConfig: getattr(objective, "mask_probability", 1.0), LabelledConfig: 0.0}
     scored = next((part for kind, part in share.items() if isinstance(objective, kind)), 1.0)
     count = getattr(model, "num_parameters", None)
-    table = (getattr(model, "vocab_size", None) or 0) * getattr(model, "hidden_size", 0)
+    width = getattr(model, "embedding_size", getattr(model, "hidden_size", 0))
+    table = (getattr(model, "vocab_size", None) or 0) * width
     return scored * table * getattr(model, "num_layers", 1) / count() if count else 0.0
 
 

@@ -17,6 +17,7 @@ from hornbook.config.optimizers import problems_of_steps
 from hornbook.config.options import Problem, option
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+Compute = Literal["auto", "fp32", "bf16", "fp16"]
 LossScaling = Literal["static", "dynamic", "histogram"]
 DTYPE_BYTES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MOMENTS: Final = {"exp_avg": "first_moment", "momentum": "first_moment", "exp_avg_sq": "second_moment"}
@@ -26,7 +27,7 @@ _MOMENTS: Final = {"exp_avg": "first_moment", "momentum": "first_moment", "exp_a
 class PrecisionConfig:
     """Dtypes of activations, weights, gradients and optimizer state, and the loss scale."""
 
-    compute: Literal["auto", "fp32", "bf16", "fp16"] = option(
+    compute: Compute = option(
         "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively, else fp32"
     )
     kernels: Literal["auto", "torch", "native"] = option(

@@ -40,6 +40,7 @@ from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.precision import PrecisionConfig
 from hornbook.config.sparsity import SparsityConfig
+from hornbook.config.tracking import TrackingConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -73,6 +74,11 @@ class DataConfig:
         None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
     )
     synthetic: bool = option(False, help="train on random tokens instead of a store")
+    windows: Literal["stream", "documents"] = option(
+        "stream",
+        help="a decoder's sequences: anywhere in the documents joined (stream), or the beginning of each document that "
+        "is long enough (documents)",
+    )
     document_mask: bool = option(False, help="restrict a decoder's attention to the document")
     layout: Literal["auto", "padded", "packed", "unpadded"] = option(
         "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
@@ -165,15 +171,6 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackingConfig:
-    """How often to log metrics and text samples."""
-
-    log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
-    sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
-    sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
 
@@ -204,11 +201,24 @@ class Recipe:
         count: int = getattr(self.model, "num_parameters", int)()
         return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
 
+    def flops_per_token(self, length: float) -> float | None:
+        """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
+
+        None for a model of one's own that has no formula.
+        """
+        formula = getattr(self.model, "flops_per_token", None)
+        if formula is None:
+            return None
+        scored: float = getattr(self.objective, "scored_share", 1.0)
+        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.linears else 0.0
+        flops: float = formula(length, scored=scored) - saved
+        return flops
+
     def problems(self) -> list[Problem]:
         """List conflicting options of different sections, and those that exclude each other."""
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
-        memory = self.memory.conflicts(self.model)
+        memory = self.memory.conflicts(self)
         return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
@@ -238,9 +248,11 @@ class Recipe:
         if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
             yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
-        if self.training.compile == "blocks" and (self.memory.recompute or self.memory.offload_activations):
-            message = "compiled blocks keep what PyTorch decides; remove compile, or recompute and offload_activations"
-            yield Problem(("training.compile", "memory.recompute", "memory.offload_activations"), message)
+        if self.training.compile == "blocks" and self.memory.offload_activations:
+            yield Problem(("training.compile", "memory.offload_activations"), "was not tried together; remove one")
+        if self.training.compile == "blocks" and self.memory.recompute == "attention":
+            message = "compiled blocks cannot recompute a part of theirs; choose all"
+            yield Problem(("training.compile", "memory.recompute"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)
@@ -259,6 +271,12 @@ class Recipe:
             yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
+        if getattr(objective, "unscored_tokens", 0) >= self.sequence_length:
+            message = f"leaves nothing to predict of {self.sequence_length:,} tokens; lower it"
+            yield Problem(("objective.unscored_tokens", "data.sequence_length"), message)
+        if getattr(model, "attention_block_size", None) and data.document_mask:
+            message = "attention in blocks sees the whole window; remove one of them"
+            yield Problem(("model.attention_block_size", "data.document_mask"), message)
         if isinstance(objective, ClassificationConfig) and objective.text == objective.label:
             message = "text and label must be different fields; change one of them"
             yield Problem(("objective.text", "objective.label"), message)
@@ -274,6 +292,7 @@ class Recipe:
         rules = [
             (has_own_tokenizer and data.tokenizer, "data.tokenizer", name, "instances and labeled texts"),
             (encoder and data.document_mask, "data.document_mask", "model.family", "decoders"),
+            (encoder and data.windows != "stream", "data.windows", "model.family", "decoders"),
             (not encoder and data.layout != "auto", "data.layout", "model.family", "encoders"),
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),

@@ -35,7 +35,7 @@ _USUAL = {
     "compute": "dtype precision fp16 bf16 mixed_precision amp",
     "num_layers": "n_layer n_layers layers num_hidden_layers depth encoder_layers",
     "num_heads": "n_head n_heads heads num_attention_heads attention_heads",
-    "hidden_size": "n_embd n_embed d_model hidden_dim hidden embed_dim model_dim dim width embedding_size",
+    "hidden_size": "n_embd n_embed d_model hidden_dim hidden embed_dim model_dim dim width",
     "head_size": "d_head head_dim qkv_length",
     "feed_forward_size": "d_ff ff_dim ffn_dim n_inner ffn_size intermediate_size mlp_dim ff_length",
     "vocab_size": "n_vocab vocabulary_size source_vocab_length",

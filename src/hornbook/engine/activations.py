@@ -30,6 +30,7 @@ from hornbook.config import MemoryConfig
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
+from hornbook.parallel.cuts import local
 
 Compute = Callable[..., Tensor]
 _MIB = 1 << 20
@@ -110,6 +111,7 @@ class Budget:
     def limited(self, compute: Compute) -> Compute:
         """Return ``compute``, a layer, which keeps its activations where they fit, and recomputes them elsewhere."""
         again = recomputed(compute)
+        owner = getattr(compute, "__self__", None)
 
         def run(x: Tensor, *given: Any) -> Tensor:
             if not torch.is_grad_enabled():
@@ -118,7 +120,8 @@ class Budget:
                 self._layers.append(compute)
             key = (x.shape, x.dtype)
             if key not in self._measured:
-                with counted_bytes(x) as sizes:
+                weights = owner.parameters() if isinstance(owner, nn.Module) else ()
+                with counted_bytes(x, *map(local, weights)) as sizes:
                     result = compute(x, *given)
                 self._measured[key] = sum(sizes.values())
                 return result
@@ -132,7 +135,8 @@ class Budget:
 def counted_bytes(*given: Tensor) -> Iterator[dict[int, int]]:
     """Count what the operations inside the block keep for the backward pass, as bytes by address of the memory.
 
-    Parameters and ``given``, which exist anyway, do not count.
+    Parameters do not count, nor does the memory of ``given``, which exists anyway: a layer's input, and its weights
+    wherever a view or a copy of their handle is kept.
     """
     sizes: dict[int, int] = {}
     outside = {tensor.untyped_storage().data_ptr() for tensor in given}

@@ -6,13 +6,15 @@
                                             --slots(part)-----------> clip, update, written back on leaving
 
 A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
-elsewhere. The step loops over ``parts()`` and knows nothing else of where tensors are. Weights that are cut over ranks
+elsewhere. The step loops over ``parts`` and knows nothing else of where tensors are. Weights that are cut over ranks
 are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks. Weights on the meta device
 are those that other ranks of a pipeline hold.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,12 +36,14 @@ Shards = dict[str, dict[str, Shard]]
 class Home(Protocol):
     """The weights, gradients and optimizer state of a model; gradients here are those of the global loss."""
 
+    parts: Sequence[str]
+    """Names of the parts in the order of their updates, the same on every data-parallel rank."""
+    traffic: Mapping[str, int]
+    """What the last step moved between home and device, for the log: bytes by name; empty where nothing moves."""
+
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """Storage dtypes: of ``weight``, of ``gradient``, and of each optimizer state by its name."""
-
-    def parts(self) -> Sequence[str]:
-        """Return the names of the parts in the order of their updates, the same on every data-parallel rank."""
 
     def weights(self, part: str) -> dict[str, Tensor]:
         """Return a part's parameters, or what this rank holds of them, by name, without their autograd history."""
@@ -73,6 +77,10 @@ class Home(Protocol):
     def tensors(self) -> Shards:
         """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint, all ranks' together."""
+
 
 class Held(NamedTuple):
     """A parameter that this rank holds, or a part of it."""
@@ -82,6 +90,22 @@ class Held(NamedTuple):
     role: Role
     num_parts: int
     holders: Holders | None
+
+    def shaped(self, gradient: Tensor) -> Tensor:
+        """Return a gradient in the shape of its slot: stacked biases ``[3, H·K]`` are one vector."""
+        return gradient.view(-1) if self.role == "bias" else gradient
+
+    def slot(self, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
+        """Return the slot of a gradient in its shape, which the other tensors take."""
+        return Slot(
+            name=self.name,
+            parameter=weight.view(gradient.shape),
+            gradient=gradient,
+            state={key: tensor.view(gradient.shape) for key, tensor in state.items()},
+            role=self.role,
+            num_parts=self.num_parts,
+            holders=self.holders,
+        )
 
 
 class InMemory:
@@ -95,6 +119,11 @@ class InMemory:
             part.
         world: the data-parallel ranks add up gradients; where they are sharded, ``fully_shard`` does.
     """
+
+    parts: Sequence[str] = ("model",)
+    """See ``Home``."""
+    traffic: Mapping[str, int] = MappingProxyType({})
+    """See ``Home``."""
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
@@ -136,10 +165,6 @@ class InMemory:
         states = {key for states in self.moments.values() for key in states}
         return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
 
-    def parts(self) -> Sequence[str]:
-        """See ``Home``."""
-        return ("model",)
-
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
         return {held.name: local(held.parameter.detach()) for held in self._held}
@@ -169,26 +194,29 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        trained = self._trained(part)
-        norms = norms_of(list(map(self._gradient, trained)), [held.holders for held in trained])
+        found = self._gradients(part)
+        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
         everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
-        everywhere[[self._order[held.name] for held in trained]] = norms
+        everywhere[[self._order[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
-        yield [
-            self._slot(held, local(held.parameter.detach()), self._gradient(held), self.moments[held.name])
-            for held in self._trained(part)
+        yield self._stored(part)
+
+    def _stored(self, part: str) -> list[Slot]:
+        """Return the slots of what has a gradient in a part, weights and states as they are stored."""
+        return [
+            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
+            for held, gradient in self._gradients(part)
         ]
 
     def divide_gradients(self, divisor: float) -> None:
         """See ``Home``."""
-        trained = [held for part in self.parts() for held in self._trained(part)]
-        torch._foreach_div_(list(map(self._gradient, trained)), divisor)
+        torch._foreach_div_([gradient for part in self.parts for _, gradient in self._gradients(part)], divisor)
 
     def drop_gradients(self) -> None:
         """See ``Home``."""
@@ -205,31 +233,20 @@ class InMemory:
         }
         return {"model": weights, "optimizer": moments}
 
+    @property
+    def num_bytes(self) -> int:
+        """See ``Home``."""
+        shards = [shard for tensors in self.tensors().values() for shard in tensors.values()]
+        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
+
     def _state_name(self, key: str) -> str:
         """Return what a checkpoint calls an optimizer state."""
         return key
 
-    def _trained(self, part: str) -> list[Held]:
-        """Return what has a gradient."""
-        return [held for held in self._held if held.parameter.grad is not None]
-
-    def _gradient(self, held: Held) -> Tensor:
-        """Return the gradient of what this rank holds of a parameter, in the shape of its slot."""
-        assert held.parameter.grad is not None
-        gradient = local(held.parameter.grad)
-        return gradient.view(-1) if held.role == "bias" else gradient
-
-    def _slot(self, held: Held, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
-        shape = gradient.shape  # stacked biases [3, H·K] are one vector
-        return Slot(
-            name=held.name,
-            parameter=weight.view(shape),
-            gradient=gradient,
-            state={key: tensor.view(shape) for key, tensor in state.items()},
-            role=held.role,
-            num_parts=held.num_parts,
-            holders=held.holders,
-        )
+    def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
+        """Return what has a gradient, and the gradient of what this rank holds of it, in the shape of its slot."""
+        trained = [held for held in self._held if held.parameter.grad is not None]
+        return [(held, held.shaped(local(held.parameter.grad))) for held in trained]  # type: ignore[arg-type]
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

@@ -18,15 +18,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hornbook.config import PrecisionConfig
-from hornbook.config.optimizers import read_steps, value_at
+from hornbook.config.optimizers import value_at
 from hornbook.engine.state import Progress
 from hornbook.objective import Objective
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 
 SMALLEST = 1.0
-_FIRST, _LARGEST = 2.0**15, 2.0**24
+FIRST_SCALE, _LARGEST = 2.0**15, 2.0**24
 _NEAR = 0.0625
 _MAX_SHARE = 1e-7
 
@@ -138,7 +137,7 @@ class HistogramScale(DynamicScale):
         if overflowed or above > _MAX_SHARE * total:
             progress.loss_scale = max(scale / 2, SMALLEST)
         else:
-            progress.loss_scale = min(2 * scale, _FIRST if is_narrow else _LARGEST)
+            progress.loss_scale = min(2 * scale, FIRST_SCALE if is_narrow else _LARGEST)
         return overflowed and progress.loss_scale < scale
 
     def _watch(self, module: nn.Module, given: object, output: Tensor) -> None:
@@ -150,15 +149,3 @@ class HistogramScale(DynamicScale):
         self._total += gradient.numel()
         near = _NEAR * torch.finfo(gradient.dtype).max
         self._above = self._above.to(gradient.device) + (gradient.detach().abs() > near).sum()
-
-
-def build_loss_scale(config: PrecisionConfig, model: nn.Module, world: World) -> LossScale | None:
-    """Return the loss scale of a recipe; None if it is 1 throughout."""
-    kind, first = config.effective_loss_scaling, config.loss_scale
-    if kind == "static":
-        by_update = read_steps(config.loss_scale_by_step) if config.loss_scale_by_step else {0: first or 1.0}
-        return None if set(by_update.values()) == {1.0} else StaticScale(by_update)
-    first = first or _FIRST
-    return (
-        HistogramScale(first, model, world) if kind == "histogram" else DynamicScale(first, config.loss_scale_interval)
-    )

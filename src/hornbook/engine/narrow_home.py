@@ -14,13 +14,14 @@ below its smallest number.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, Home, InMemory
+from hornbook.engine.home import Held, InMemory
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
@@ -28,13 +29,6 @@ from hornbook.optim.updates import Update
 from hornbook.parallel.cuts import box_of, local
 from hornbook.parallel.device import DTYPES
 from hornbook.parallel.world import World
-
-
-def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
-    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
-    if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
-        return InMemory.fresh(model, update, world)
-    return NarrowHome(model, update, recipe, world)
 
 
 def store_weights(model: LanguageModel, dtype: torch.dtype) -> None:
@@ -72,6 +66,7 @@ class NarrowHome(InMemory):
         for name, _ in model.own_parameters():
             names = self._parts.setdefault(part_of(name), {})
             names[name] = len(names)
+        self.parts = tuple(self._parts)
 
     def _zeros(self, model: LanguageModel, update: Update, where: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         def zeros(parameter: Tensor, key: str) -> Tensor:
@@ -90,10 +85,6 @@ class NarrowHome(InMemory):
         stored = {key: DTYPES[self._precision.dtype_of_state(key)] for key in states}
         return {"weight": DTYPES[self._precision.weights], "gradient": self._gradient_dtype, **stored}
 
-    def parts(self) -> tuple[str, ...]:
-        """See ``Home``."""
-        return tuple(self._parts)
-
     def weights(self, part: str) -> dict[str, Tensor]:
         """See ``Home``."""
         return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
@@ -105,32 +96,33 @@ class NarrowHome(InMemory):
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
-        order, held = self._parts[part], self._trained(part)
-        gradients = [self._gradient(member) for member in held]
-        norms = norms_of(gradients, [member.holders for member in held]) if held else None
+        order, found = self._parts[part], self._gradients(part)
+        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found]) if found else None
         if self._world.pipeline.size == 1:
             return torch.zeros(0, device=self._world.device) if norms is None else norms
         everywhere = torch.zeros(len(order), device=self._world.device)
         if norms is not None:
-            everywhere[[order[member.name] for member in held]] = norms
+            everywhere[[order[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; what was opened is rounded and stored on leaving."""
-        held, slots = self._trained(part), []
-        for member in held:
-            weight, moments = local(member.parameter.detach()), self.moments[member.name]
-            state = {key: self._opened(tensor, weight.device) for key, tensor in moments.items()}
-            for key in filter(self._is_root, state):
-                state[key].square_()
-            slots.append(self._slot(member, self._opened(weight, weight.device), self._gradient(member), state))
+        stored = self._stored(part)
+        slots = [self._opened_slot(slot) for slot in stored]
         yield slots
-        for member, slot in zip(held, slots, strict=True):
-            self._store(local(member.parameter.detach()), slot.parameter, member, f"{count}/weight")
-            for key, tensor in self.moments[member.name].items():
+        for target, slot in zip(stored, slots, strict=True):
+            self._store(target.parameter, slot.parameter, slot.name, f"{count}/weight")
+            for key, tensor in target.state.items():
                 values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
-                self._store(tensor, values, member, f"{count}/{key}")
+                self._store(tensor, values, slot.name, f"{count}/{key}")
+
+    def _opened_slot(self, stored: Slot) -> Slot:
+        device = stored.parameter.device
+        state = {key: self._opened(tensor, device) for key, tensor in stored.state.items()}
+        for key in filter(self._is_root, state):
+            state[key].square_()
+        return replace(stored, parameter=self._opened(stored.parameter, device), state=state)
 
     def divide_gradients(self, divisor: float) -> None:
         """Divide all gradients, those of 16 bits when they are opened: divided, they might vanish."""
@@ -150,27 +142,26 @@ class NarrowHome(InMemory):
     def _is_root(self, key: str) -> bool:
         return self._state_name(key) != key
 
-    def _trained(self, part: str) -> list[Held]:
-        """Return what has a gradient in a part."""
-        return [held for held in super()._trained(part) if held.name in self._parts[part]]
-
-    def _gradient(self, held: Held) -> Tensor:
-        gradient = self._opened(super()._gradient(held), held.parameter.device)
-        return gradient if self._divisor == 1.0 else gradient.div_(self._divisor)
+    def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
+        """Return what has a gradient in a part, and that gradient in fp32."""
+        of_part = [(held, gradient) for held, gradient in super()._gradients(part) if held.name in self._parts[part]]
+        opened = [(held, self._opened(gradient, held.parameter.device)) for held, gradient in of_part]
+        if self._divisor == 1.0:
+            return opened
+        return [(held, gradient.div_(self._divisor)) for held, gradient in opened]
 
     @staticmethod
     def _opened(tensor: Tensor, device: torch.device) -> Tensor:
         """Return a tensor in fp32 on ``device``: itself, if it is."""
         return tensor.to(device, torch.float32, non_blocking=True)
 
-    def _store(self, target: Tensor, values: Tensor, held: Held, what: str) -> None:
-        """Write fp32 ``values`` back to where they were opened."""
+    def _store(self, target: Tensor, values: Tensor, name: str, what: str) -> None:
+        """Write fp32 ``values`` of a parameter or its state back to where they were opened."""
         if target.data_ptr() == values.data_ptr():
             return
-        values = values.view(target.shape)
         if target.dtype != torch.float32:
-            begin, shape = box_of(held.parameter)
-            key = f"{self._seed}/{held.name}/{what}"
-            words = random_words(key, begin, shape, held.parameter.shape, values.device)
-            values = round_stochastically(values, target.dtype, words)
+            parameter = self.model.get_parameter(name)
+            begin, shape = box_of(parameter)
+            words = random_words(f"{self._seed}/{name}/{what}", begin, shape, parameter.shape, values.device)
+            values = round_stochastically(values, target.dtype, words.view(values.shape))
         target.copy_(values)

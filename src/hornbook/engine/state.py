@@ -4,7 +4,6 @@ There is no random state and no loader state in it: order, masks and dropout are
 samples, which is one integer here.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
@@ -107,12 +106,6 @@ class TrainState:
     model: LanguageModel
     home: Home
     progress: Progress = field(default_factory=Progress)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint, all ranks' together."""
-        shards = [shard for tensors in self.home.tensors().values() for shard in tensors.values()]
-        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
     def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in, or some of them; the caller has checked that names and shapes agree.

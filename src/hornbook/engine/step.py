@@ -42,7 +42,8 @@ def resident(
 
     With ``whole_gradients``, sharded ranks keep whole gradients until the last one.
     """
-    model, device = state.model, state.model.device
+    model = state.model
+    device = next(model.parameters()).device  # that of all of them
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
     for number, micro_batch in enumerate(micro_batches):
         begin(number)
@@ -51,7 +52,7 @@ def resident(
         weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
         for name, total in sums.items():
             totals[name] += total.detach()
-    for part in state.home.parts():
+    for part in state.home.parts:
         state.home.keep_gradients(part)
     return totals
 
@@ -105,15 +106,16 @@ def train_step(
     micro_batches: Sequence[Batch],
     config: StepConfig,
     begin: Callable[[int], None] = lambda number: None,
+    look: Callable[[int], None] = lambda count: None,
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
     ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
-    dropped: after ``state.home.drop_gradients()`` the state is that before the step.
+    dropped: after ``state.home.drop_gradients()`` the state is that before the step. ``look`` is called with the number
+    of the update before it, while ``state.home`` has the gradients of the global loss, not yet clipped.
 
-    A step whose loss or gradient norm, both global, is not finite is skipped: the step number and the position in the
-    data advance, weights, moments and the number of updates do not. Steps that a smaller loss scale mends are not
-    counted in ``skipped_in_a_row``.
+    A step whose loss or gradient norm, both global, is not finite is skipped: step number and data advance, weights,
+    moments and the number of updates do not. Those that a smaller loss scale mends are not in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     counted = [objective.counts(batch) for batch in micro_batches]
@@ -131,18 +133,18 @@ def train_step(
     loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
-    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts()]).norm())
+    norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
     is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
     skipped = not (is_finite and math.isfinite(norm))
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        for part in home.parts():
+        look(count)
+        for part in home.parts:
             with home.slots(part, count) as slots:
-                holders = [slot.holders for slot in slots]
-                clip([slot.gradient for slot in slots], norm, config.clip_norm, config.clip_scope, holders)
-                config.update.apply(slots, learning_rate, count)
+                clipped = clip(slots, norm, config.clip_norm, config.clip_scope, by_update=config.update.clips)
+                config.update.apply(clipped, learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)

@@ -89,7 +89,7 @@ class Topology:
             return []
         growth = {name: self._growth(name, layer, number) for name, layer in self.layers.items()}
         rows: list[Row] = []
-        for part in home.parts():
+        for part in home.parts:
             with home.slots(part, count) as slots:
                 for slot in slots:
                     name = slot.name.removesuffix(".values")

@@ -37,7 +37,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
     Raises:
         UserError, DataError: no store is named or known, or it does not say how many bytes it was made from.
     """
-    loaded, tokenizer = given.loaded, given.loaded.require_tokenizer()
+    loaded, tokenizer = given.loaded, given.require_tokenizer()
     store = read(given)
     length, document_mask = given.window_length, loaded.recipe.data.document_mask
     overlap = given.overlap_or(length // 2)

@@ -93,6 +93,11 @@ class TaskInput:
             CheckpointError: there is none, or it has tokens that the model does not know.
         """
         tokenizer, vocab_size = self.loaded.require_tokenizer(), self.loaded.model.vocab_size
+        if vocab_size < tokenizer.vocab_size <= self.loaded.model.num_ids:
+            raise CheckpointError(
+                f"{self.loaded.path} has a vocabulary cut to {vocab_size:,} of {tokenizer.vocab_size:,} tokens "
+                "(model.clamp_tokens): it gives no probability to the others, and this task scores all of them"
+            )
         if tokenizer.vocab_size > vocab_size:
             raise CheckpointError(
                 f"{self.loaded.path} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {vocab_size:,}: "

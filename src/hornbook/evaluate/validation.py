@@ -84,7 +84,7 @@ def _add_up(
     names = list(objective.weights)
     found, counts = [], [0] * len(names)
     for batch in batches:
-        refuse_unknown_tokens(batch, model.vocab_size)
+        refuse_unknown_tokens(batch, model.num_ids)
         sums, scored = forward(model, batch, objective.sums), objective.counts(batch)
         found.append(torch.stack([sums[name] for name in names]))
         counts = [count + scored[name] for count, name in zip(counts, names, strict=True)]

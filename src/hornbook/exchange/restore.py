@@ -112,7 +112,7 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     Args:
         path: whatever ``read_source`` takes.
         device: where the model goes.
-        compute: dtype of the activations: auto, fp32 or bf16.
+        compute: dtype of the activations: auto, fp32, bf16 or fp16.
 
     Raises:
         CheckpointError: nothing sound is there, or its weights disagree with its recipe.

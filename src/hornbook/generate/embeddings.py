@@ -58,7 +58,7 @@ def embed_ids(
     for number, ids in enumerate(arrays, 1):
         refuse_ids(model, ids, f"sequence {number}")
     if not arrays:
-        return np.zeros((0, model.embedding.tokens.shape[1]), dtype=np.float32)
+        return np.zeros((0, model.hidden_size), dtype=np.float32)
     whole = [TokenSequence(ids, np.zeros_like(ids)).unscored() for ids in arrays]
     vectors_ND = torch.stack(outputs_of(model, whole, _POOLED[pooling], batch_size=batch_size, forward=forward))
     if not bool(vectors_ND.isfinite().all()):

@@ -70,7 +70,7 @@ def refuse_ids(model: LanguageModel, ids: Int64s, name: str) -> None:
     """
     if not 1 <= len(ids) <= model.max_positions:
         raise UserError(f"{name} has {len(ids)} tokens; expected 1 to {model.max_positions}, the model's positions")
-    if unknown := ids[(ids < 0) | (ids >= model.vocab_size)].tolist():
+    if unknown := ids[(ids < 0) | (ids >= model.num_ids)].tolist():
         raise UserError(f"{name} has id {unknown[0]}, but the model's vocabulary is 0 to {model.vocab_size - 1}")
 
 

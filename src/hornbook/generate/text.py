@@ -120,7 +120,7 @@ class TextWriter:
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
         _refuse_mistakes(model, tokenizer, options)
         self.tokenizer, self.options, self.timing = tokenizer, options, Timing()
-        self._max_positions, self._vocab_size = model.max_positions, model.vocab_size
+        self._max_positions, self._vocab_size, self._num_ids = model.max_positions, model.vocab_size, model.num_ids
         self._decoder = make_decoder(model)
 
     def request(self, prompt: str, *, sample: int = 0, place: str = "the prompt") -> Request:
@@ -136,7 +136,7 @@ class TextWriter:
                 that the model has not, or it is no Unicode text.
         """
         ids, limit = self.tokenizer.encode(prompt), self.options.input_length or self._max_positions
-        if max(ids, default=0) >= self._vocab_size:
+        if max(ids, default=0) >= self._num_ids:
             raise UserError(f"{place} has token {max(ids)}, {_not_in_vocabulary(self._vocab_size)}")
         if len(ids) > limit and self.options.input_length is None:
             raise UserError(
@@ -276,7 +276,7 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
         raise UserError("--stop is empty, which would end every text at once; remove it")
     if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
         raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
-    if (end_of_text := tokenizer.require_end_of_text()) >= model.vocab_size:
+    if (end_of_text := tokenizer.require_end_of_text()) >= model.num_ids:
         raise UserError(f"the tokenizer ends texts by token {end_of_text}, {_not_in_vocabulary(model.vocab_size)}")
 
 

@@ -25,8 +25,9 @@ from hornbook.config.parallel import Sizes
 from hornbook.config.pipeline import PipelineSchedule
 from hornbook.engine.build_training import build_samples, build_training
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import train_step
+from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import StoppedBySignal, UserError
+from hornbook.model import LanguageModel
 from hornbook.objective import Objective
 from hornbook.parallel.cuts import is_cut, local
 from hornbook.parallel.world import World
@@ -240,6 +241,25 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     state, config = build_training(recipe, num_steps, world)
     state.model.train()
+    observed, gradients = keeping_gradients(config)
+    with Loader(
+        samples.maker,
+        global_batch_size=recipe.training.global_batch_size,
+        micro_batch_size=recipe.training.micro_batch_size,
+        rank=world.data.rank,
+        world_size=world.data.size,
+        start_sample=0,
+        vocab_size=state.model.num_ids,
+    ) as loader:
+        results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
+    return gradients, [float("nan") if result.loss is None else result.loss for result in results]
+
+
+def keeping_gradients(config: StepConfig) -> tuple[StepConfig, dict[str, Tensor]]:
+    """Return the parts of a step that keeps the gradients of the first one, and where it keeps them.
+
+    They are whole, see ``whole_tensors``.
+    """
     gradients: dict[str, Tensor] = {}
 
     def executor(
@@ -251,27 +271,27 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
     ) -> dict[str, Tensor]:
         sums = config.executor(state, micro_batches, objective, counts, begin)
         if state.progress.step == 0:
-            own = {
-                name: state.model.logical(name, _whole(parameter.grad)).cpu().clone()
-                for name, parameter in state.model.own_parameters()
-                if parameter.grad is not None
-            }
-            for stage in range(world.pipeline.size):
-                gradients.update(world.pipeline.share(own, stage))
+            held = {name: value.grad for name, value in state.model.own_parameters() if value.grad is not None}
+            gradients.update(whole_tensors(state.model, held, config.world))
         return sums
 
-    with Loader(
-        samples.maker,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=world.data.rank,
-        world_size=world.data.size,
-        start_sample=0,
-        vocab_size=state.model.vocab_size,
-    ) as loader:
-        observed = replace(config, executor=executor)
-        results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
-    return gradients, [float("nan") if result.loss is None else result.loss for result in results]
+    return replace(config, executor=executor), gradients
+
+
+def whole_tensors(model: LanguageModel, tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Put together what ranks hold of parameters, or of their gradients; all ranks call this together.
+
+    Args:
+        model: of the parameters.
+        tensors: by the parameter's name; those that this rank holds, or parts of them.
+        world: of all ranks that hold parts.
+
+    Returns:
+        Copies on the CPU, without padding, by name.
+    """
+    own = {name: model.logical(name, _whole(tensor.detach())).cpu().clone() for name, tensor in tensors.items()}
+    stages = [world.pipeline.share(own, stage) for stage in range(world.pipeline.size)]
+    return {name: tensor for stage in stages for name, tensor in stage.items()}
 
 
 def _whole(tensor: Tensor) -> Tensor:

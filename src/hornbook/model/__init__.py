@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from hornbook.config import BertConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
+from hornbook.config import BertConfig, FactorizedGPTConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
 from hornbook.errors import UserError
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
+from hornbook.model.factorized import build_factorized_gpt
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel, build_gpt
 from hornbook.model.sparse_layers import sparsify
@@ -29,6 +30,7 @@ __all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize", "model_
 
 MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
     GPTConfig: build_gpt,
+    FactorizedGPTConfig: build_factorized_gpt,
     BertConfig: build_bert,
     RobertaConfig: build_bert,
     GroupBertConfig: build_groupbert,

@@ -8,19 +8,22 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
-from typing import Required
+from typing import Any, Required
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
-from hornbook.ops.attention import WeightDropout, attention, cached_attention, causal_attention, head_keys
-from hornbook.ops.layers import cast_for_few_rows, linear
+from hornbook.ops.attention import (
+    WeightDropout,
+    attention,
+    blocked_attention,
+    cached_attention,
+    causal_attention,
+    head_keys,
+)
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import Form
@@ -42,13 +45,14 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     group_keys: Tensor
     """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
-    """int64 ``[S]``, of encoders, in the host's memory: the flat index of each sequence's first token."""
+    """int64 ``[S]``, in the host's memory: the flat index of the first token of each sequence of an encoder, or of each
+    document in the windows of a decoder, where ``mask`` is made of documents that do not recur."""
     lengths: Tensor
     """int64 ``[S]``, likewise: its number of tokens."""
 
 
-class QueryKeyValue(nn.Module):
-    """The three projections as one module: one product, while each of the three can be told apart.
+class QueryKeyValue(Linear):
+    """The three projections as one ``Linear``: ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``.
 
     Speed wants one product; tensor parallelism, LAMB, import and sparsity want the three apart: ``weight[0]`` is the
     query's. The biases are stacked like the weights, so that both are cut by heads along the second dimension.
@@ -61,26 +65,16 @@ class QueryKeyValue(nn.Module):
     """
 
     def __init__(self, hidden_size: int, heads_size: int, *, std: float, bias: bool = True) -> None:
-        super().__init__()
-        self.std = std
+        super().__init__(hidden_size, 3 * heads_size, std=std, bias=bias)
         self.weight = nn.Parameter(torch.empty(3, heads_size, hidden_size))
-        self.bias = nn.Parameter(torch.empty(3, heads_size)) if bias else None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(3, heads_size))
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters; the weight's name, ``attention.qkv_weight``, is that of the first checkpoints."""
         parent = Draw(draw.seed, draw.prefix.rpartition(".")[0], draw.cut)
         parent.normal(self.weight, "qkv_weight", self.std)
         draw.constant(self.bias, 0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``."""
-        return linear(x, self.weight, self.bias)
-
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the map with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = cast_for_few_rows(self.weight.flatten(0, 1), dtype)
-        return partial(functional.linear, weight=weight, bias=bias)
 
 
 class SelfAttention(nn.Module, ABC):
@@ -136,10 +130,18 @@ class SelfAttention(nn.Module, ABC):
 
     def native_form(self, packed_BTE: Tensor) -> Form | None:
         """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
-        return form_of("attention", packed_BTE) if FORMS and type(self).split is SelfAttention.split else None
+        return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
-        self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
+        self,
+        form: Form,
+        packed_NE: Tensor,
+        firsts_S: Tensor,
+        lengths_S: Tensor,
+        keys_N: Tensor,
+        *,
+        is_causal: bool,
+        columns_S: Tensor | None = None,
     ) -> Tensor:
         """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
 
@@ -150,12 +152,13 @@ class SelfAttention(nn.Module, ABC):
             lengths_S: its number of tokens.
             keys_N: the dropout key of each token.
             is_causal: whether tokens see no later ones.
+            columns_S: the column of dropout of each sequence's first token; None for 0.
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
         qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa)
+        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa, columns_S)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 
@@ -171,11 +174,14 @@ class CausalSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix tokens with earlier ones; see ``SelfAttention``."""
         mask = context.get("mask")
-        if mask is None and (form := self.native_form(packed_BTE)) is not None:
+        may_be_native = FORMS and (mask is None or "firsts" in context)
+        if may_be_native and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
-            firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
-            keys_N = context["keys"].flatten()
-            y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
+            firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
+            if "firsts" in context:
+                firsts_S, lengths_S = context["firsts"], context["lengths"]
+            sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
+            y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length)
             return y_NC.view(batch, length, -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
@@ -183,18 +189,41 @@ class CausalSelfAttention(SelfAttention):
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
-        return _IncrementalAttention(self, dtype)
+        return IncrementalAttention(self, dtype)
 
 
-class _IncrementalAttention:
+class BlockedCausalSelfAttention(CausalSelfAttention):
+    """The same in blocks of queries, each with the keys up to its end alone; scores above the diagonal do not exist.
+
+    Args:
+        block_size: queries of a block.
+        others: see ``SelfAttention``.
+    """
+
+    def __init__(self, *others: Any, block_size: int, **options: Any) -> None:
+        super().__init__(*others, **options)
+        self.block_size = block_size
+
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
+        q_BHTK, k_BHTK, v_BHTK = self.split(packed_BTE)
+        y_BHTK = blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout=dropout, block_size=self.block_size)
+        return y_BHTK.transpose(1, 2).flatten(2)
+
+
+class IncrementalAttention:
+    """`CausalSelfAttention` of new tokens, an ``IncrementalBlock``: its two linear maps, cast once, and the cache."""
+
     def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
         self.cache_shape = (attention.num_heads, attention.head_size)
-        self._qkv, self._out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
+        self.qkv, self.out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        qkv_BT3HK = self._qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
+        """See ``IncrementalBlock``."""
+        qkv_BT3HK = self.qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
         q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
-        return self._out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
+        return self.out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):
@@ -211,7 +240,7 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix the tokens of each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
-        if (form := self.native_form(packed_NE)) is not None:
+        if FORMS and (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
         elif "gather_index" in context:

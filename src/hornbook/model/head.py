@@ -18,8 +18,15 @@ from hornbook.config.shapes import padded_rows
 from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
-from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses, vocabulary_logits
+from hornbook.ops.cross_entropy import (
+    linear_cross_entropy,
+    token_losses,
+    vocabulary_logits,
+    weighted_cross_entropy,
+)
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.token_block import TokenLogits
 from hornbook.parallel.cuts import local
 from hornbook.samples.batches import Batch
 
@@ -132,18 +139,33 @@ class CausalHead(OutputHead):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return ``logits`` with weights cast once to ``dtype``."""
-        norm, table = token_form(self.norm, dtype), cast_for_few_rows(self.table[: self.vocab_size], dtype)
+        table = self.table[: self.vocab_size]
+        final = self.norm
+        form = form_for_tokens(table.new_empty(0, dtype=dtype))
+        if form is not None and type(final) is LayerNorm:
+            gain_D, bias_D = final.weight.detach(), final.bias.detach()
+            return TokenLogits(form, gain_D, bias_D, table.detach().to(dtype).contiguous(), final.epsilon)
+        norm, table = token_form(self.norm, dtype), cast_for_few_rows(table, dtype)
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
-        x_ND = self.norm(x_BTD).flatten(0, 1)
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size, self.vocabulary_chunks)
+
+    def weighted_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of each token's cross-entropy times its weight, and the sum without weights.
+
+        Two fp32 scalars in nats, the second without a gradient; targets of -100 are not scored. ``weights_BT`` is fp32.
+        """
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        targets_N, weights_N = targets_BT.flatten(), weights_BT.flatten()
+        return weighted_cross_entropy(x_ND, self.table, targets_N, weights_N, self.vocab_size, self.vocabulary_chunks)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
-        x_ND = self.norm(x_BTD).flatten(0, 1)
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
         losses_N = token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size, chunks=self.vocabulary_chunks)
         return losses_N.view_as(targets_BT)
 

@@ -11,16 +11,28 @@ second copy of the weights, and gradients are summed in fp32.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
+from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw
-from hornbook.ops.dropout import dropout
-from hornbook.ops.layers import affine_dtype, cast_for_few_rows, layer_norm, layer_norm_beside, linear, sinusoidal
+from hornbook.ops.layers import (
+    ACTIVATIONS,
+    activated_linear,
+    affine_dtype,
+    cast_for_few_rows,
+    dropout_add,
+    feed_forward,
+    layer_norm,
+    layer_norm_beside,
+    linear,
+    sinusoidal,
+)
+from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.cuts import is_cut
 
@@ -63,22 +75,54 @@ class Linear(nn.Linear):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().to(dtype)
-        return partial(functional.linear, weight=cast_for_few_rows(self.weight, dtype), bias=bias)
+        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
+        return CastLinear(cast_for_few_rows(self.weight.flatten(0, -2), dtype), bias)
+
+
+def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
+    """Return ``f(up(x))``, f of ``ACTIVATIONS``; one operator where ``up`` is a ``Linear`` as it is defined here."""
+    if _is_as_defined(up):
+        return activated_linear(x, up.weight, up.bias, activation)
+    return ACTIVATIONS[activation](up(x))
+
+
+def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) -> Tensor:
+    """Return ``down(f(up(x)))``, f of ``ACTIVATIONS``; fused where both are ``Linear`` as it is defined here."""
+    if _is_as_defined(up) and _is_as_defined(down):
+        return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation)
+    y: Tensor = down(activated(up, x, activation))
+    return y
+
+
+def _is_as_defined(module: nn.Module) -> TypeGuard[Linear]:
+    """Tell whether a call would run ``Linear.forward`` and nothing else: no subclass, no hooks, nothing wrapped."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return type(module) is Linear and not any(hooks) and "forward" not in vars(module)
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization (Ba et al. 2016) over the last dimension, in the dtype of its input, statistics in fp32."""
+    """Layer normalization (Ba et al. 2016) over the last dimension, in the dtype of its input, statistics in fp32.
 
-    def __init__(self, size: int, *, epsilon: float) -> None:
+    Args:
+        size: of the last dimension.
+        epsilon: added to the variance.
+        gain: initial value of the weight; the bias starts at zero.
+    """
+
+    def __init__(self, size: int, *, epsilon: float, gain: float = 1.0) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon, self.gain = epsilon, gain
         self.weight = nn.Parameter(torch.empty(size))
         self.bias = nn.Parameter(torch.empty(size))
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters with their initial values."""
-        draw.constant(self.weight, 1.0)
+        draw.constant(self.weight, self.gain)
         draw.constant(self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,14 +130,39 @@ class LayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.epsilon)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` and its norm, for ``x + f(norm(x))``; the gradients of the two are added in one pass."""
-        return layer_norm_beside(x, self.weight, self.bias, self.epsilon)
+        """Return ``x`` and its norm, for ``x + f(norm(x))``; native operators add their gradients in one pass."""
+        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the norm with gain and bias cast once."""
         dtype = affine_dtype(dtype, self.weight.device)
         gain, bias = self.weight.detach().to(dtype), self.bias.detach().to(dtype)
         return partial(layer_norm, weight_D=gain, bias_D=bias, epsilon=self.epsilon)
+
+
+class GroupNorm(LayerNorm):
+    """Group normalization (Wu and He 2018) of each token: groups of columns, each with its own mean and variance.
+
+    Args:
+        size: of the last dimension.
+        num_groups: divides ``size``.
+        epsilon: added to the variance.
+        gain: see ``LayerNorm``.
+    """
+
+    def __init__(self, size: int, num_groups: int, *, epsilon: float, gain: float = 1.0) -> None:
+        super().__init__(size, epsilon=epsilon, gain=gain)
+        self.num_groups = num_groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize each group of ``[..., size]``, then scale and shift."""
+        affine = (self.weight.to(x.dtype), self.bias.to(x.dtype))
+        flat = functional.group_norm(x.reshape(-1, x.shape[-1]), self.num_groups, *affine, self.epsilon)
+        return flat.view_as(x)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``x`` and its norm, for ``x + f(norm(x))``."""
+        return x, self(x)
 
 
 class Dropout(nn.Module):
@@ -114,9 +183,11 @@ class Dropout(nn.Module):
         """Whether elements are dropped now."""
         return self.training and self.probability > 0.0
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
-        return dropout(x, keys, self.site, self.probability) if self.drops else x
+    def forward(self, x: Tensor, keys: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Drop elements of ``x`` ``[..., C]``, then add ``residual``, if given; ``keys`` is ``[...]`` int64."""
+        if self.drops:
+            return dropout_add(x, keys, self.site, self.probability, residual)
+        return x if residual is None else residual + x
 
 
 class Embedding(nn.Module):
@@ -153,6 +224,7 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size, self.std, self.compute_dtype = vocab_size, std, compute_dtype
+        self.hidden_size = hidden_size
         self.position_kind, self.first_position = positions, first_position
         self.tokens = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
         num_rows = max_positions + first_position

@@ -21,19 +21,15 @@ if causal, so `fits` excludes long sequences.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.config.chunks import QUERIES, attention_blocks, keeps_weights
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
-
-_QUERIES = 128
-_SCORES = 1 << 19
-_MAX_WEIGHTS = 1 << 26
 
 
 class WeightDropout(NamedTuple):
@@ -83,7 +79,7 @@ def causal_attention(
         seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
     if mask is None and fits(q_BHTK):
-        return cpu_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=mask is None)
 
 
@@ -105,7 +101,7 @@ def attention(
         dropout: of the weights, if any.
     """
     if fits(q_BHTK, is_causal=False) and (dropout is not None or q_BHTK.dtype != torch.float32):
-        return cpu_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
+        return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
     mask = None if is_token_BT is None else is_token_BT[:, None, None]
     if dropout is not None:
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
@@ -151,6 +147,23 @@ def document_mask(documents_BT: Tensor) -> Tensor:
     return same_BTT.unsqueeze(1) & causal_mask(documents_BT.shape[1], documents_BT.device)
 
 
+def documents_of_windows(documents_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the flat index of the first token of each document in each window, and its number of tokens there.
+
+    Args:
+        documents_BT: int64, the document of each token.
+
+    Returns:
+        int64 ``[S]`` each, or None where a document may come back in a window after another one.
+    """
+    steps_BT = documents_BT.diff(dim=1)
+    if bool((steps_BT < 0).any()):
+        return None
+    begins_BT = functional.pad(steps_BT != 0, (1, 0), value=True)
+    firsts_S = begins_BT.flatten().nonzero().squeeze(1)
+    return firsts_S, firsts_S.diff(append=firsts_S.new_tensor([documents_BT.numel()]))
+
+
 def _explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: WeightDropout) -> Tensor:
     scores_BHTT = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[3])
     if mask is not None:
@@ -170,14 +183,15 @@ class _Attention(torch.autograd.Function):
         is_causal: bool,
         hidden_ZT: Tensor | None,
         dropout: WeightDropout | None,
+        block_size: int,
     ) -> Tensor:
         y_ZTK = torch.empty_like(q_ZTK)
         saved = []
-        for heads, queries, keys in _blocks(q_ZTK.shape, is_causal):
+        for heads, queries, keys in attention_blocks(*q_ZTK.shape[:2], is_causal=is_causal, size=block_size):
             scores = (q_ZTK[heads, queries] @ k_ZTK[heads, keys].transpose(1, 2)).float().mul_(q_ZTK.shape[2] ** -0.5)
             if is_causal:  # the queries are the last of the positions
                 num_queries = scores.shape[1]
-                later = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
+                later = torch.ones(num_queries, num_queries, dtype=torch.bool, device=scores.device).triu_(1)
                 scores[:, :, -num_queries:].masked_fill_(later, -math.inf)
             if hidden_ZT is not None:
                 scores.masked_fill_(hidden_ZT[heads].unsqueeze(1), -math.inf)
@@ -188,7 +202,7 @@ class _Attention(torch.autograd.Function):
             y_ZTK[heads, queries] = kept @ v_ZTK[heads, keys]
             saved.append(weights)
         ctx.save_for_backward(q_ZTK, k_ZTK, v_ZTK, *saved)
-        ctx.is_causal, ctx.dropout = is_causal, dropout
+        ctx.is_causal, ctx.dropout, ctx.block_size = is_causal, dropout, block_size
         return y_ZTK
 
     @staticmethod
@@ -197,7 +211,8 @@ class _Attention(torch.autograd.Function):
         q_ZTK, k_ZTK, v_ZTK, *saved = ctx.saved_tensors
         dq_ZTK = torch.empty_like(q_ZTK)
         dk_ZTK, dv_ZTK = torch.zeros_like(k_ZTK, dtype=torch.float32), torch.zeros_like(v_ZTK, dtype=torch.float32)
-        for (heads, queries, keys), weights in zip(_blocks(q_ZTK.shape, ctx.is_causal), saved, strict=True):
+        blocks = attention_blocks(*q_ZTK.shape[:2], is_causal=ctx.is_causal, size=ctx.block_size)
+        for (heads, queries, keys), weights in zip(blocks, saved, strict=True):
             gradient = gradient_ZTK[heads, queries]
             kept = weights if ctx.dropout is None else _kept(weights, ctx.dropout)
             dv_ZTK[heads, keys] += kept.transpose(1, 2) @ gradient
@@ -210,10 +225,10 @@ class _Attention(torch.autograd.Function):
             scores_gradient = of_scores.mul_(q_ZTK.shape[2] ** -0.5).to(q_ZTK.dtype)
             dq_ZTK[heads, queries] = scores_gradient @ k_ZTK[heads, keys]
             dk_ZTK[heads, keys] += scores_gradient.transpose(1, 2) @ q_ZTK[heads, queries]
-        return dq_ZTK, dk_ZTK.to(k_ZTK.dtype), dv_ZTK.to(v_ZTK.dtype), None, None, None
+        return dq_ZTK, dk_ZTK.to(k_ZTK.dtype), dv_ZTK.to(v_ZTK.dtype), None, None, None, None
 
 
-def cpu_attention(
+def blocked_attention(
     q_BHTK: Tensor,
     k_BHTK: Tensor,
     v_BHTK: Tensor,
@@ -221,33 +236,23 @@ def cpu_attention(
     is_causal: bool = False,
     is_token_BT: Tensor | None = None,
     dropout: WeightDropout | None = None,
+    block_size: int = QUERIES,
 ) -> Tensor:
-    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``.
+    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``, block by block.
 
-    Arguments as for ``attention``; if ``is_causal``, tokens see no later ones.
+    Arguments as for ``attention``; if ``is_causal``, tokens see no later ones, and a block of ``block_size`` queries
+    multiplies the keys up to its end alone.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
-    y_ZTK: Tensor = _Attention.apply(*flat, is_causal, hidden_ZT, dropout)  # type: ignore[no-untyped-call]
+    y_ZTK: Tensor = _Attention.apply(*flat, is_causal, hidden_ZT, dropout, block_size)  # type: ignore[no-untyped-call]
     return y_ZTK.view_as(q_BHTK)
 
 
 def fits(q_BHTK: Tensor, *, is_causal: bool = True) -> bool:
     """Tell whether this kernel is the better one: a CPU, and weights of at most 128 MiB a layer in bf16."""
     num_sequences, num_heads, num_tokens, _ = q_BHTK.shape
-    num_weights = num_sequences * num_heads * num_tokens**2 // (2 if is_causal else 1)
-    return q_BHTK.device.type == "cpu" and num_weights <= _MAX_WEIGHTS
-
-
-def _blocks(shape: torch.Size, is_causal: bool) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield heads, queries and keys of each block."""
-    num_heads, num_tokens, _ = shape
-    for start in range(0, num_tokens, _QUERIES):
-        stop = min(start + _QUERIES, num_tokens)
-        num_keys = stop if is_causal else num_tokens
-        at_once = max(1, _SCORES // ((stop - start) * num_keys))
-        for first in range(0, num_heads, at_once):
-            yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
+    return q_BHTK.device.type == "cpu" and keeps_weights(num_sequences * num_heads, num_tokens, is_causal=is_causal)
 
 
 def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:

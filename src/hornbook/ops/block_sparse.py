@@ -7,28 +7,28 @@
     y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i, and nowhere else
     dx = dy W        [N, C·b]
 
-Three kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
+Four kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
 product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ for fp32 and bf16
-(`hornbook.ops.native.block_sparse`).
+(`hornbook.ops.native.block_sparse`), and ``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
+
+Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
+``torch.compile`` and the meta device take them.
 
 On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from hornbook.errors import UserError
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.operands import SUFFIXES
@@ -38,76 +38,6 @@ _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 
 _DENSEST_NATIVE: Final = 0.4
 """The same of the native kernel, for any size."""
-
-
-_NATIVE_SIZES: Final = f"{', '.join(map(str, native.BLOCK_SIZES[:-1]))} or {native.BLOCK_SIZES[-1]}"
-
-
-class Line(NamedTuple):
-    """The blocks of one row of blocks, or of one column."""
-
-    number: int
-    """Of the row or column."""
-    blocks: slice | Tensor
-    """Which blocks they are."""
-    others: Tensor
-    """int64 ``[k]``: the column of each block of a row, the row of each block of a column."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """Where the blocks of a matrix of ``num_rows`` x ``num_columns`` blocks are, and what kernels derive of that.
-
-    ``rows`` and ``columns`` are int64 ``[n]``, in the order of rows, then columns.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    num_rows: int
-    num_columns: int
-    row_lines: native.Lines
-    """The blocks row by row, as the native kernel reads them."""
-    column_lines: native.Lines
-    """Likewise, column by column."""
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> "Pattern":
-        """Return the pattern of blocks at ``rows`` and ``columns``, integers ``[n]``, sorted by row, then column."""
-        rows, columns = rows.long(), columns.long()
-        order = torch.argsort(columns, stable=True)
-        row_starts, column_starts = _starts(rows, num_rows), _starts(columns, num_columns)
-        return cls(
-            rows=rows,
-            columns=columns,
-            num_rows=num_rows,
-            num_columns=num_columns,
-            row_lines=native.Lines(row_starts, columns, torch.arange(len(rows), device=rows.device), across=False),
-            column_lines=native.Lines(column_starts, rows[order], order, across=True),
-        )
-
-    @cached_property
-    def by_row(self) -> tuple[Line, ...]:
-        """The rows that have blocks, for the torch kernel."""
-        return tuple(Line(row, slice(*ends), self.columns[slice(*ends)]) for row, ends in _runs(self.row_lines.starts))
-
-    @cached_property
-    def by_column(self) -> tuple[Line, ...]:
-        """Likewise the columns."""
-        lines = self.column_lines
-        return tuple(
-            Line(column, lines.places[slice(*ends)], lines.others[slice(*ends)]) for column, ends in _runs(lines.starts)
-        )
-
-
-def _starts(numbers: Tensor, count: int) -> Tensor:
-    """Return how many of ``numbers`` are below each of 0 … ``count``, int64 ``[count + 1]``."""
-    return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
-
-
-def _runs(starts: Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Return the number and the two ends of each run that is not empty."""
-    ends = starts.tolist()
-    return [(number, (first, last)) for number, (first, last) in enumerate(pairwise(ends)) if last > first]
 
 
 class Kernel(NamedTuple):
@@ -121,20 +51,6 @@ class Kernel(NamedTuple):
     """(dy, values, pattern) -> dx"""
     weight_gradient: Callable[[Tensor, Tensor, Pattern, int], Tensor]
     """(dy, x, pattern, b) -> dvalues"""
-
-
-def to_dense(values: Tensor, pattern: Pattern) -> Tensor:
-    """Return the matrix ``[R·b, C·b]`` of blocks ``[n, b, b]``."""
-    size = values.shape[-1]
-    grid = values.new_zeros(pattern.num_rows, pattern.num_columns, size, size)
-    grid[pattern.rows, pattern.columns] = values
-    return grid.transpose(1, 2).reshape(pattern.num_rows * size, pattern.num_columns * size)
-
-
-def from_dense(matrix: Tensor, pattern: Pattern, size: int) -> Tensor:
-    """Return the blocks ``[n, size, size]`` of a matrix ``[R·size, C·size]``."""
-    grid = matrix.view(pattern.num_rows, size, pattern.num_columns, size)
-    return grid[pattern.rows, :, pattern.columns]
 
 
 def _reference_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -153,7 +69,7 @@ def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     size, num_tokens = values.shape[-1], len(x_NC)
     x = _feature_major(x_NC, pattern.num_columns)
     y_NC = x_NC.new_zeros(num_tokens, pattern.num_rows * size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         weights = values[blocks].transpose(0, 1).reshape(size, -1)
         gathered = x.index_select(0, columns).flatten(0, 1)
         torch.mm(gathered.t(), weights.t(), out=y_NC[:, row * size : (row + 1) * size])
@@ -164,7 +80,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
     size, num_tokens = values.shape[-1], len(gradient_NC)
     gradient = _feature_major(gradient_NC, pattern.num_rows)
     result_NC = gradient_NC.new_zeros(num_tokens, pattern.num_columns * size)
-    for column, blocks, rows in pattern.by_column:
+    for column, blocks, rows in pattern.by_column():
         gathered = gradient.index_select(0, rows).flatten(0, 1)
         weights = values[blocks].view(-1, size)
         torch.mm(gathered.t(), weights, out=result_NC[:, column * size : (column + 1) * size])
@@ -173,7 +89,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
 
 def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
     x, result = _feature_major(x_NC, pattern.num_columns), x_NC.new_zeros(len(pattern.rows), size, size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         gathered = x.index_select(0, columns).flatten(0, 1)
         product = gradient_NC[:, row * size : (row + 1) * size].t() @ gathered.t()
         result[blocks] = product.view(size, -1, size).transpose(0, 1)
@@ -181,16 +97,52 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
 
 
 def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return native.product(_native_form(), x_NC, values, pattern.row_lines)
+    return native.product(_native_form(), x_NC, values, _rows(pattern))
 
 
 def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return native.product(_native_form(), gradient_NC, values, pattern.column_lines)
+    return native.product(_native_form(), gradient_NC, values, _columns(pattern))
 
 
 def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    lines = pattern.row_lines if gradient_NC.shape[1] >= x_NC.shape[1] else pattern.column_lines
+    lines = _rows(pattern) if gradient_NC.shape[1] >= x_NC.shape[1] else _columns(pattern)
     return native.weight_gradient(_native_form(), gradient_NC, x_NC, lines, size).to(x_NC.dtype)
+
+
+def _rows(pattern: Pattern) -> native.Lines:
+    return native.Lines(pattern.row_starts, pattern.columns, None, across=False)
+
+
+def _columns(pattern: Pattern) -> native.Lines:
+    return native.Lines(pattern.column_starts, pattern.rows, pattern.column_order, across=True)
+
+
+def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    return product(x_NC, values, pattern.row_starts, pattern.columns)
+
+
+def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    order = pattern.column_order
+    return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
+
+
+def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
+    from hornbook.ops.block_sparse_triton import weight_gradient
+
+    return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
+
+
+def _why_not_triton(device: torch.device) -> str | None:
+    """Return why Triton cannot compute on a device, None if it can."""
+    try:
+        from hornbook.ops.block_sparse_triton import why_not
+    except ImportError:
+        return "Triton is not installed"
+    return why_not(device)
 
 
 def _native_form() -> Form:
@@ -211,8 +163,9 @@ KERNELS: Final[dict[str, Kernel]] = {
         lambda x_NC: x_NC.t().contiguous().t(), _by_rows_forward, _by_columns_input_gradient, _by_rows_weight_gradient
     ),
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
+    "triton": Kernel(lambda x_NC: x_NC, _triton_forward, _triton_input_gradient, _triton_weight_gradient),
 }
-"""By name; ``native`` takes blocks of 4 and more, and activations in fp32 or bf16."""
+"""By name; ``native`` takes blocks of 4 and more, ``triton`` of 16 and more; both give fp32's precision at best."""
 
 
 class Choice(NamedTuple):
@@ -222,6 +175,7 @@ class Choice(NamedTuple):
     reason: str
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_kernel(asked: str, block_size: int, density: float, device: torch.device) -> Choice:
     """Return the kernel for a matrix: the one that is asked for, or for ``auto`` the one that should be faster.
 
@@ -232,12 +186,15 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         device: of the blocks.
 
     Raises:
-        UserError: the native kernel is asked for, and cannot be built, is not right here or takes no such blocks.
+        UserError: the kernel that is asked for cannot compute here.
     """
+    if asked == "triton" and (reason := _why_not_triton(device)):
+        raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
     if device.type != "cpu" and asked in ("auto", "native"):
         return Choice("reference", f"no other is for {device.type}")
     if asked == "native" and block_size not in native.BLOCK_SIZES:
-        raise UserError(f"the native kernel needs blocks of {_NATIVE_SIZES}, not of {block_size}; set another kernel")
+        sizes = ", ".join(map(str, native.BLOCK_SIZES))
+        raise UserError(f"the native kernel needs blocks of {sizes}, not of {block_size}; set another kernel")
     if asked == "native" and isinstance(native.form(), str):
         raise UserError(f'sparsity.kernel = "native" cannot compute here: {native.form()}; set it to "auto"')
     if asked != "auto":
@@ -290,31 +247,76 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
-    if kernel == "native" and x.dtype not in SUFFIXES:
+    if (kernel == "triton" and x.dtype == torch.float64) or (kernel == "native" and x.dtype not in SUFFIXES):
         kernel = "reference"
-    rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = _BlockSparse.apply(rows, values.to(x.dtype), pattern, KERNELS[kernel], scores)  # type: ignore[no-untyped-call]
+    rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
+    y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
+    if scores is not None and y.requires_grad and values.requires_grad:
+        _collect(scores, y, rows)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-class _BlockSparse(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_NC: Tensor, values: Tensor, pattern: Pattern, kernel: Kernel, scores: Scores | None
-    ) -> Tensor:
-        x_NC = kernel.arrange(x_NC)
-        ctx.save_for_backward(x_NC, values)
-        ctx.pattern, ctx.kernel, ctx.scores = pattern, kernel, scores
-        return kernel.forward(x_NC, values, pattern)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _collect(scores: Scores, y_NC: Tensor, x_NC: Tensor) -> None:
+    """Let the backward pass of ``y`` add to ``scores``."""
+    y_NC.register_hook(partial(scores.add, x_NC=x_NC.detach()))  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x_NC, values = ctx.saved_tensors
-        of_x = ctx.kernel.input_gradient(gradient_NC, values, ctx.pattern) if ctx.needs_input_grad[0] else None
-        of_values = None
-        if ctx.needs_input_grad[1]:
-            of_values = ctx.kernel.weight_gradient(gradient_NC, x_NC, ctx.pattern, values.shape[-1])
-            if ctx.scores is not None:
-                ctx.scores.add(gradient_NC, x_NC)
-        return of_x, of_values, None, None, None
+
+@torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())
+def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``x Wᵀ`` ``[N, R·b]``.
+
+    Args:
+        x_NC: ``[N, C·b]``, as ``Kernel.arrange`` lays it out.
+        values: ``[n, b, b]``, of the same dtype.
+        pattern: the tensors of a ``Pattern``.
+        kernel: a name of ``KERNELS``.
+    """
+    return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
+
+
+@block_sparse_product.register_fake
+def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_input_gradient", mutates_args=())
+def block_sparse_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``dy W`` ``[N, C·b]``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].input_gradient(gradient_NC, values, Pattern(*pattern))
+
+
+@block_sparse_input_gradient.register_fake
+def _(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return gradient_NC.new_empty(len(gradient_NC), Pattern(*pattern).num_columns * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_weight_gradient", mutates_args=())
+def block_sparse_weight_gradient(
+    gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str
+) -> Tensor:
+    """Return the blocks ``[n, b, b]`` of ``dyᵀ x``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].weight_gradient(gradient_NC, x_NC, Pattern(*pattern), block_size)
+
+
+@block_sparse_weight_gradient.register_fake
+def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str) -> Tensor:
+    return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Sequence[Tensor], str], output: Tensor) -> None:
+    x_NC, values, pattern, ctx.kernel = inputs
+    ctx.save_for_backward(x_NC, values, *pattern)
+
+
+def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, list[None], None]:
+    x_NC, values, *pattern = ctx.saved_tensors
+    needs_x, needs_values, *_ = ctx.needs_input_grad
+    of_x = block_sparse_input_gradient(gradient_NC, values, pattern, ctx.kernel) if needs_x else None
+    of_values = None
+    if needs_values:
+        of_values = block_sparse_weight_gradient(gradient_NC, x_NC, pattern, values.shape[-1], ctx.kernel)
+    return of_x, of_values, [None] * len(pattern), None
+
+
+block_sparse_product.register_autograd(_gradients, setup_context=_keep)

@@ -17,7 +17,6 @@ Where the rows of the table are cut over ranks, each rank has the logits of its 
 three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,52 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.linear import Products
+from hornbook.ops.native.products import Products
+from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
-
-# Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
-# chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
-_CHUNK_TOKENS = 512
-_BLOCK = 64  # divides the rows of a table, padded as it is
-
-
-class _Head(NamedTuple):
-    """The output projection as this rank computes it."""
-
-    weight: Tensor
-    """``[columns, D]``."""
-    bias: Tensor | None
-    """``[num_real]``."""
-    num_real: int
-    """Columns that exist; those after it are padding."""
-    first: int = 0
-    """The token of the first column."""
-    cut: Cut | None = None
-
-    @classmethod
-    def of(cls, weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> "_Head":
-        if not is_cut(weight_VD):
-            return cls(weight_VD, bias_V, vocab_size)
-        cut, weight = cut_of(weight_VD), local(weight_VD)
-        first = cut.rank * len(weight)
-        num_real = min(max(vocab_size - first, 0), len(weight))
-        bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-        return cls(weight, bias, num_real, first, cut)
-
-    def parts(self, chunks: int) -> "list[_Head]":
-        """Return the head in so many parts of its columns, or fewer, each a multiple of 64 but for the last one."""
-        size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
-        found = []
-        for start in range(0, len(self.weight), size):
-            weight = self.weight[start : start + size]
-            bias = None if self.bias is None else self.bias[start : start + size]
-            num_real = min(max(self.num_real - start, 0), len(weight))
-            found.append(_Head(weight, bias, num_real, self.first + start, self.cut))
-        return found
 
 
 class _Chunk(NamedTuple):
@@ -86,29 +47,9 @@ class _Chunk(NamedTuple):
     """fp32; anything if there is no bias or it is not asked for."""
 
 
-class _TorchProducts:
-    """The products of the output projection as PyTorch computes them; `hornbook.ops.native.linear` has another form."""
-
-    def __init__(self, weight_VD: Tensor, dtype: torch.dtype) -> None:
-        self._weight = weight_VD.to(dtype)
-
-    def product(self, x_CD: Tensor) -> Tensor:
-        return x_CD @ self._weight.t()
-
-    def input_gradient(self, gradient_CV: Tensor, out_CD: Tensor) -> None:
-        torch.mm(gradient_CV, self._weight, out=out_CD)
-
-    def add_weight_gradient(self, gradient_CV: Tensor, x_CD: Tensor, total_VD: Tensor) -> None:
-        total_VD += gradient_CV.t() @ x_CD
-
-
-def _products(x_ND: Tensor, weight_VD: Tensor) -> _TorchProducts | Products:
-    if FORMS and weight_VD.dtype == torch.float32 and (form := form_of("linear", x_ND)) is not None:
-        return Products(form, weight_VD, x_ND.dtype)
-    return _TorchProducts(weight_VD, x_ND.dtype)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
+    """The sum of the losses and the number of right predictions; with weights, the weighted sum and the sum."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -116,35 +57,52 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        head: _Head,
+        head: Columns,
         with_count: bool,
         chunks: int,
+        weights_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
+        total, weighted, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(3))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        products = None if chunks > 1 else _products(x_ND, weight_VD)
-        for start in range(0, len(x_ND), _CHUNK_TOKENS):
-            rows = slice(start, start + _CHUNK_TOKENS)
-            x, targets = x_ND[rows], targets_N[rows]
-            if products is None:
+        native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
+        weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
+        for start in range(0, len(x_ND), HEAD_TOKENS):
+            rows = slice(start, start + HEAD_TOKENS)
+            x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
+            if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
-                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, with_count=with_count)
+                picked, right = _add_by_parts(x, targets, head.parts(chunks), *sums, weights, with_count=with_count)
                 total -= picked.sum()
+                weighted -= 0.0 if weights is None else picked @ weights
                 num_correct += right
                 continue
-            chunk = _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=True)
+            chunk = _chunk(  # the logits have no name here, so that they are freed
+                x @ weight.t() if native is None else native.product(x),
+                targets,
+                head,
+                with_count=with_count,
+                with_gradient=True,
+            )
             total += chunk.losses.sum()
             num_correct += chunk.num_correct
-            products.input_gradient(chunk.gradient, x_gradient[rows])
-            products.add_weight_gradient(chunk.gradient, x, weight_gradient)
+            if weights is not None:
+                weighted += chunk.losses @ weights
+                chunk.gradient.mul_(weights.unsqueeze(1))
+            if native is None:
+                torch.mm(chunk.gradient, weight, out=x_gradient[rows])
+                weight_gradient += chunk.gradient.t() @ x
+            else:
+                native.input_gradient(chunk.gradient, x_gradient[rows])
+                native.add_weight_gradient(chunk.gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
-        ctx.mark_non_differentiable(num_correct)
+        loss, beside = (total, num_correct) if weights_N is None else (weighted, total)
+        ctx.mark_non_differentiable(beside)
         ctx.cut = head.cut
-        return total, num_correct
+        return loss, beside
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -153,7 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 4
+        weight_gradient.mul_(scale)  # in place, since it is as large as the table
+        return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
 def linear_cross_entropy(
@@ -174,10 +133,27 @@ def linear_cross_entropy(
     """
     if not torch.is_grad_enabled():
         return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks).sum()
-    head = _Head.of(weight_VD, None, vocab_size)
+    head = _columns_of(weight_VD, None, vocab_size)
     arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
     total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return total
+
+
+def weighted_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, weights_N: Tensor, vocab_size: int, chunks: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``, each times its weight, and the sum without weights.
+
+    Two fp32 scalars, the second without a gradient. ``weights_N`` is fp32, without a gradient; other arguments as for
+    ``linear_cross_entropy``.
+    """
+    if not torch.is_grad_enabled():
+        losses_N = token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks)
+        return losses_N @ weights_N, losses_N.sum()
+    head = _columns_of(weight_VD, None, vocab_size)
+    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks, weights_N)
+    total, unweighted = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return total, unweighted
 
 
 def counted_cross_entropy(
@@ -188,7 +164,7 @@ def counted_cross_entropy(
     Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
     prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
-    head = _Head.of(weight_VD, bias_V, vocab_size)
+    head = _columns_of(weight_VD, bias_V, vocab_size)
     if torch.is_grad_enabled():
         arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
         total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -211,7 +187,7 @@ def token_losses(
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    for rows, chunk in _chunks(x_ND, targets_N, _Head.of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
+    for rows, chunk in _chunks(x_ND, targets_N, _columns_of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
         losses_N[rows] = chunk.losses
     return losses_N
 
@@ -226,22 +202,48 @@ def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Ten
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
+def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Columns:
+    """Return the columns of a table ``[V, D]`` that this rank holds."""
+    if not is_cut(weight_VD):
+        return Columns(weight_VD, bias_V, vocab_size)
+    cut, weight = cut_of(weight_VD), local(weight_VD)
+    first = cut.rank * len(weight)
+    num_real = min(max(vocab_size - first, 0), len(weight))
+    bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
+    return Columns(weight, bias, num_real, first, cut)
+
+
+def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
+    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
+    columns = targets - head.first
+    is_own = (columns >= 0) & (columns < scores.shape[1])
+    return columns.masked_fill(~is_own, 0), is_own
+
+
 def _chunks(
-    x_ND: Tensor, targets_N: Tensor, head: _Head, chunks: int, *, with_count: bool
+    x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool
 ) -> Iterator[tuple[slice, _Chunk]]:
     """Yield the losses of each chunk of tokens."""
-    products = None if chunks > 1 else _products(x_ND, head.weight)
-    for start in range(0, len(x_ND), _CHUNK_TOKENS):
-        rows = slice(start, start + _CHUNK_TOKENS)
+    native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
+    weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
+    for start in range(0, len(x_ND), HEAD_TOKENS):
+        rows = slice(start, start + HEAD_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
-        if products is None:
+        if chunks > 1:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
             yield rows, _Chunk(-picked, num_correct, picked, picked)
         else:
-            yield rows, _chunk(products.product(x), targets, head, with_count=with_count, with_gradient=False)
+            logits = x @ weight.t() if native is None else native.product(x)
+            yield rows, _chunk(logits, targets, head, with_count=with_count, with_gradient=False)
 
 
-def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, with_gradient: bool) -> _Chunk:
+def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
+    """Return the products with the table, which is packed once for all chunks; None where PyTorch computes them."""
+    form = form_of("linear", x_ND) if weight_VD.dtype == torch.float32 else None
+    return None if form is None else Products(form, weight_VD, x_ND.dtype)
+
+
+def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool) -> _Chunk:
     """Return losses and gradients of logits without the bias, which change."""
     is_fp32 = head.bias is None or head.bias.dtype == torch.float32
     if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
@@ -250,9 +252,14 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return _Chunk(losses, num_correct, logits, bias_gradient)
-    log_probabilities = _log_probabilities(logits, head)
-    picked, columns, is_own = _gather(log_probabilities, targets, head)
-    losses = -picked
+    _complete(logits, head)
+    log_probabilities = (
+        torch.log_softmax(logits, -1, dtype=torch.float32) if head.cut is None else _log_softmax(logits, head.cut)
+    )
+    columns, is_own = _own_columns(log_probabilities, targets, head)
+    losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+    if head.cut is not None:
+        losses = head.cut.sum(losses)
     num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
     if not with_gradient:
         return _Chunk(losses, num_correct, losses, losses)
@@ -266,10 +273,11 @@ def _chunk(logits: Tensor, targets: Tensor, head: _Head, *, with_count: bool, wi
 def _add_by_parts(
     x: Tensor,
     targets: Tensor,
-    parts: "list[_Head]",
+    parts: "list[Columns]",
     x_gradient: Tensor,
     weight_gradient: Tensor,
     bias_gradient: Tensor | None,
+    weights: Tensor | None,
     *,
     with_count: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -286,6 +294,8 @@ def _add_by_parts(
         columns, is_own = _own_columns(exact, targets, part)
         exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
         exact[targets == NOT_SCORED] = 0.0
+        if weights is not None:
+            exact *= weights.unsqueeze(1)
         gradient = exact.to(x.dtype)
         of_x += gradient @ compute_weight
         weight_gradient[first : first + len(compute_weight)] += gradient.t() @ x
@@ -295,7 +305,7 @@ def _add_by_parts(
     return picked, num_correct
 
 
-def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _summary(x: Tensor, targets: Tensor, parts: "list[Columns]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Go through the logits of some tokens, one part of the columns after the other.
 
     Returns:
@@ -310,7 +320,7 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
         logits = _complete(x @ part.weight.to(x.dtype).t(), part).float()
         best = logits.amax(1, keepdim=True)
         if with_count:
-            predicted = torch.where(best > largest, _first_largest(logits)[:, None] + part.first, predicted[:, None])
+            predicted = torch.where(best > largest, first_largest(logits)[:, None] + part.first, predicted[:, None])
             predicted = predicted.squeeze(1)
         columns, is_own = _own_columns(logits, targets, part)
         picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
@@ -325,22 +335,19 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[_Head]", *, with_count: bo
     if not with_count:
         return normalizer, picked, picked.new_zeros(())
     if cut is not None:
-        predicted = _first_of_ranks(predicted, (largest == top).squeeze(1), cut)
+        predicted = first_of_ranks(predicted, (largest == top).squeeze(1), cut)
     return normalizer, picked, (predicted == targets).sum()
 
 
-def _log_probabilities(logits: Tensor, head: _Head) -> Tensor:
-    """Return those of this rank's columns, fp32, for logits without the bias, which change."""
-    _complete(logits, head)
-    if head.cut is None:
-        return torch.log_softmax(logits, -1, dtype=torch.float32)
+def _log_softmax(logits: Tensor, cut: Cut) -> Tensor:
+    """Return the log-probabilities of this rank's columns, fp32, of the softmax over those of all ranks."""
     logits = logits.float()
-    logits -= head.cut.largest(logits.amax(1, keepdim=True))
-    logits -= head.cut.sum(logits.exp().sum(1, keepdim=True)).log_()
+    logits -= cut.largest(logits.amax(1, keepdim=True))
+    logits -= cut.sum(logits.exp().sum(1, keepdim=True)).log_()
     return logits
 
 
-def _complete(logits: Tensor, head: _Head) -> Tensor:
+def _complete(logits: Tensor, head: Columns) -> Tensor:
     """Add the bias to logits in place, and make those of padding minus infinity."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
@@ -348,44 +355,10 @@ def _complete(logits: Tensor, head: _Head) -> Tensor:
     return logits
 
 
-def _gather(log_probabilities: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each target, zero where there is none, and where it was found.
-
-    That is the target's column, any one where this rank has none, and whether this rank has one.
-    """
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    picked = log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
-    return picked if head.cut is None else head.cut.sum(picked), columns, is_own
-
-
-def _own_columns(scores: Tensor, targets: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
-    columns = targets - head.first
-    is_own = (columns >= 0) & (columns < scores.shape[1])
-    return columns.masked_fill(~is_own, 0), is_own
-
-
-def _num_correct(log_probabilities: Tensor, targets: Tensor, head: _Head) -> Tensor:
+def _num_correct(log_probabilities: Tensor, targets: Tensor, head: Columns) -> Tensor:
     """Count the targets that are predicted."""
-    predicted = _first_largest(log_probabilities)
+    predicted = first_largest(log_probabilities)
     if head.cut is not None:
         own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
-        predicted = _first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
+        predicted = first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
     return (predicted == targets).sum()
-
-
-def _first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:
-    """Return the smallest of the ranks' tokens that are best, as a maximum."""
-    return -cut.largest((-tokens).masked_fill(~is_best, -(1 << 62)))
-
-
-def _first_largest(x_CV: Tensor) -> Tensor:
-    """Return ``x.argmax(1)``, on a CPU four times as fast: first the block of columns, then the column in it.
-
-    There ``amax`` computes many columns at once and ``argmax`` one after the other.
-    """
-    size = math.gcd(_BLOCK, x_CV.shape[1])
-    blocks = x_CV.view(len(x_CV), -1, size)
-    best = blocks.amax(2).argmax(1, keepdim=True)
-    inside = blocks.take_along_dim(best.unsqueeze(2), 1).squeeze(1).argmax(1)
-    return best.squeeze(1) * size + inside

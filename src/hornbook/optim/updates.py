@@ -31,16 +31,18 @@ class Update:
     state_names: tuple[str, ...]
     """Of all parameters."""
     apply: Callable[[Sequence[Slot], float, int], None]
+    clips: bool = False
+    """Whether ``apply`` multiplies gradients by ``Slot.clip``, in the pass that reads them."""
     further_names: Callable[[str, Tensor], tuple[str, ...]] = lambda name, parameter: ()
     """More state tensors of some parameters, by the parameter's name and value, of which only the shape counts."""
 
 
 UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {
-    AdamWConfig: (adam.adamw, adam.STATE_NAMES),
-    AdamConfig: (adam.adam, adam.STATE_NAMES),
-    LambConfig: (lamb.lamb, adam.STATE_NAMES),
-    SGDConfig: (sgd.sgd, ()),
-    MomentumConfig: (sgd.momentum, ("momentum",)),
+    AdamWConfig: (adam.adamw, AdamWConfig.state_names),
+    AdamConfig: (adam.adam, AdamConfig.state_names),
+    LambConfig: (lamb.lamb, LambConfig.state_names),
+    SGDConfig: (sgd.sgd, SGDConfig.state_names),
+    MomentumConfig: (sgd.momentum, MomentumConfig.state_names),
 }
 """The function ``(slots, config, *, learning_rate, count)`` of each optimizer, and the names of its state tensors."""
 
@@ -60,6 +62,7 @@ def _update(config: object, rule: Callable[..., None], state_names: tuple[str, .
     return Update(
         state_names=state_names,
         apply=lambda slots, rate, count: rule(slots, config, learning_rate=rate, count=count),
+        clips=state_names == adam.STATE_NAMES,
     )
 
 

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hornbook.config.chunks import BUCKET_ELEMENTS
 from hornbook.parallel.cuts import local
 from hornbook.parallel.world import Ranks
-
-_BUCKET_ELEMENTS = 1 << 22
 
 
 class GradientSums:
@@ -102,7 +101,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     size = 0
     for parameter in parameters:
         num = local(parameter.detach()).numel()
-        if size and size + num > _BUCKET_ELEMENTS:
+        if size and size + num > BUCKET_ELEMENTS:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)

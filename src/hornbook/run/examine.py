@@ -20,7 +20,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpus.store import open_store
-from hornbook.engine.build_training import build_samples, num_steps, refuse_layout
+from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
@@ -29,11 +29,12 @@ from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
+from hornbook.run.planning import scarce_memory
 from hornbook.run.preflight import (
     Finding,
-    bytes_of_training,
     changed_rate,
     large_vocabulary,
     refuse_blind_stopping,
@@ -45,8 +46,9 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples, refuse_misfit
 from hornbook.samples.sources import Sources
+from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
-from hornbook.track.environment import available_memory_bytes
+from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
 P = ParamSpec("P")
@@ -116,10 +118,14 @@ def examine(
     findings.check("ranks", refuse_misfit, recipe, processes)
     if world.size == processes:
         findings.check("ranks", refuse_layout, recipe, world)
+    for name in recipe.tracking.trackers:
+        findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("memory", refuse_large_model, recipe, world)
-    findings.warn("memory", _scarce_memory(recipe, world))
+    findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
+    if needs_files(recipe, world.device):
+        findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
     if sources is not None:
         _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
     return findings.found
@@ -163,18 +169,6 @@ def _open(
     return opened
 
 
-def _scarce_memory(recipe: Recipe, world: World) -> str | None:
-    """Say that all processes together need more of the host's memory than is available now."""
-    copies, available = world.size // (world.holders.size * world.pipeline.size), available_memory_bytes()
-    needed = bytes_of_training(recipe) * copies
-    if world.device.type == "cuda" or available is None or needed <= available:
-        return None
-    return (
-        f"weights, gradients and optimizer state of all {world.size} ranks take {format_bytes(needed)}, and "
-        f"{format_bytes(available)} is available now: end other programs, or take a smaller model or fewer processes"
-    )
-
-
 def _refuse_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another --output")
@@ -210,7 +204,7 @@ def _examine_run(
         mend = "raise training.steps, or choose another --output"
         findings.warn("output", f"{folder.path} is finished: {done}, and nothing is left to do; {mend}")
         return
-    findings.check("disk", require_space, folder.path, 2 * state.num_bytes)
+    findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
     findings.warn("disk", _scarce_space(recipe, state, folder.path))
     findings.check("evaluation", refuse_blind_stopping, recipe, samples)
     findings.check("evaluation", _check_tasks, recipe, sources, state, folder)
@@ -234,7 +228,7 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
         rank=0,
         world_size=1,
         start_sample=0,
-        vocab_size=recipe.model.vocab_size,
+        vocab_size=None if getattr(recipe.model, "clamp_tokens", False) else recipe.model.vocab_size,
         prefetch=0,
     ) as loader:
         next(loader)
@@ -276,11 +270,11 @@ def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None
     keep = recipe.checkpoint
     count = keep.keep_last + keep.keep_best + 1 - len(checkpoint.steps_in(output / "checkpoints"))
     free = free_bytes(output)
-    if count * state.num_bytes <= free:
+    if count * state.home.num_bytes <= free:
         return None
     return (
-        f"{counted(count, 'checkpoint')} of {format_bytes(state.num_bytes)} will be written beside each other, and "
-        f"{format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
+        f"{counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will be written beside each other, "
+        f"and {format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
     )
 
 

@@ -25,7 +25,7 @@ from hornbook.checkpoint import Contents
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
 from hornbook.config.options import show
-from hornbook.engine.narrow_home import home_of
+from hornbook.engine.build_training import home_of
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of

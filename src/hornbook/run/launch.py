@@ -22,7 +22,9 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
+from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
+from hornbook.run.logs import open_logs
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
     changed_rate,
@@ -44,9 +46,9 @@ from hornbook.storage.system import require_space
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end
-from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
+from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
 
@@ -81,6 +83,8 @@ def train(
         chosen = choose_device(device)
         prepare(chosen, threads)
         refuse_misfit(resolved.recipe, num_ranks())
+        for name in resolved.recipe.tracking.trackers:
+            open_function(name)
         world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     with world.session(), opened as run:
@@ -137,12 +141,13 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        state, step_config = build_training(recipe, steps, world, folder.forms)
+        scratch = stack.enter_context(held_scratch(recipe, output, world))
+        state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
-            require_space(output, 2 * state.num_bytes)
+            require_space(output, 2 * state.home.num_bytes)
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -163,7 +168,7 @@ def open_run(
                 check_tasks_of(run)
         accepted.pop_all()
         if first:
-            _open_logs(run, stack)
+            open_logs(run, stack)
         _announce(run, sources)
         yield run
 
@@ -312,24 +317,6 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
             "from it; to start anew, remove that folder or choose another --output"
         )
     return None
-
-
-def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
-    """Record this start, and open the logs without the rows that will be written again.
-
-    Those are of later steps, or of what a signal cut off.
-    """
-    folder, progress = run.folder, run.state.progress
-    try:
-        folder.note_session(progress.step, run.num_steps, in_use())
-    except HornbookError as error:  # the file is damaged or cannot be written; a run does without
-        run.console.warn(f"cannot record this start: {error}")
-    measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
-    for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
-        if path.exists():
-            cut_back(path, step, measured)
-    run.metrics = stack.enter_context(MetricsLog(folder.metrics, run.console.warn))
-    run.samples_log = stack.enter_context(MetricsLog(folder.samples, run.console.warn))
 
 
 def _device(run: TrainingRun) -> str:

@@ -18,6 +18,7 @@ from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
 from hornbook.parallel.launched import Received, listen
+from hornbook.run.histograms import send_histograms_if_due
 from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
@@ -41,10 +42,12 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return
+        every_steps = run.recipe.tracking.histogram_every_steps
+        look = [] if every_steps is None else [partial(send_histograms_if_due, run, every_steps)]
         for micro_batches in batches:
             begin = partial(_begin, run, signals, len(micro_batches))
             try:
-                run.record(train_step(run.state, micro_batches, run.step_config, begin))
+                run.record(train_step(run.state, micro_batches, run.step_config, begin, *look))
             except StoppedBySignal:  # in the middle of the step
                 run.state.home.drop_gradients()
                 stopping = True
@@ -89,11 +92,15 @@ def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
 
 def _measure(run: TrainingRun) -> None:
     """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
-    if run.owes("validation"):
+    evaluation, saving, progress = run.recipe.evaluation, run.recipe.checkpoint, run.state.progress
+    if progress.validated_step < progress.step and run.is_due(evaluation.every_steps, saving.every_steps):
         run.validate()
-    if run.owes("tasks"):
+    task_intervals = [evaluation.tasks_every_steps or evaluation.every_steps]
+    if saving.best_by != "validation":
+        task_intervals.append(saving.every_steps)
+    if evaluation.tasks and progress.evaluated_step < progress.step and run.is_due(*task_intervals):
         measure_tasks(run)
-    if run.owes("sample"):
+    if progress.sampled_step < progress.step and run.is_due(run.recipe.tracking.sample_every_steps):
         run.sample()
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hornbook.config import Resolved, TransformerConfig
 from hornbook.config.build import Draft, check, convert_leaf, read_draft
-from hornbook.config.leaves import Leaf, Tree, merge
 from hornbook.config.options import Mistake, describe, show
+from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.errors import UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, stored_recipe
 from hornbook.exchange.restore import read_source

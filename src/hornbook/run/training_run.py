@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 
@@ -30,10 +30,9 @@ from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import STORE_LOSS, MetricsLog
+from hornbook.track.trackers.delivery import Trackers
 
 MAX_FAILED_SAVES = 3
-
-Measurement: TypeAlias = Literal["validation", "tasks", "sample"]
 
 
 @dataclass(kw_only=True)
@@ -54,6 +53,8 @@ class TrainingRun:
     """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
+    trackers: Trackers | None = None
+    """Rows of both logs reach them by themselves."""
     require_folder: Callable[[], None] = lambda: None
     """Raises StorageError if the run's folder is not where it was."""
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
@@ -80,24 +81,10 @@ class TrainingRun:
         """True after the last step, or after the one with which early stopping has ended the run."""
         return self.state.progress.step >= self.num_steps or self.why_stopped is not None
 
-    def is_due(self, every_steps: int | None) -> bool:
+    def is_due(self, *every_steps: int | None) -> bool:
         """Tell whether something that happens every so many steps, and at the end, happens after this one."""
-        return every_steps is not None and (self.state.progress.step % every_steps == 0 or self.is_finished)
-
-    def owes(self, kind: Measurement) -> bool:
-        """Tell whether the current step ends with a measurement that has not been made, perhaps cut off by a signal."""
-        evaluation, saving, progress = self.recipe.evaluation, self.recipe.checkpoint, self.state.progress
-        intervals, done = {
-            "validation": ((evaluation.every_steps, saving.every_steps), progress.validated_step),
-            "tasks": (self._task_intervals() if evaluation.tasks else (), progress.evaluated_step),
-            "sample": ((self.recipe.tracking.sample_every_steps,), progress.sampled_step),
-        }[kind]
-        return progress.step > done and any(map(self.is_due, intervals))
-
-    def _task_intervals(self) -> tuple[int | None, ...]:
-        evaluation, saving = self.recipe.evaluation, self.recipe.checkpoint
-        often = evaluation.tasks_every_steps or evaluation.every_steps
-        return (often,) if saving.best_by == "validation" else (often, saving.every_steps)
+        intervals = [steps for steps in every_steps if steps is not None]
+        return any(self.state.progress.step % steps == 0 or self.is_finished for steps in intervals)
 
     @property
     def ends_with_checkpoint(self) -> bool:
@@ -126,7 +113,7 @@ class TrainingRun:
             rank=self.world.data.rank,
             world_size=self.world.data.size,
             start_sample=self.state.progress.samples,
-            vocab_size=self.state.model.vocab_size,
+            vocab_size=self.state.model.num_ids,
             pin_memory=self.device.type == "cuda",
         ) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
@@ -339,7 +326,7 @@ class TrainingRun:
 
     def _refuse_bad_weights(self) -> None:
         home = self.state.home
-        finite = [torch.isfinite(weight).all() for part in home.parts() for weight in home.weights(part).values()]
+        finite = [torch.isfinite(weight).all() for part in home.parts for weight in home.weights(part).values()]
         if self.world.any(not bool(torch.stack(finite).all())):
             error = DivergedError(
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
@@ -390,4 +377,5 @@ class TrainingRun:
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
             **({} if progress.loss_scale is None else {"loss_scale": result.loss_scale}),
+            **self.state.home.traffic,
         }

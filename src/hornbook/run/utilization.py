@@ -147,12 +147,9 @@ def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: t
 
 def flops_per_token(recipe: Recipe) -> Callable[[float], float] | None:
     """Return the function from a sequence's tokens to the model's FLOPs per token; None if its model has none."""
-    formula = getattr(recipe.model, "flops_per_token", None)
-    if formula is None:
+    if recipe.flops_per_token(1.0) is None:
         return None
-    scored = getattr(recipe.objective, "scored_share", 1.0)
-    saved = recipe.sparsity.flops_saved(recipe.model, scored) if recipe.sparsity.linears else 0.0
-    return lambda length: float(formula(length, scored=scored)) - saved
+    return lambda length: recipe.flops_per_token(length) or 0.0
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:

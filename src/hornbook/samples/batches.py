@@ -30,6 +30,7 @@ from hornbook.arrays import Int64s, Integers
 from hornbook.config import Recipe
 from hornbook.config.pipeline import rounds_of
 from hornbook.errors import DataError, UserError
+from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
@@ -96,10 +97,19 @@ class WindowBatches:
         windows: the samples.
         seed: of the keys.
         document_mask: whether batches hold ``documents``.
+        num_unscored: first targets of a window that are not scored.
     """
 
-    def __init__(self, windows: Windows | Mixture, *, seed: int, document_mask: bool) -> None:
+    def __init__(
+        self,
+        windows: Windows | DocumentWindows | Mixture,
+        *,
+        seed: int,
+        document_mask: bool,
+        num_unscored: int = 0,
+    ) -> None:
         self._windows, self._seed, self._document_mask = windows, seed, document_mask
+        self._num_unscored = num_unscored
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
         """All windows are read at once, then cut into micro-batches; see ``BatchMaker``."""
@@ -109,6 +119,7 @@ class WindowBatches:
             targets=window.tokens[:, 1:],
             keys=token_keys(self._seed, samples.reshape(-1), self._windows.sequence_length),
             documents=window.documents[:, :-1] if self._document_mask else None,
+            num_unscored=self._num_unscored,
         )
         parts = {name: torch.split(tensor, samples.shape[1]) for name, tensor in whole.items()}
         return [{name: parts[name][number] for name in parts} for number in range(len(samples))]
@@ -117,8 +128,14 @@ class WindowBatches:
 class HeldOutWindows:
     """Windows of a held-out store. Keys are zero: nothing random happens in an evaluation."""
 
-    def __init__(self, windows: EvaluationWindows, *, document_mask: bool = False) -> None:
-        self.windows, self._document_mask = windows, document_mask
+    def __init__(
+        self,
+        windows: EvaluationWindows | EvaluationDocumentWindows,
+        *,
+        document_mask: bool = False,
+        num_unscored: int = 0,
+    ) -> None:
+        self.windows, self._document_mask, self._num_unscored = windows, document_mask, num_unscored
 
     @property
     def num_items(self) -> int:
@@ -133,10 +150,14 @@ class HeldOutWindows:
             targets=np.stack([part.targets for part in parts]),
             keys=np.zeros((len(parts), self.windows.sequence_length), dtype=np.int64),
             documents=np.stack([part.documents for part in parts]) if self._document_mask else None,
+            num_unscored=self._num_unscored,
         )
 
 
-def _as_batch(*, tokens: Int64s, targets: Int64s, keys: Int64s, documents: Int64s | None) -> Batch:
+def _as_batch(*, tokens: Int64s, targets: Int64s, keys: Int64s, documents: Int64s | None, num_unscored: int) -> Batch:
+    if num_unscored:
+        targets = targets.copy()
+        targets[:, :num_unscored] = NOT_SCORED
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int64), tokens.shape)
     arrays: dict[str, NDArray[Any]] = {"tokens": tokens, "targets": targets, "positions": positions, "keys": keys}
     if documents is not None:

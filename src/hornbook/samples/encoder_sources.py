@@ -18,7 +18,7 @@ from hornbook.arrays import Int64s
 from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
 from hornbook.corpus.store import TokenStore
 from hornbook.samples.encoder_batches import EncoderBatches
-from hornbook.samples.masking import MaskRules, most_masked, word_beginnings
+from hornbook.samples.masking import MaskRules, word_beginnings
 from hornbook.samples.mixture import Blend, Provenance, seed_of_source, whole_shares
 from hornbook.samples.pairs import PairRules
 from hornbook.samples.sequences import (
@@ -141,7 +141,7 @@ def masked_batches(
         begins_word=word_beginnings(words) if words else None,
         seed=seed,
     )
-    most = objective.max_predictions or most_masked(source.sequence_length, objective.mask_probability)
+    most = objective.most_masked(source.sequence_length)
     return EncoderBatches(
         source=source,
         rules=rules,

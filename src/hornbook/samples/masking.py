@@ -14,7 +14,6 @@ above the cap, and those of static masks, are looked at one by one. The price of
 hash, most of which nobody looks at.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -92,12 +91,6 @@ def word_beginnings(tokenizer: Tokenizer) -> Bools:
     return begins
 
 
-def most_masked(sequence_length: int, probability: float) -> int:
-    """The cap M of ``dynamic_mask``: the mean and two standard deviations, in sixteens: 32 of 128, 96 of 512."""
-    mean, variance = sequence_length * probability, sequence_length * probability * (1 - probability)
-    return min(sequence_length, math.ceil((mean + 2 * math.sqrt(variance)) / 16) * 16)
-
-
 def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRules, *, most: int) -> Masked:
     """Hide each token that is not special with the rules' probability, ``most`` of a sequence at the outside.
 
@@ -109,7 +102,7 @@ def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRu
         lengths: int64[S], tokens of each.
         samples: int64[S], number of each since the run began.
         rules: what to hide.
-        most: the cap, see ``most_masked``.
+        most: the cap, see `hornbook.config.models.MaskingConfig.most_masked`.
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_special[tokens]

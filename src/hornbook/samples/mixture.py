@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.arrays import Int64s
+from hornbook.samples.document_windows import DocumentWindows
 from hornbook.samples.hashing import Purpose, mix64, repeat_first
 from hornbook.samples.windows import Piece, TokenSource, Window, Windows
 
@@ -93,7 +94,7 @@ class Provenance(NamedTuple):
 
 
 class Mixture:
-    """Training samples of one or several sources; of a single one they are its `Windows`.
+    """Training samples of one or several sources; of a single one they are its windows.
 
     An epoch has ``num_items`` samples, as many as all sources have windows. Without weights a source's share is its
     part of those, so each window comes once an epoch.
@@ -104,6 +105,7 @@ class Mixture:
         seed: any integer.
         weights: of each source, above 0, in any proportion; empty for the sources' sizes.
         max_samples: of an epoch at most, which are then the same ones in each (``repeat_first``); None for all.
+        kind: what cuts a source into windows.
 
     Attributes:
         sequence_length: T.
@@ -122,10 +124,11 @@ class Mixture:
         weights: Sequence[float] = (),
         *,
         max_samples: int | None = None,
+        kind: type[Windows] | type[DocumentWindows] = Windows,
     ) -> None:
         assert len(weights) in (0, len(sources)), f"{len(weights)} weights for {len(sources)} sources"
         self._windows = [
-            Windows(source, sequence_length, seed_of_source(number, seed)) for number, source in enumerate(sources)
+            kind(source, sequence_length, seed_of_source(number, seed)) for number, source in enumerate(sources)
         ]
         sizes = [windows.num_items for windows in self._windows]
         shares = whole_shares(weights) if weights else sizes

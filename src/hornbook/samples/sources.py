@@ -2,11 +2,13 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Final
 
 from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpus.joined import by_name, join
 from hornbook.corpus.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
+from hornbook.samples.document_windows import DocumentWindows
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
@@ -14,6 +16,7 @@ from hornbook.samples.windows import TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
+_KINDS: Final[dict[str, type[Windows] | type[DocumentWindows]]] = {"stream": Windows, "documents": DocumentWindows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,8 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
             f"neither the training data ({stores}) nor the recipe say how large the vocabulary is: "
             "add `--model.vocab-size N`, one more than the largest token id"
         )
-    if model_size is not None and store_size is not None and model_size < store_size:
+    is_cut = getattr(recipe.model, "clamp_tokens", False)
+    if model_size is not None and store_size is not None and model_size < store_size and not is_cut:
         raise UserError(
             f"model.vocab_size is {model_size}, but the training data ({stores}) were made with {store_size} tokens: "
             f"leave model.vocab_size out, or set it to {store_size} or more"
@@ -124,10 +128,10 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
 
 
-def open_windows(recipe: Recipe, sources: Sources) -> Windows | Mixture:
+def open_windows(recipe: Recipe, sources: Sources) -> Windows | DocumentWindows | Mixture:
     """Return the windows of the training stores; those of a single one are not blended."""
     if len(sources.train) == 1:
-        windows = Windows(sources.train[0], recipe.sequence_length, recipe.training.seed)
+        windows = _KINDS[recipe.data.windows](sources.train[0], recipe.sequence_length, recipe.training.seed)
         if (recipe.data.max_samples or windows.num_items) >= windows.num_items:
             return windows
     return open_mixture(recipe, sources)
@@ -136,7 +140,8 @@ def open_windows(recipe: Recipe, sources: Sources) -> Windows | Mixture:
 def open_mixture(recipe: Recipe, sources: Sources) -> Mixture:
     """Return the mixture of the training stores, even of a single one."""
     length, seed = recipe.sequence_length, recipe.training.seed
-    return Mixture(sources.train, length, seed, sources.weights, max_samples=recipe.data.max_samples)
+    kind, most = _KINDS[recipe.data.windows], recipe.data.max_samples
+    return Mixture(sources.train, length, seed, sources.weights, max_samples=most, kind=kind)
 
 
 def _open_instances(recipe: Recipe) -> Sources:

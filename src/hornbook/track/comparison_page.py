@@ -1,19 +1,26 @@
-"""Runs side by side as one HTML file: curves over each other, over steps, tokens or time, and where the recipes differ.
+"""Runs side by side: facts, curves over each other over steps, tokens or time, and where the recipes differ.
 
-The three axes are three sets of charts, of which a radio button shows one; the page needs no script.
+It is the page of a report with several runs in it, as a file (``write_comparison``) or a part of the live board.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from hornbook.storage.files import replace_file
-from hornbook.track import charts, units
-from hornbook.track.curves import AXES, Chart, Over, charts_of, run_labels
-from hornbook.track.page import Html, document, join, section, table, tag
-from hornbook.track.runs import Comparison, plain_value
+from hornbook.track import metrics, units
+from hornbook.track.curves import Over, run_labels
+from hornbook.track.figures import curves_of
+from hornbook.track.page import Html, Parts, document, join, section, table, tag
+from hornbook.track.patterns import pattern_table
+from hornbook.track.report import sample_list
+from hornbook.track.runs import Comparison, Row, RunFiles, plain_value
+from hornbook.track.stages import stage_table
 from hornbook.version import __version__
 
 NUM_COLORS = 8
+Labelled: TypeAlias = tuple[str, int, RunFiles]
+"""A run with its label, "A", and its number, which decides its color."""
 
 
 def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
@@ -32,17 +39,45 @@ def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
 
 def render_comparison(comparison: Comparison, over: Over) -> str:
     """Return the page."""
+    numbers = range(len(comparison.runs))
+    labels = run_labels(len(comparison.runs))
+    curves = [
+        curves_of(run, label=label, number=number)
+        for run, label, number in zip(comparison.files, labels, numbers, strict=True)
+    ]
+    samples = [metrics.read(run.folder / "samples.jsonl") for run in comparison.files]
+    return document(comparison_parts(comparison, numbers, samples), curves, over=over)
+
+
+def comparison_parts(comparison: Comparison, numbers: Sequence[int], samples: Sequence[Sequence[Row]]) -> Parts:
+    """Return what stands around the curves of several runs.
+
+    Args:
+        comparison: of the runs.
+        numbers: of the runs, from 0: each decides a label and a color.
+        samples: of each run, what it wrote.
+    """
+    labels = run_labels(max(numbers) + 1)
+    runs = [(labels[number], number, run) for number, run in zip(numbers, comparison.files, strict=True)]
+    written = {run.folder: rows for run, rows in zip(comparison.files, samples, strict=True)}
     names = " · ".join(dict.fromkeys(summary.name for summary in comparison.runs))
     cautions = [tag("p", caution, class_="note") for caution in comparison.cautions]
-    return document(
-        f"{names} · hornbook",
-        tag("header", tag("p", "hornbook", class_="brand"), tag("h1", f"{len(comparison.runs)} runs"), *cautions),
-        tag("main", _summaries(comparison), _curves(comparison, over), _differences(comparison)),
-        tag("footer", f"Written by hornbook {__version__}"),
+    after = [
+        _differences(comparison, runs),
+        section("Block-sparse patterns", *_each(runs, lambda run: pattern_table(run.of_kind("topology")))),
+        section("Pipeline stages", *_each(runs, stage_table)),
+        section("Samples", *_each(runs, lambda run: sample_list(written[run.folder][-1:]))),
+    ]
+    return Parts(
+        title=f"{names} · hornbook",
+        head=join([tag("h1", f"{len(comparison.runs)} runs"), *cautions]),
+        before=_summaries(comparison, runs),
+        after=join(after),
+        foot=f"Written by hornbook {__version__}",
     )
 
 
-def _summaries(comparison: Comparison) -> Html:
+def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
     head = ("", "Run", "State", "Objective", "Steps", "Tokens", "Loss", "Validation", "Best", "Bits per byte", "Time")
     rows = [
         (
@@ -58,7 +93,7 @@ def _summaries(comparison: Comparison) -> Html:
             units.bits(summary.bits_per_byte),
             units.duration(summary.seconds),
         )
-        for number, (label, summary) in enumerate(zip(run_labels(len(comparison.runs)), comparison.runs, strict=True))
+        for (label, number, _), summary in zip(runs, comparison.runs, strict=True)
     ]
     return tag("div", table(head, rows, frozenset(range(4, len(head)))), class_="compared")
 
@@ -68,49 +103,18 @@ def _key(number: int, label: str) -> Html:
     return tag("span", label, class_=f"key run{number % NUM_COLORS}")
 
 
-def _curves(comparison: Comparison, over: Over) -> Html:
-    drawn: dict[Over, list[Html]] = {
-        axis: [_figure(chart) for chart in charts_of(comparison.files, axis)] for axis in AXES
-    }
-    known = [axis for axis in AXES if drawn[axis]]
-    if not known:
-        return Html()
-    first = over if over in known else known[0]
-    return section("Curves", tag("div", *_buttons(known, first), *_panels(drawn), class_="axes"))
+def _each(runs: Sequence[Labelled], make: Callable[[RunFiles], Html]) -> Iterator[Html]:
+    """Yield what is made of each run, below its name, where there is something."""
+    for label, number, run in runs:
+        if made := make(run):
+            yield tag("div", tag("h3", _key(number, label), f" {run.name}"), made, class_="task")
 
 
-def _buttons(known: list[Over], first: Over) -> Iterator[Html]:
-    for axis in known:
-        checked = "checked" if axis == first else None
-        yield tag("input", type="radio", name="over", id=axis, checked=checked)
-        yield tag("label", f"over {axis}", for_=axis)
-
-
-def _panels(drawn: dict[Over, list[Html]]) -> Iterator[Html]:
-    for axis, figures in drawn.items():
-        yield tag("div", *figures, class_=f"over {axis}")
-
-
-def _figure(chart: Chart) -> Html:
-    """A chart of all its runs; long curves are smoothed, with what was logged behind them, faint."""
-    lines, faint = [], []
-    for curve in chart.curves:
-        style = f"run{curve.number % NUM_COLORS}"
-        if len(curve.points) < charts.SMOOTHED_FROM:
-            lines.append(charts.Series(label=curve.label, style=style, points=curve.points))
-            continue
-        faint.append(charts.Series(label=f"{curve.label}, logged", style=f"{style} faint", points=curve.points))
-        smooth = charts.smooth(curve.points)
-        lines.append(charts.Series(label=curve.label, style=style, points=smooth, fitted=True))
-    return charts.line_chart(chart.title, [*faint, *lines], unit=chart.unit, over=chart.over)
-
-
-def _differences(comparison: Comparison) -> Html:
-    labels = run_labels(len(comparison.runs))
+def _differences(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
     rows = [
         (key, *("not set" if value is None else str(plain_value(value)) for value in values))
         for key, values in comparison.differences.items()
     ]
-    keys = [_key(number, label) for number, label in enumerate(labels)]
+    keys = [_key(number, label) for label, number, _ in runs]
     found = table(("Recipe", *keys), rows) if rows else tag("p", "The recipes are identical.", class_="note")
     return section("Where the recipes differ", join([found]))

@@ -1,7 +1,6 @@
-"""Loss curves of several runs over the same axis: steps, tokens or training time.
+"""Loss curves of several runs over the same axis in the terminal: steps, tokens or training time.
 
-    metrics.jsonl of A, B ──curves_of──► Curve(label="A", points=[(1024.0, 7.1), ...]) ──► track/terminal_chart
-                                                                                       ──► track/comparison_page
+    metrics.jsonl of A, B ──charts_of──► Curve(label="A", points=[(1024.0, 7.1), ...]) ──► track/terminal_chart
 
 A validation row has a step and no tokens or seconds, so its place is interpolated between the training rows around it.
 """
@@ -11,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hornbook.track import units
-from hornbook.track.charts import STEPS, Point, XAxis
+from hornbook.track.charts import Point
 from hornbook.track.runs import RunFiles
 from hornbook.track.units import number
 
@@ -38,7 +36,8 @@ class Chart:
 
     title: str
     unit: str
-    over: XAxis
+    over: str
+    """What the horizontal axis counts: "step", "tokens", "minutes of training"."""
     curves: list[Curve]
 
 
@@ -75,15 +74,15 @@ def charts_of(runs: Sequence[RunFiles], over: Over) -> list[Chart]:
     return charts
 
 
-def _axis(runs: Sequence[RunFiles], over: Over) -> tuple[XAxis, float]:
-    """Return the axis, and what its values are to be divided by."""
+def _axis(runs: Sequence[RunFiles], over: Over) -> tuple[str, float]:
+    """Return the label of the axis, and what its values are to be divided by."""
     if over == "steps":
-        return STEPS, 1.0
+        return "step", 1.0
     if over == "tokens":
-        return XAxis(name="tokens", label="tokens", show=units.short), 1.0
+        return "tokens", 1.0
     longest = max((seconds for run in runs for _, seconds in _places(run, over)), default=0.0)
     scale, name = next((scale, name) for least, scale, name in _TIMES if longest >= least)
-    return XAxis(name=name, label=f"{name} of training", show=units.significant), scale
+    return f"{name} of training", scale
 
 
 def _points(run: RunFiles, kind: str, key: str, over: Over, scale: float) -> list[Point]:

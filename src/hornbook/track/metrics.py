@@ -16,6 +16,7 @@ A full or failing disk stops no training: rows wait in memory until they can be 
 import json
 import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -50,12 +51,16 @@ class MetricsLog:
         path: the log; created where missing.
         warn: is told once when rows begin to wait, when the disk cannot be waited for, and when rows are lost.
 
+    Attributes:
+        also: is called with each row as well, if given.
+
     Raises:
         StorageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None] = _logger.warning) -> None:
         self._appender, self._warn = Appender(path), warn
+        self.also: Callable[[Mapping[str, Any]], None] | None = None
         self._waiting: deque[str] = deque()
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -63,6 +68,8 @@ class MetricsLog:
         self._waiting.append(encode(row))
         if (error := self._write_waiting()) and len(self._waiting) == 1:
             self._warn(f"{error}; rows are kept in memory until they can be written")
+        if self.also is not None:
+            self.also(row)
 
     def sync(self) -> None:
         """Waits until all rows are on the disk; a disk that fails is a warning."""
@@ -119,6 +126,39 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _lines(path, _content(path))]
 
 
+class Tail:
+    """Reads a log that grows, each whole line once.
+
+    Args:
+        path: the log, which may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode, self._offset, self._num_lines = 0, 0, 0
+
+    def new_rows(self) -> tuple[list[Row], bool]:
+        """Return the rows after those of the last call, and whether the log begins anew and these are all it has.
+
+        A log is replaced when a resume cuts rows off. A last line without its end is left for the next call.
+
+        Raises:
+            DataError: a line is malformed; the next call begins with the same lines.
+            StorageError: the log cannot be read.
+        """
+        offset, num_lines, inode, content = self._offset, self._num_lines, self._inode, b""
+        with storage_errors("read", self.path), suppress(FileNotFoundError), self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != inode or status.st_size < offset:
+                inode, offset, num_lines = status.st_ino, 0, 0
+            file.seek(offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        rows = [row for _, row in _lines(self.path, whole, num_lines + 1, is_torn=False)]
+        self._inode, self._offset, self._num_lines = inode, offset + len(whole), num_lines + whole.count(b"\n")
+        return rows, offset == 0
+
+
 def cut_back(path: Path, step: int, measured: Mapping[str, int] | None = None) -> None:
     """Rewrites the log, atomically, without the rows of steps after ``step``; other lines keep their bytes.
 
@@ -138,21 +178,24 @@ def cut_back(path: Path, step: int, measured: Mapping[str, int] | None = None) -
         replace_file(path, after)
 
 
-def _lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Row]]:
-    """Every whole line with its row. Blank lines are passed over, a last line that does not parse was torn."""
+def _lines(path: Path, content: bytes, first: int = 1, *, is_torn: bool = True) -> Iterator[tuple[bytes, Row]]:
+    """Every whole line with its row, blank ones passed over; ``first`` is the number of the first in its file.
+
+    With ``is_torn``, a last line that does not parse was torn and is no error.
+    """
     lines = content.split(b"\n")
     while lines and not lines[-1].strip():
         lines.pop()
-    for position, line in enumerate(lines, start=1):
+    for position, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             yield line, _parse(line)
         except (ValueError, RecursionError) as reason:
-            if position == len(lines):
+            if is_torn and position == len(lines) - 1:
                 return
             raise DataError(
-                f"{path}:{position}: {reason}; expected one JSON object a line with a whole number `step`; "
+                f"{path}:{first + position}: {reason}; expected one JSON object a line with a whole number `step`; "
                 "remove that line or restore the file"
             ) from reason
 

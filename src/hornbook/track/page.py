@@ -4,16 +4,25 @@
     tag("tr", tag("td", "1"))   -> <tr><td>1</td></tr>                      an Html inside stays as it is
 
 ``Html`` is a ``str`` that only ``tag`` and ``join`` make, so a text that came from a run (a sample, a recipe, a path)
-has no way to become an element. The page forbids scripts and every address besides itself in its own policy as well.
-The price is a page without a script: what follows the mouse is done by CSS.
+has no way to become an element. The page's own policy also forbids every script but the page's, by its hash, and every
+address but, on the board, the server's.
+
+The report of a run, runs compared and the live board are one page: ``document`` with the parts in it, or, on the board,
+with none, as its script fetches them.
 """
 
+import base64
+import hashlib
 import html
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-STYLE_SHEET = Path(__file__).parent / "report.css"
+STYLE_SHEET = Path(__file__).parent / "page.css"
+SCRIPTS = (Path(__file__).parent / "charts.js", Path(__file__).parent / "page.js")
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _VOID = {"meta", "path", "line", "circle", "rect", "input"}
@@ -82,10 +91,78 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Html:
     return tag("dl", *rows, class_="facts") if rows else Html()
 
 
-def document(title: str, *body: object) -> str:
-    """The whole page: one file, no script, nothing fetched."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    head = tag(
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What stands around the curves.
+
+    Attributes:
+        title: of the window.
+        head: below the page's name.
+        before: above the curves.
+        after: below them.
+        foot: at the end of the page.
+    """
+
+    title: str
+    head: Html = field(default_factory=Html)
+    before: Html = field(default_factory=Html)
+    after: Html = field(default_factory=Html)
+    foot: str = ""
+
+
+def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: str = "steps", live: bool = False) -> str:
+    """Return the whole page: one file that fetches nothing but, where it is live, ``data`` from its server.
+
+    Args:
+        parts: around the curves.
+        curves: of each run; see ``figures.curves_of``.
+        over: the horizontal axis that is shown at first.
+        live: whether it is the board.
+    """
+    has_curves = live or any(run["figures"] for run in curves)
+    noscript = tag("noscript", tag("p", "The curves need JavaScript, which is in this file.", class_="note"))
+    controls = tag("form", id="controls", class_="controls", aria_label="What the curves show")
+    charts = tag(
+        "section", tag("h2", "Curves"), noscript, controls, tag("div", id="large", class_="main"),
+        tag("div", id="small", class_="charts"),
+        tag("p", "The logs of these runs do not have this axis.", id="nothing", class_="note", hidden=""), id="curves",
+    )  # fmt: skip
+    status, runs = (
+        (tag("p", id="status", role="status"), tag("nav", id="runs", aria_label="Runs")) if live else ("", "")
+    )
+    body = tag(
+        "body",
+        tag("header", status, tag("p", "hornbook", class_="brand"), runs, tag("div", parts.head, id="head")),
+        tag(
+            "main",
+            tag("div", parts.before, id="before"),
+            charts if has_curves else "",
+            tag("div", parts.after, id="after"),
+        ),
+        tag("footer", parts.foot),
+        tag("script", _as_json({"live": live, "over": over, "curves": curves}), id="data", type="application/json"),
+        tag("script", Html(_script())),
+    )
+    digest = base64.b64encode(hashlib.sha256(_script().encode("utf-8")).digest()).decode()
+    policy = f"script-src 'sha256-{digest}'; connect-src '{'self' if live else 'none'}'; "
+    return f"<!doctype html>\n{tag('html', _head(parts.title, policy), body, lang='en')}\n"
+
+
+def still_document(title: str, *body: object, style_sheet: Path) -> str:
+    """Return a whole page without a script: one file that fetches nothing.
+
+    Args:
+        title: of the window.
+        body: the page.
+        style_sheet: of what is on this page alone.
+    """
+    style = tag("style", Html(style_sheet.read_text(encoding="utf-8")))
+    return f"<!doctype html>\n{tag('html', _head(title), tag('body', style, *body), lang='en')}\n"
+
+
+def _head(title: str, policy: str = "") -> Html:
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; {policy}base-uri 'none'; form-action 'none'"
+    return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -94,4 +171,13 @@ def document(title: str, *body: object) -> str:
         tag("title", title),
         tag("style", Html(STYLE_SHEET.read_text(encoding="utf-8"))),
     )
-    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
+
+
+def _script() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+
+
+def _as_json(data: Mapping[str, object]) -> Html:
+    """``data`` as the content of a script element, which a text in it cannot end."""
+    source = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return Html(source.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

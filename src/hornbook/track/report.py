@@ -7,37 +7,29 @@
     recipe.toml, environment.json ► what was run, and on what
 
 Whatever is missing is left out, so a run can be looked at while it runs and after it failed. It is a picture of one
-moment: write it again for a newer one.
+moment: write it again for a newer one, or look at ``hornbook runs serve``, which is the same page and stays up to date.
 """
 
 import datetime
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hornbook.storage.files import replace_file
-from hornbook.track import charts, metrics, units
+from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
-from hornbook.track.page import Html, card, document, facts, join, section, table, tag
+from hornbook.track.figures import TERMS, curves_of
+from hornbook.track.page import Html, Parts, card, document, facts, join, section, table, tag
 from hornbook.track.patterns import pattern_table
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
+from hornbook.track.stages import stage_table
 from hornbook.track.units import number
 from hornbook.version import __version__
 from hornbook.wording import counted
 
 SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
-SPIKES_DRAWN = 400
-_NOISY = ("gradient_norm", "tokens_per_second", "mfu")
 _RIGHT = ("mlm_accuracy", "nsp_accuracy", "accuracy")
-_TERMS = {
-    "mlm": ("MLM loss", "nats"),
-    "mlm_accuracy": ("MLM accuracy", "share of the masked tokens"),
-    "nsp": ("NSP loss", "nats"),
-    "nsp_accuracy": ("NSP accuracy", "share of the pairs"),
-    "accuracy": ("Accuracy", "share that is right"),
-    "padding": ("Padding", "share of all places"),
-}
 _COMPRESSORS = re.compile(r"(gzip|xz|bzip2|bz2|zstd|lzma|brotli)\b")
 _TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"|'[^']*')|(?P<comment>\#.*)""", re.M)
 
@@ -58,21 +50,27 @@ def write_report(run_folder: Path) -> Path:
 
 
 def render(run: RunFiles, samples: Sequence[Row]) -> str:
-    """The page for a run that was read."""
+    """Return the page of a run that was read."""
+    return document(parts_of(run, samples), [curves_of(run, label="", number=0)])
+
+
+def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
+    """Return what stands around the curves of a run."""
     summary = summary_of(run)
-    train = run.of_kind("train")
-    return document(
-        f"{summary.name} · hornbook",
-        tag("header", tag("p", "hornbook", class_="brand"), tag("h1", summary.name), _lead(summary, run)),
-        tag("main", _cards(summary, run), _race(run), _curves(run), *_parts(run, samples, train)),
-        tag("footer", f"Written by hornbook {__version__} from {run.folder.resolve()}"),
+    return Parts(
+        title=f"{summary.name} · hornbook",
+        head=join([tag("h1", summary.name), _lead(summary, run)]),
+        before=join([_cards(summary, run), _race(run)]),
+        after=join(_parts(run, samples, run.of_kind("train"))),
+        foot=f"Written by hornbook {__version__} from {run.folder.resolve()}",
     )
 
 
 def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Iterator[Html]:
     yield section("Skipped steps", _skipped(train))
     yield section("Block-sparse patterns", pattern_table(run.of_kind("topology")))
-    yield section("Samples", _samples(samples))
+    yield section("Pipeline stages", stage_table(run))
+    yield section("Samples", sample_list(samples))
     yield section("Evaluation", *(_task(task) for task in (*run.tasks, *_tasks_on_the_way(run))))
     yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))
     yield section("Recipe", tag("pre", _toml(run.recipe_text), class_="recipe") if run.recipe_text else "")
@@ -130,7 +128,7 @@ def _right(run: RunFiles) -> tuple[str, str, str]:
     """How often an encoder is right, held out or else in the training: the leading share, and beside it the others."""
     for kind, where in (("validation", "held out"), ("train", "in training")):
         rows = run.of_kind(kind)
-        shares = [(_TERMS[term][0], f"{share:.1%}") for term in _RIGHT if (share := last(rows, term)) is not None]
+        shares = [(TERMS[term][0], f"{share:.1%}") for term in _RIGHT if (share := last(rows, term)) is not None]
         if shares:
             (title, value), *others = shares
             return title, value, ", ".join([where, *(f"{other} {also}" for other, also in others)])
@@ -166,65 +164,6 @@ def _bars(values: Sequence[tuple[str, float]]) -> Html:
     return tag("dl", *rows, class_="race")
 
 
-def _curves(run: RunFiles) -> Html:
-    train, validation = run.of_kind("train"), run.of_kind("validation")
-    marks = [(step, "resumed") for session in run.sessions if (step := number(session, "from_step"))]
-    main = charts.line_chart(
-        "Loss",
-        [
-            *_noisy("training", _points(train, "loss")),
-            charts.Series(label="validation", style="validation", points=_points(validation, "loss")),
-        ],
-        unit="nats" if _terms(train) else "nats per token",
-        marks=marks,
-    )
-    smaller = [
-        _small("Learning rate", train, "learning_rate", "as scheduled", marks, from_zero=True),
-        _small("Gradient norm", train, "gradient_norm", "before clipping", marks),
-        _small("Speed", train, "tokens_per_second", "tokens per second", marks, from_zero=True),
-        _small("MFU", train, "mfu", "share of the peak rate", marks, from_zero=True),
-        _small("Bits per byte", validation, "bits_per_byte", "validation", marks),
-        *(_term(term, train, validation, marks) for term in _terms([*train, *validation])),
-        *(
-            _small(f"Validation loss, {name}", validation, key, "nats", marks)
-            for name, key in metrics.store_losses(validation[-1] if validation else {}).items()
-        ),
-        *(_small(name, rows, "value", metric, marks) for name, metric, rows in _courses(run)),
-    ]
-    return section("Curves", tag("div", main, class_="main") if main else "", _grid(smaller))
-
-
-def _terms(rows: Sequence[Row]) -> list[str]:
-    """The terms of an encoder's objective, and what else its rows hold, in the order of the curves.
-
-    A loss that is the only one is left to the large chart, and what is always zero is left out.
-    """
-    found = [name for name in _TERMS if any(row.get(name) for row in rows)]
-    return found if "nsp" in found else [name for name in found if name != "mlm"]
-
-
-def _term(term: str, train: Sequence[Row], validation: Sequence[Row], marks: Sequence[tuple[float, str]]) -> Html:
-    """A term in the training and held out."""
-    title, unit = _TERMS[term]
-    lines = [
-        *_noisy("training", _points(train, term)),
-        charts.Series(label="held out", style="validation", points=_points(validation, term)),
-    ]
-    return charts.line_chart(title, lines, unit=unit, from_zero=unit != "nats", marks=marks)
-
-
-def _courses(run: RunFiles) -> list[tuple[str, str, list[Row]]]:
-    """Each task that was run on the way, its first metric, and the rows of that."""
-    rows = [(str(row.get("task")), str(row.get("metric")), row) for row in run.of_kind("task")]
-    leading: dict[str, str] = {}
-    for name, metric, _ in rows:
-        leading.setdefault(name, metric)
-    return [
-        (name, metric, [row for task, other, row in rows if (task, other) == (name, metric)])
-        for name, metric in leading.items()
-    ]
-
-
 def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
     """What each task said the last time that it was run in the course of the training."""
     rows = run.of_kind("task")
@@ -232,43 +171,6 @@ def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
     for name, step in newest.items():
         last = [row for row in rows if (str(row.get("task")), row["step"]) == (name, step)]
         yield {"name": name, "rows": last, "step": step, "data": {"name": last[0].get("data")}}
-
-
-def _grid(figures: Iterable[Html]) -> Html:
-    drawn = [figure for figure in figures if figure]
-    return tag("div", *drawn, class_="charts") if drawn else Html()
-
-
-def _small(
-    title: str,
-    rows: Sequence[Row],
-    key: str,
-    unit: str,
-    marks: Sequence[tuple[float, str]],
-    *,
-    from_zero: bool = False,
-) -> Html:
-    points = _points(rows, key)
-    line = [charts.Series(label=title.lower(), style="train", points=points)]
-    series = _noisy(title.lower(), points) if key in _NOISY and len(points) > SPIKES_DRAWN else line
-    show = units.short if key == "tokens_per_second" else units.significant
-    return charts.line_chart(title, series, unit=unit, show=show, from_zero=from_zero, legend=False, marks=marks)
-
-
-def _noisy(label: str, points: list[charts.Point]) -> list[charts.Series]:
-    """What was logged, faint, under its smoothed curve; the line alone where there is little to smooth."""
-    if len(points) < charts.SMOOTHED_FROM:
-        return [charts.Series(label=label, style="train", points=points)]
-    return [
-        charts.Series(label=f"{label}, logged", style="raw", points=points),
-        charts.Series(label="smoothed", style="train", points=charts.smooth(points), fitted=True),
-    ]
-
-
-def _points(rows: Iterable[Row], key: str) -> list[charts.Point]:
-    """One point a step, the last word counting, since a step that was done again after a resume is logged again."""
-    found = {float(row["step"]): number(row, key) for row in rows}
-    return sorted(found.items())
 
 
 def _skipped(train: Sequence[Row]) -> Html:
@@ -286,7 +188,7 @@ def _skipped(train: Sequence[Row]) -> Html:
     return join([found, tag("p", more, class_="note") if more else ""]) if found else found
 
 
-def _samples(samples: Sequence[Row]) -> Html:
+def sample_list(samples: Sequence[Row]) -> Html:
     """The newest samples in the open, a selection of the earlier ones, evenly spread, folded away."""
     newest, earlier = samples[: -SAMPLES_SHOWN - 1 : -1], samples[:-SAMPLES_SHOWN]
     if not newest:

@@ -146,8 +146,12 @@ def run_of(checkpoint: Path) -> Path | None:
     return folder if checkpoint.parent.name == "checkpoints" and is_run(folder) else None
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
     """Reads a run folder; files that are not there yet are empty.
+
+    Args:
+        folder: of the run.
+        rows: of its log, where they have been read already.
 
     Raises:
         UserError: there is no run.
@@ -160,7 +164,7 @@ def read_run(folder: Path) -> RunFiles:
     recipe_text = read_bytes(recipe, "the recipe").decode("utf-8", "replace") if recipe.is_file() else ""
     return RunFiles(
         folder=folder,
-        rows=metrics.read(folder / "metrics.jsonl"),
+        rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
         recipe_text=recipe_text,
         recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
         sessions=environment.sessions(folder / "environment.json"),
@@ -211,7 +215,11 @@ def summary_of(run: RunFiles) -> RunSummary:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Runs side by side, and where their recipes differ; errors as ``read_run``."""
-    runs = [read_run(folder) for folder in folders]
+    return compare_read([read_run(folder) for folder in folders])
+
+
+def compare_read(runs: Sequence[RunFiles]) -> Comparison:
+    """Return ``compare`` of runs that were read."""
     recipes = [flatten(run.recipe) for run in runs]
     keys = sorted({key for recipe in recipes for key in recipe})
     values = {key: tuple(recipe.get(key) for recipe in recipes) for key in keys}

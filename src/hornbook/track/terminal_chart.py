@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from hornbook.track import units
-from hornbook.track.charts import Axis, Series, decimate, x_axis, y_axis
+from hornbook.track.charts import Axis, decimate, x_axis, y_axis
 from hornbook.track.curves import Chart
 from hornbook.wording import one_line
 
@@ -36,8 +36,8 @@ def draw(chart: Chart, width: int, *, unicode: bool = True) -> list[Text]:
         width: of the terminal in characters; less than about 40 is exceeded.
         unicode: whether Braille and box characters may be used.
     """
-    series = [Series(label=curve.label, style="", points=curve.points) for curve in chart.curves]
-    x, y = x_axis(series), y_axis(series, from_zero=False)
+    lines_of_points = [curve.points for curve in chart.curves]
+    x, y = x_axis(lines_of_points), y_axis(lines_of_points)
     ticks = {_row(y, tick): units.tick(tick) for tick in y.ticks(4)}
     left = max(map(len, ticks.values()), default=0) + 2
     right = 1 + sum(len(curve.label) for curve in chart.curves)
@@ -69,7 +69,7 @@ def _axis_lines(chart: Chart, x: Axis, width: int, left: int, parts: tuple[str, 
             labels[start : start + len(text)] = text
     yield Text(f"{' ' * left}{corner}{''.join(line)}")
     yield Text(f" {''.join(labels)}".rstrip())
-    yield Text(f"{chart.over.label:>{width + left + 1}}")
+    yield Text(f"{chart.over:>{width + left + 1}}")
 
 
 def _row(y: Axis, value: float) -> int:

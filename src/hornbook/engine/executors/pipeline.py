@@ -101,7 +101,7 @@ class Pipeline:
             target = {"target": numbers} if len(self._places) - 1 in self._stages else {}
             self._schedule(size).step(*given, number=numbers, return_outputs=False, **target)
         self._table.return_gradient()
-        for part in state.home.parts():
+        for part in state.home.parts:
             state.home.keep_gradients(part)
         everywhere = self._ranks.sum_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, everywhere.unbind(), strict=True))
@@ -136,7 +136,7 @@ class Pipeline:
             self._schedules.clear()
 
     def _wire(self, num_tokens: int) -> Tensor:
-        hidden_size, dtype = self._model.embedding.tokens.shape[1], self._model.compute_dtype
+        hidden_size, dtype = self._model.hidden_size, self._model.compute_dtype
         return torch.empty(num_tokens, hidden_size, dtype=dtype, device=self._device)
 
     def _schedule(self, size: int) -> Any:

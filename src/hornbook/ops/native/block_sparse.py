@@ -8,8 +8,8 @@
 
 A product packs its tokens itself, a slice that fits the cache at a time: it reads activations once and writes results
 once, since most of the time that is left is that of memory. bf16 is widened where tokens are packed and rounded where
-results are written: an Intel processor multiplies bf16 pairs at half the rate of floats. The newest form that is right
-computes; forward products and gradients of the input are the same in all of them, bit for bit.
+results are written: an Intel processor multiplies bf16 pairs at half the rate of floats. In a new run the newest form
+that is right computes; forward products and gradients of the input are the same in all of them, bit for bit.
 """
 
 import functools
@@ -19,22 +19,28 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.library import Form, Kernel, instruction_sets, is_right, load
+from hornbook.ops.native.kernels import BLOCKS, in_use
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load
 from hornbook.ops.native.operands import SUFFIXES, rows
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 
 
-@functools.cache
 def form() -> Form | str:
-    """Return the form that computes here, or why there is none; builds the library if this machine does not have it."""
+    """Return the form that computes in this process, or why there is none; see ``Kernels.blocks``."""
+    chosen, newest = in_use().blocks, newest_form()
+    if chosen is None or isinstance(newest, str):
+        return newest
+    return "PyTorch computes this run" if chosen == PYTORCH else Form(chosen)
+
+
+@functools.cache
+def newest_form() -> Form | str:
+    """Return the newest form that is right here, or why there is none; builds the library if it is not there."""
     built = load()
     if isinstance(built, BuildError):
         return str(built)
-    return next(
-        (Form(isa) for isa in instruction_sets() if all(is_right(kernel, isa) for kernel in KERNELS)),
-        "no native form is right here",
-    )
+    return next((Form(isa) for isa in instruction_sets() if is_right(KERNEL, isa)), "no native form is right here")
 
 
 class Lines(NamedTuple):
@@ -43,9 +49,9 @@ class Lines(NamedTuple):
     starts: Tensor
     """int64 ``[lines + 1]``: the first block of each line, and n."""
     others: Tensor
-    """int64 ``[n]``: where along its line each block lies."""
-    places: Tensor
-    """int64 ``[n]``: the number of each block in ``values``."""
+    """int64 ``[n]``: where along its line each block is, in the order of ``values``."""
+    order: Tensor | None
+    """int64 ``[n]``: the numbers of the blocks, line by line; None where that is their order."""
     across: bool
     """Whether lines are columns."""
 
@@ -63,7 +69,7 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     y_NC = x_NC.new_empty(len(x_NC), count * size)
     own(
         f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values.float().contiguous(),
-        lines.starts, lines.others, lines.places, count, size, lines.across, y_NC, torch.get_num_threads(),
+        lines.starts, lines.others, lines.order, count, size, lines.across, y_NC, torch.get_num_threads(),
     )  # fmt: skip
     return y_NC
 
@@ -82,21 +88,25 @@ def weight_gradient(own: Form, gradient_NC: Tensor, x_NC: Tensor, lines: Lines, 
     of_values = torch.empty(len(lines.others), size, size)
     own(
         f"block_sparse_weight_gradient_{SUFFIXES[x_NC.dtype]}", along, along.stride(0), others, others.stride(0),
-        *others.shape, lines.starts, lines.others, lines.places, len(lines.starts) - 1, size, lines.across, of_values,
+        *others.shape, lines.starts, lines.others, lines.order, len(lines.starts) - 1, size, lines.across, of_values,
         torch.get_num_threads(),
     )  # fmt: skip
     return of_values
 
 
-def _agrees(own: Form, dtype: torch.dtype) -> bool:
+def _agrees(own: Form, _: torch.dtype) -> bool:
+    return all(_is_right_in(own, dtype) for dtype in SUFFIXES)
+
+
+def _is_right_in(own: Form, dtype: torch.dtype) -> bool:
     """Compare the products along rows and columns with PyTorch's in float64, on sizes that no slice divides."""
     random, tolerance = torch.Generator().manual_seed(0), 1e-4 if dtype == torch.float32 else 2e-2
     for size in (4, 16):
         x, g = (torch.randn(37, count * size, generator=random).to(dtype) for count in (3, 2))
         values = torch.randn(3, size, size, generator=random)
         at_rows, at_columns, order = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]), torch.tensor([0, 2, 1])
-        by_row = Lines(torch.tensor([0, 2, 3]), at_columns, torch.arange(3), across=False)
-        by_column = Lines(torch.tensor([0, 1, 2, 3]), at_rows[order], order, across=True)
+        by_row = Lines(torch.tensor([0, 2, 3]), at_columns, None, across=False)
+        by_column = Lines(torch.tensor([0, 1, 2, 3]), at_rows, order, across=True)
         dense = torch.zeros(2, 3, size, size, dtype=torch.float64)
         dense[at_rows, at_columns] = values.double()
         dense = dense.transpose(1, 2).reshape(2 * size, 3 * size)
@@ -116,4 +126,5 @@ def _trial(own: Form | None, _: torch.dtype) -> None:
     """Do nothing: forms are taken by their width, not by their time."""
 
 
-KERNELS = tuple(Kernel(f"block_sparse_{suffix}", dtype, _agrees, _trial) for dtype, suffix in SUFFIXES.items())
+KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial)
+"""For activations of both dtypes."""

@@ -4,9 +4,9 @@
 // broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. A thread keeps its
 // panels in the second-level cache. Activations are read once a product, and results are written once.
 //
-// The matrix is a list of lines of blocks, rows or columns: line l has blocks starts[l] to starts[l + 1]. Block i of the
-// list is at others[i] along its line, and its weights are number places[i] of `values` [n][b][b]. With `across`, lines
-// are columns: outputs and inputs of a block change their roles.
+// The matrix is a list of lines of blocks, rows or columns: line l has those that are numbers starts[l] to starts[l + 1] of
+// the list, which `order` gives; null: that of `values` [n][b][b]. A block is at others[block] along its line. With
+// `across`, lines are columns: outputs and inputs of a block change their roles.
 #include <type_traits>
 
 #include "threads.h"
@@ -18,8 +18,9 @@ constexpr i64 kGroup = 64;              // outputs that are computed, or feature
 constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
 
 struct Lines {
-  const i64 *starts, *others, *places;
+  const i64 *starts, *others, *order;
   i64 count;
+  i64 block(i64 i) const { return order ? order[i] : i; }
 };
 
 // panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
@@ -92,8 +93,9 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
 #pragma GCC unroll 4
     for (i64 v = 0; v < V; ++v) totals[n][v] = set1(0.0f);
   for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
-    const float* weights = values + lines.places[i] * b * b + first * of_output;
-    const float* x = panels + lines.others[i] * b * width;
+    const i64 block = lines.block(i);
+    const float* weights = values + block * b * b + first * of_output;
+    const float* x = panels + lines.others[block] * b * width;
 #pragma GCC unroll 4
     for (i64 k = 0; k < b; ++k) {
       Vec tokens[V];
@@ -186,7 +188,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
     const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Vec::lanes, thread, running);
     auto* line_panels = static_cast<float*>(scratch(0, most * kGroup * i64(sizeof(float))));
     for (i64 i = lines.starts[own.begin]; i < lines.starts[own.end]; ++i)
-      std::memset(of_values + lines.places[i] * b * b, 0, b * b * sizeof(float));
+      std::memset(of_values + lines.block(i) * b * b, 0, b * b * sizeof(float));
     for (i64 token = 0; token < m; token += most) {
       const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
       pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
@@ -196,12 +198,14 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
         const i64 last = smaller(first + kStep, own.end);
         pack(along + token * stride + first * b, stride, real, (last - first) * b, line_panels, width);
         for (i64 line = first; line < last; ++line)
-          for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i)
+          for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
+            const i64 block = lines.block(i);
             for (i64 n = 0; n < b; n += 4)
               for (i64 k = 0; k < b; k += Vec::lanes / 4)
                 multiply_panels<b, across>(line_panels + ((line - first) * b + n) * width,
-                                           panels + (lines.others[i] * b + k) * width, width,
-                                           of_values + lines.places[i] * b * b + (across ? k * b + n : n * b + k));
+                                           panels + (lines.others[block] * b + k) * width, width,
+                                           of_values + block * b * b + (across ? k * b + n : n * b + k));
+          }
       }
       if (running > 1) GOMP_barrier();
     }
@@ -234,8 +238,8 @@ void with_block_size(i64 b, bool across, Function function) {
 #define HB_PRODUCT(name, T)                                                                                   \
   HB_EXPORT(void, name)                                                                                       \
   (const T* x, i64 stride, i64 m, i64 num_in, const float* values, const i64* starts, const i64* others,      \
-   const i64* places, i64 count, i64 b, i64 across, T* y, i64 threads) {                                      \
-    const Lines lines{starts, others, places, count};                                                         \
+   const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                       \
+    const Lines lines{starts, others, order, count};                                                          \
     with_block_size(b, across, [&](auto size, auto is_across) {                                               \
       product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                  \
     });                                                                                                       \
@@ -248,8 +252,8 @@ HB_PRODUCT(block_sparse_product_bf16, bf16)
 #define HB_WEIGHT_GRADIENT(name, T)                                                                           \
   HB_EXPORT(void, name)                                                                                       \
   (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, const i64* starts,  \
-   const i64* at, const i64* places, i64 count, i64 b, i64 across, float* of_values, i64 threads) {           \
-    const Lines lines{starts, at, places, count};                                                             \
+   const i64* at, const i64* order, i64 count, i64 b, i64 across, float* of_values, i64 threads) {            \
+    const Lines lines{starts, at, order, count};                                                              \
     with_block_size(b, across, [&](auto size, auto is_across) {                                               \
       weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,       \
                                                    lines, of_values, threads);                                \

@@ -1,0 +1,173 @@
+"""What a training will need, before it runs: ``hornbook plan RECIPE [--devices N] [--device h100] [--memory 80GiB]``.
+
+hornbook plan gpt2-xl --devices 8
+gpt2-xl on 8 x NVIDIA H100 SXM, 80.0 GiB each: 1,557,611,200 parameters, activations bf16
+...
+It fits: 29.6 GiB of 80.0 GiB on the fullest rank; micro-batches of up to 16 sequences would.
+
+It needs no hardware, no data and no torch. With ``--check`` it makes two real steps and sets the prediction beside what
+the allocator counts.
+"""
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from hornbook.cli.arguments import (
+    add_process_arguments,
+    add_recipe_arguments,
+    positive_fraction,
+    positive_integer,
+    positive_number,
+    start_processes,
+)
+from hornbook.cli.plan_table import describe_plan, print_layouts, print_plan
+from hornbook.errors import UserError
+from hornbook.parallel import launched
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
+    from hornbook.plan.planner import Machine
+
+_UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_REFUSED = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--devices", type=positive_integer, metavar="N", help="ranks of the run, a device each (default: 1)"
+    )
+    parser.add_argument("--device", metavar="NAME", help="h100, h200, b200, a100, l4, 4090 or cpu (default: h100)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of each device, as in 80GiB (default: what it has)")
+    parser.add_argument(
+        "--efficiency", type=positive_fraction, metavar="SHARE", help="share of a device's peak that products reach"
+    )
+    parser.add_argument("--price", type=positive_number, metavar="DOLLARS", help="price of a device and hour")
+    parser.add_argument("--search", action="store_true", help="rank the layouts that fit by their predicted time")
+    parser.add_argument(
+        "--check", action="store_true", help="make two real steps here, and set the prediction beside what they took"
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="with --check: a narrow model of two layers with the recipe's parts"
+    )
+    add_process_arguments(parser)
+    add_recipe_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Print the plan; its exit code is 2 where the run does not fit."""
+    with launched.told_once():
+        _refuse_other_mode(arguments)
+        recipe = planned_recipe(arguments)
+        machine = None if arguments.check else _machine(arguments)
+    if machine is None:
+        return _check(arguments, recipe)
+    from hornbook.plan.planner import make_plan
+
+    plan = make_plan(recipe, machine)
+    print_plan(plan)
+    told = describe_plan(plan)
+    if arguments.search:
+        from hornbook.plan.search import search_layouts
+
+        layouts = search_layouts(recipe, machine)
+        print()
+        print_layouts(layouts)
+        told["layouts"] = [
+            {"options": layout.words, **describe_plan(layout.plan, with_advice=False)} for layout in layouts
+        ]
+    return {**told, "exit_code": 0 if plan.fits else _REFUSED}
+
+
+def _refuse_other_mode(arguments: argparse.Namespace) -> None:
+    """Refuse options of a prediction with a check, and of a check without one."""
+    of_plan = ("devices", "device", "memory", "efficiency", "price", "search")
+    given = [name for name in of_plan if getattr(arguments, name)]
+    if arguments.check and given:
+        raise UserError(
+            f"--{given[0]} belongs to a prediction, and --check measures on this machine: remove one of them"
+        )
+    if not arguments.check and (arguments.shrink or arguments.processes or arguments.max_restarts):
+        name = "--shrink" if arguments.shrink else "--processes" if arguments.processes else "--max-restarts"
+        raise UserError(f"{name} applies only with --check; add --check, or say --devices N")
+
+
+def planned_recipe(arguments: argparse.Namespace) -> "Recipe":
+    """Return the recipe with a vocabulary: where it has none, that of the published model."""
+    from hornbook.config import load_recipe
+    from hornbook.plan.vocabulary import with_vocabulary
+
+    return with_vocabulary(load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe)
+
+
+def _machine(arguments: argparse.Namespace) -> "Machine":
+    from hornbook.plan.devices import device_of
+    from hornbook.plan.planner import Machine
+
+    return Machine(
+        device=device_of(arguments.device or "h100"),
+        num_ranks=arguments.devices or 1,
+        memory=None if arguments.memory is None else read_size(arguments.memory),
+        efficiency=arguments.efficiency,
+        price=arguments.price,
+    )
+
+
+def read_size(text: str) -> float:
+    """Return the bytes that ``text`` names: ``80GiB``, ``24 GB``, ``1.5TiB``.
+
+    Raises:
+        UserError: it is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
+    if size <= 0:
+        raise UserError(f"--memory {text}: expected a size such as 80GiB or 24GB")
+    return size
+
+
+def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
+    """Make steps, on all ranks where there are several, and print predicted beside measured."""
+    from hornbook.plan.planner import refuse_unplannable
+
+    with launched.told_once():
+        num_ranks = arguments.processes or launched.num_ranks()
+        if arguments.shrink:
+            from hornbook.plan.shrink import shrunk
+
+            recipe = shrunk(recipe, num_ranks)
+        refuse_unplannable(recipe, num_ranks)
+    arguments.device = "auto"
+    start_processes(arguments, recipe)
+    from hornbook.config import recipe_to_dict
+    from hornbook.measure.memory_check import TOLERANCE, check_memory
+    from hornbook.parallel.device import choose_device, prepare
+    from hornbook.parallel.world import World
+
+    with launched.told_once():
+        device = choose_device("auto")
+        prepare(device, None)
+        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    with world.session():
+        found = check_memory(recipe, world)
+        rows = world.gather([float(found.measured), found.predicted.peak])
+    if world.is_first:
+        _print_check(rows)
+    errors = [predicted / measured - 1.0 for measured, predicted in rows]
+    is_close = max(map(abs, errors)) <= TOLERANCE
+    ranks = [
+        {"rank": rank, "measured": measured, "predicted": predicted, "error": error}
+        for rank, ((measured, predicted), error) in enumerate(zip(rows, errors, strict=True))
+    ]
+    return {"recipe": recipe.name, "device": str(device), "ranks": ranks, "exit_code": 0 if is_close else 1}
+
+
+def _print_check(rows: list[list[float]]) -> None:
+    from hornbook.cli.table import print_columns
+    from hornbook.track.units import size
+
+    lines = [("rank", "predicted", "measured", "error")]
+    for rank, (measured, predicted) in enumerate(rows):
+        lines.append((str(rank), size(predicted), size(measured), f"{predicted / measured - 1.0:+.2%}"))
+    print_columns(lines, right=range(4))

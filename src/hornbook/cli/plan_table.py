@@ -1,0 +1,192 @@
+"""A plan as people and programs read it: tables that fit 100 columns, and one dictionary."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.table import print_columns
+from hornbook.track.units import duration, flop_rate, short, significant, size
+from hornbook.wording import counted
+
+if TYPE_CHECKING:
+    from hornbook.plan.memory import Memory
+    from hornbook.plan.planner import Plan
+    from hornbook.plan.search import Layout
+
+_MOST_LAYOUTS = 12
+
+
+def print_plan(plan: "Plan") -> None:
+    """Print what is needed, how long it takes, and whether it fits."""
+    machine, recipe = plan.machine, plan.recipe
+    count = f"{machine.num_ranks:,} x " if machine.num_ranks > 1 else ""
+    print(
+        f"{recipe.name} on {count}{machine.device.label}, {size(machine.limit)} each: "
+        f"{recipe.num_parameters():,} parameters"
+    )
+    print_columns([*_layout(plan)])
+    print()
+    print_columns([*_memory(plan)], right=range(1, 7))
+    print()
+    print_columns([*_activations(plan), *_speed(plan)])
+    print(f"\n{_verdict(plan)}")
+
+
+def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
+    recipe, machine = plan.recipe, plan.machine
+    training, sizes = recipe.training, recipe.parallel.sizes(machine.num_ranks)
+    names = {"pipeline": sizes.pipeline, "replicas": sizes.replicate, "shards": sizes.shard, "tensor": sizes.tensor}
+    axes = " x ".join(f"{name} {number}" for name, number in names.items() if number > 1) or "one rank"
+    again = f"; recompute {recipe.memory.recompute}" if recipe.memory.recompute else ""
+    kernels = ", hornbook's operators" if plan.compute.is_native else ""
+    yield "layout", f"{axes}{again}; activations in {plan.compute.dtype}{kernels}"
+    micro_batches = training.global_batch_size // (sizes.replicate * sizes.shard * training.micro_batch_size)
+    yield (
+        "batch",
+        f"{training.global_batch_size:,} x {recipe.sequence_length:,} tokens a step; on each rank "
+        f"{micro_batches:,} micro-batch{'es' if micro_batches > 1 else ''} of {training.micro_batch_size:,}",
+    )
+
+
+def _memory(plan: "Plan") -> Iterator[tuple[str, ...]]:
+    yield "memory of a rank", "weights", "gradients", "moments", "activations", "workspace", "peak", ""
+    beside = plan.machine.num_ranks // len(plan.stages)
+    for first, memory in plan.stages.items():
+        ranks = f"rank {first}" if beside == 1 else f"ranks {first}-{first + beside - 1}"
+        parts = (memory.weights, memory.gradients, memory.moments, sum(memory.activations.values()), memory.workspace)
+        yield ranks, *map(size, (*parts, memory.peak)), "" if memory.peak <= plan.machine.limit else "too much"
+
+
+def _activations(plan: "Plan") -> Iterator[tuple[str, str]]:
+    worst = max(plan.stages.values(), key=lambda memory: memory.peak)
+    yield "activations", "; ".join(_by_layer(worst.activations)) or "none at the peak"
+    moved = f"; {size(worst.offloaded)} a step move between device and host" if worst.offloaded else ""
+    yield "host", f"{size(worst.host)} a rank{moved}"
+
+
+def _by_layer(activations: Mapping[str, float]) -> Iterator[str]:
+    """Yield layers of equal size together: ``48 blocks 112.0 MiB each``."""
+    blocks = [bytes_ for name, bytes_ in activations.items() if name.startswith("blocks.")]
+    others = {name: bytes_ for name, bytes_ in activations.items() if not name.startswith("blocks.") and bytes_}
+    yield from (f"{name} {size(bytes_)}" for name, bytes_ in others.items())
+    if blocks:
+        low, high = min(blocks), max(blocks)
+        each = size(low) if size(low) == size(high) else f"{size(low)} to {size(high)}"
+        yield f"{counted(len(blocks), 'block')} {each}{' each' if len(blocks) > 1 else ''}"
+
+
+def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
+    from hornbook.plan.speed import EFFICIENCY
+
+    speed, machine = plan.speed, plan.machine
+    efficiency = machine.efficiency or EFFICIENCY[machine.device.kind]
+    parts = ("products", "bubble", "communication", "update", "offload")
+    told = [f"{name} {_seconds(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
+    peak = machine.device.flops[plan.compute.dtype]
+    yield "step", f"{_seconds(speed.seconds)}: {', '.join(told)}"
+    mfu = speed.mfu(peak * machine.num_ranks)
+    yield "speed", f"{short(speed.tokens_per_second)} tokens/s, MFU {mfu:.1%} of {flop_rate(peak)} a device"
+    again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
+    yield "FLOPs", f"{_flops(speed.flops)} a step{again}; products at {efficiency:.0%} of the peak (--efficiency)"
+    sent = [f"{name} {size(number)}" for name, number in speed.bytes_sent.items()]
+    yield "sent", f"{', '.join(sent)} a step, by the rank that sends most" if sent else "nothing"
+    yield "cost", _cost(plan)
+
+
+def _cost(plan: "Plan") -> str:
+    machine, steps = plan.machine, plan.num_steps
+    price = machine.device.price if machine.price is None else machine.price
+    rate = f"at ${price:g} an hour each{'' if machine.price else ' (lists of 2025; --price)'}"
+    if steps is None:
+        return f"${significant(plan.step_price * 1000)} for 1,000 steps, {rate}"
+    return f"${plan.step_price * steps:,.2f} and {duration(plan.speed.seconds * steps)} for {steps:,.0f} steps, {rate}"
+
+
+def _flops(number: float) -> str:
+    return f"{significant(number / 1e15)} PFLOP" if number >= 1e15 else f"{significant(number / 1e12)} TFLOP"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{significant(seconds)} s" if seconds >= 1 else f"{significant(seconds * 1000)} ms" if seconds else "0 s"
+
+
+def _verdict(plan: "Plan") -> str:
+    used = f"{size(plan.peak)} of {size(plan.machine.limit)}"
+    if plan.fits:
+        return f"It fits: {used} on the fullest rank; the largest micro-batch that fits is {plan.largest_micro_batch}."
+    if plan.advice is None:
+        return f"It does not fit, {used}, and no option or number of devices mends that: make the model smaller."
+    return f"It does not fit, {used}: add {plan.advice}"
+
+
+def print_layouts(layouts: Sequence["Layout"]) -> None:
+    """Print the quickest layouts, and the first one's options."""
+    if not layouts:
+        print("No layout fits.")
+        return
+    rows: list[tuple[str, ...]] = [
+        ("data", "tensor", "pipeline", "recompute", "micro-batch", "peak", "step", "tokens/s", "1,000 steps")
+    ]
+    for layout in layouts[:_MOST_LAYOUTS]:
+        plan, parallel = layout.plan, layout.plan.recipe.parallel
+        sizes = parallel.sizes(plan.machine.num_ranks)
+        data = sizes.replicate * sizes.shard
+        rows.append(
+            (
+                f"{parallel.data_parallel} {data}" if data > 1 else "1",
+                str(sizes.tensor),
+                str(sizes.pipeline),
+                plan.recipe.memory.recompute or "none",
+                str(plan.recipe.training.micro_batch_size),
+                size(plan.peak),
+                _seconds(plan.speed.seconds),
+                short(plan.speed.tokens_per_second),
+                f"${significant(plan.step_price * 1000)}",
+            )
+        )
+    print_columns(rows, right=range(1, 9))
+    left = len(layouts) - _MOST_LAYOUTS
+    print(f"\n{f'{left} more fit. ' if left > 0 else ''}The quickest: {layouts[0].words or 'the recipe as it is'}")
+
+
+def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
+    """Return a plan as JSON has it: bytes, seconds, dollars."""
+    machine, speed, recipe = plan.machine, plan.speed, plan.recipe
+    told: dict[str, Any] = {
+        "recipe": recipe.name,
+        "device": machine.device.name,
+        "num_devices": machine.num_ranks,
+        "memory": machine.limit,
+        "num_parameters": recipe.num_parameters(),
+        "vocab_size": recipe.model.vocab_size,
+        "micro_batch_size": recipe.training.micro_batch_size,
+        "compute": plan.compute.dtype,
+        "peak": plan.peak,
+        "fits": plan.fits,
+        "stages": [_stage(rank, memory) for rank, memory in plan.stages.items()],
+        "flops": speed.flops,
+        "hardware_flops": speed.hardware_flops,
+        "bytes_sent": dict(speed.bytes_sent),
+        "step_seconds": speed.seconds,
+        "seconds": {
+            name: getattr(speed, name) for name in ("products", "bubble", "communication", "update", "offload")
+        },
+        "tokens_per_second": speed.tokens_per_second,
+        "mfu": speed.mfu(machine.device.flops[plan.compute.dtype] * machine.num_ranks),
+        "step_price": plan.step_price,
+        "num_steps": plan.num_steps,
+    }
+    return told | ({"largest_micro_batch": plan.largest_micro_batch, "advice": plan.advice} if with_advice else {})
+
+
+def _stage(rank: int, memory: "Memory") -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "peak": memory.peak,
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "moments": memory.moments,
+        "activations": dict(memory.activations),
+        "workspace": memory.workspace,
+        "host": memory.host,
+        "offloaded": memory.offloaded,
+    }

@@ -1,0 +1,82 @@
+"""A decoder whose token table is narrower than its blocks: ``family = "factorized_gpt"``.
+
+::
+
+    norm(tokens [V, E]) + norm(positions [T, E]) -> dropout, norm -> projection [H, E] -> blocks of width H
+    blocks -> norm -> projection [E, H] -> activation -> norm -> logits by the token table [V, E]
+
+Two projections replace the (H - E) · V weights that a table of width H would have more (Lan et al. 2020, ALBERT,
+section 3.1). This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-old-systems.md).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hornbook.config.models import Activation, TransformerConfig
+from hornbook.config.options import Problem, choice_of, option
+from hornbook.config.shapes import Shapes, blocks, count, linear, norm
+
+
+@choice_of("model")
+@dataclass(frozen=True, kw_only=True)
+class FactorizedGPTConfig(TransformerConfig):
+    """A pre-norm decoder with a factorized token table, fixed positions and norms over groups of columns."""
+
+    family: str = "factorized_gpt"
+    activation: Activation = option("gelu_tanh", help="activation of the feed-forward and of the head")
+    max_positions: int = option(1024, help="longest sequence", minimum=1)
+    embedding_size: int = option(128, help="width of the token table", minimum=1)
+    positions: Literal["sinusoidal", "learned"] = option(
+        "sinusoidal", help="positions: fixed sines and cosines, or a learned table"
+    )
+    norm_groups: int = option(1, help="groups of columns that each norm normalizes; 1: a layer norm", minimum=1)
+    norm_gain: float = option(0.1, help="initial gain of the norms")
+    qkv_bias: bool = option(False, help="add biases to query, key and value")
+    projection_bias: bool = option(False, help="add a bias to the output projection of attention")
+    attention_block_size: int | None = option(
+        None,
+        help="compute attention in blocks of so many queries, each with the keys up to its end alone; none: in the "
+        "fastest way",
+        minimum=1,
+    )
+    clamp_tokens: bool = option(False, help="read ids beyond vocab_size as its last id, instead of refusing them")
+
+    def num_parameters(self, vocab_size: int | None = None) -> int:
+        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        return count(self.shapes(vocab_size))
+
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+        hidden, narrow, biases = self.hidden_size, self.embedding_size, (self.qkv_bias, self.projection_bias)
+        yield "embedding.tokens", (vocab_size or self.vocab_size or 0, narrow)
+        if self.positions == "learned":
+            yield "embedding.positions", (self.max_positions, narrow)
+        yield from norm("embedding.token_norm", narrow)
+        yield from norm("embedding.position_norm", narrow)
+        yield from norm("embedding.sum_norm", narrow)
+        yield from linear("embedding.projection", narrow, hidden)
+        yield from blocks(self.num_layers, self._two_norm_block_shapes(qkv_bias=biases[0], out_bias=biases[1]))
+        yield from norm("head.norm", hidden)
+        yield from linear("head.projection", hidden, narrow)
+        yield from norm("head.projection_norm", narrow)
+
+    def _num_embedding_weights(self) -> int:
+        return self.embedding_size * self.hidden_size
+
+    def _num_head_weights(self) -> int:
+        return ((self.vocab_size or 0) + self.hidden_size) * self.embedding_size
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        problems = super().problems()
+        for key, size in (("hidden_size", self.hidden_size), ("embedding_size", self.embedding_size)):
+            if size % self.norm_groups:
+                message = f"norm_groups must divide {key}, which is {size:,}; change one of them"
+                problems.append(Problem(("norm_groups", key), message))
+        if self.positions == "sinusoidal" and self.embedding_size % 2:
+            message = 'positions = "sinusoidal" needs an even embedding_size; change one of them'
+            problems.append(Problem(("embedding_size", "positions"), message))
+        if self.clamp_tokens and self.vocab_size is None:
+            message = "clamp_tokens needs a vocab_size that ids may exceed; set it"
+            problems.append(Problem(("clamp_tokens", "vocab_size"), message))
+        return problems

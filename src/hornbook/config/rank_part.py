@@ -1,0 +1,100 @@
+"""What a rank of a run holds of a model, without torch: its stages, and its parts of their parameters.
+
+::
+
+    pipeline 2, tensor 2:   rank 0  embedding, blocks 0 1, left half     rank 2  blocks 2 3, head, left half
+                            rank 1  embedding, blocks 0 1, right half    rank 3  blocks 2 3, head, right half
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hornbook.config.parallel import Sizes, cut_dimension
+from hornbook.config.pipeline import rank_of
+from hornbook.config.recipe import Recipe
+from hornbook.config.shapes import padded_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """See above."""
+
+    recipe: Recipe
+    sizes: Sizes
+    shapes: dict[str, tuple[int, ...]]
+    """Of its stages, cut by tensor parallelism, padded as in memory."""
+    table: tuple[int, ...]
+    """Of the token table, cut by tensor parallelism."""
+    own_stages: tuple[int, ...]
+    num_stages: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_ranks: int, rank: int) -> Self:
+        """Return the part of ``rank`` of ``num_ranks``; the recipe's ``model.vocab_size`` must be set.
+
+        Raises:
+            UserError: the sizes in ``[parallel]`` do not multiply to ``num_ranks``.
+        """
+        parallel = recipe.parallel
+        model: Any = recipe.model
+        sizes = parallel.sizes(num_ranks)
+        stages = parallel.stages(model, recipe.objective) if sizes.pipeline > 1 else [range(model.num_layers)]
+        place = rank * sizes.pipeline // num_ranks
+        schedule = parallel.pipeline_schedule
+        own = tuple(stage for stage in range(len(stages)) if rank_of(stage, sizes.pipeline, schedule) == place)
+        held = {f"blocks.{layer}." for stage in own for layer in stages[stage]}
+        held |= {"embedding."} if 0 in own else set()
+        held |= {"head."} if len(stages) - 1 in own else set()
+        cut = {name: cut_shape(name, shape, sizes.tensor) for name, shape in model.shapes()}
+        shapes = {name: shape for name, shape in cut.items() if name.startswith(tuple(held))}
+        table = cut["embedding.tokens"]
+        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, own_stages=own, num_stages=len(stages))
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether it computes the first hidden states."""
+        return 0 in self.own_stages
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it computes the loss."""
+        return self.num_stages - 1 in self.own_stages
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that it computes."""
+        return sorted({int(name.split(".")[1]) for name in self.shapes if name.startswith("blocks.")})
+
+    def num_held(self, absent: Mapping[str, int]) -> int:
+        """Return the numbers of its parameters, each of which has moments; the rows of its tables are padded.
+
+        Args:
+            absent: weights that sparse linear maps lack, by the map's name.
+        """
+        dense = sum(shard_size(shape, self.sizes.shard) for shape in self.shapes.values())
+        return dense - sum(count for name, count in absent.items() if f"{name}.weight" in self.shapes)
+
+    @property
+    def num_copied(self) -> int:
+        """The numbers of a second table, which a head holds where it does not share the embedding's."""
+        is_apart = self.has_head and (self.sizes.shard > 1 or not self.has_embedding)
+        return shard_size(self.table, self.sizes.shard) if is_apart else 0
+
+
+def cut_shape(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+    """Return the shape of a rank's part of a parameter in memory, which tensor parallelism may split."""
+    if name == "embedding.tokens":
+        shape = (padded_rows(shape[0]), *shape[1:])
+    dimension = cut_dimension(name)
+    if dimension is None:
+        return shape
+    return (*shape[:dimension], shape[dimension] // num_parts, *shape[dimension + 1 :])
+
+
+def shard_size(shape: tuple[int, ...], num_shards: int) -> int:
+    """Return the numbers of a rank's shard; the rows are padded where no dimension divides."""
+    if any(size % num_shards == 0 for size in shape):
+        return math.prod(shape) // num_shards
+    return -(-shape[0] // num_shards) * math.prod(shape[1:])

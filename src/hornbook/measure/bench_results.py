@@ -1,0 +1,255 @@
+"""Runs of benchmarks: each repeat of each case in a process of its own, all cases in turn, and what came of them.
+
+::
+
+    results.json    {"name", "machine", "cases": {"NAME/VARIANT": {"words": [...], "runs": [{"repeat": 0,
+                     "started": ..., "values": {"tokens_per_second": 20811.3, ...}}, ...]}}}
+    results.csv     a line for each number
+    results.md      medians and spreads, and variants held against the first
+
+The files are written anew after every process, atomically, so that a run that was killed leaves all results so far; the
+same command continues after them.
+"""
+
+import csv
+import datetime
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hornbook.errors import DataError
+from hornbook.measure.bench_spec import Case
+from hornbook.measure.bench_statistics import Ratio, Spread, paired, welch
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.units import number, significant
+from hornbook.wording import one_line
+
+RESULTS = "results.json"
+_MEASURES = ("seconds", "per_second")
+Results = dict[str, Any]
+Run = Callable[[Sequence[str]], dict[str, Any]]
+"""Runs ``hornbook bench`` with these words; returns its JSON, or ``{"error": ...}``."""
+
+
+def run_cases(
+    cases: Sequence[Case], repeats: int, results: Results, run: Run, save: Callable[[], None]
+) -> Iterator[tuple[Case, int, dict[str, Any]]]:
+    """Run what is missing in the results, all cases once, then all again, and add it; yields each that ran.
+
+    Args:
+        cases: to run.
+        repeats: of each.
+        results: with the runs of an earlier call; one that failed is done again.
+        run: runs the words.
+        save: is called after every run.
+    """
+    for repeat in range(repeats):
+        for case in cases:
+            runs = results["cases"].setdefault(case.name, {"words": list(case.words), "runs": []})["runs"]
+            if any(done["repeat"] == repeat and "values" in done for done in runs):
+                continue
+            started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            answer = run(case.words)
+            outcome = {"error": answer["error"]} if "error" in answer else {"values": measures_of(answer)}
+            runs[:] = sorted(
+                [done for done in runs if done["repeat"] != repeat]
+                + [{"repeat": repeat, "started": started, **outcome}],
+                key=lambda done: done["repeat"],
+            )
+            save()
+            yield case, repeat, runs[repeat if len(runs) > repeat else -1]
+
+
+def run_bench(words: Sequence[str]) -> dict[str, Any]:
+    """Run ``hornbook bench`` in a process of its own and return its JSON, or ``{"error": its last line}``."""
+    command = [sys.executable, "-m", "hornbook", "bench", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    lines = done.stdout.splitlines() or [""]
+    try:
+        answer = json.loads(lines[-1])
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return {"error": f"exit code {done.returncode}: {one_line(said)}"}
+    return answer
+
+
+def measures_of(answer: Mapping[str, Any]) -> dict[str, float]:
+    """Return the times and speeds of a result of ``hornbook bench``, by name.
+
+    ``{"contenders": {"hornbook": {"step_seconds": 0.1}, "hornbook native": {"step_seconds": 0.2}}}`` ->
+    ``{"step_seconds": 0.1, "hornbook native step_seconds": 0.2}``; rows are told apart by contender and batch size.
+    """
+    found: dict[str, float] = {}
+
+    def collect(part: Mapping[str, Any], label: str) -> None:
+        for key, value in part.items():
+            measured = number(part, key)
+            if key.endswith(_MEASURES) and measured is not None and measured > 0:
+                found[f"{label}{key}"] = measured
+            elif isinstance(value, dict):
+                collect(value, label if key in ("contenders", "hornbook", "together") else f"{label}{key} ")
+            elif key == "rows" and isinstance(value, list):
+                for row in value:
+                    collect(row, f"{label}{row.get('contender')} batch {row.get('batch_size')} ")
+
+    collect(answer, "")
+    return found
+
+
+def read_results(folder: Path) -> Results:
+    """Return the results in a folder.
+
+    Raises:
+        DataError: there are none, or they are malformed.
+    """
+    results = read_json(folder / RESULTS, "results of `hornbook bench run`")
+    try:
+        for case in results["cases"].values():
+            for run in case["runs"]:
+                assert isinstance(run["repeat"], int) and isinstance(run.get("values", {}), dict)
+    except (AssertionError, AttributeError, KeyError, TypeError):
+        raise DataError(f"{folder / RESULTS}: not written by `hornbook bench run`; name its --output folder") from None
+    return dict(results)
+
+
+def write_results(folder: Path, results: Results) -> None:
+    """Write ``results.json``, ``results.csv`` and ``results.md``, each atomically."""
+    replace_file(folder / RESULTS, dump_json(results))
+    replace_file(folder / "results.csv", _csv(results).encode())
+    replace_file(folder / "results.md", _markdown(results).encode())
+
+
+def values_of(results: Results, case: str, measure: str) -> dict[int, float]:
+    """Return the numbers of a case, by repeat."""
+    runs = results["cases"][case]["runs"]
+    found = ((run["repeat"], number(run.get("values", {}), measure)) for run in runs)
+    return {repeat: value for repeat, value in found if value is not None and value > 0}
+
+
+def measures_in(results: Results, case: str) -> list[str]:
+    """Return the names of the numbers of a case, in their order."""
+    return list(dict.fromkeys(name for run in results["cases"][case]["runs"] for name in run.get("values", {})))
+
+
+def spreads_of(results: Results) -> list[dict[str, Any]]:
+    """Return a row for each case and measure: its spread and, for a variant, how much faster than the first it is."""
+    rows = []
+    for case in results["cases"]:
+        for measure in measures_in(results, case):
+            values = values_of(results, case, measure)
+            base, _, variant = case.partition("/")
+            speedup = _against(results, base, case, measure) if variant and base in results["cases"] else None
+            row = {"case": case, "measure": measure, **asdict(Spread.of(list(values.values())))}
+            rows.append(row | {"speedup": None if speedup is None else asdict(speedup)})
+    return rows
+
+
+def _against(results: Results, base: str, case: str, measure: str) -> Ratio | None:
+    ours, theirs = (values_of(results, name, measure) for name in (base, case))
+    both = [repeat for repeat in ours if repeat in theirs]
+    if not both:
+        return None
+    return speedup_of(paired([ours[repeat] for repeat in both], [theirs[repeat] for repeat in both]), measure)
+
+
+def compare_results(a: Results, b: Results) -> list[dict[str, Any]]:
+    """Return a row for each case and measure of both: the medians, and how many times as fast B is (Welch)."""
+    rows = []
+    for case in a["cases"]:
+        if case not in b["cases"]:
+            continue
+        for measure in measures_in(a, case):
+            first, second = (list(values_of(results, case, measure).values()) for results in (a, b))
+            if first and second:
+                medians = {"a": Spread.of(first).median, "b": Spread.of(second).median}
+                speedup = speedup_of(welch(first, second), measure)
+                rows.append(
+                    {
+                        "case": case,
+                        "measure": measure,
+                        **medians,
+                        "speedup": asdict(speedup),
+                        "verdict": verdict(speedup),
+                    }
+                )
+    return rows
+
+
+def speedup_of(ratio: Ratio, measure: str) -> Ratio:
+    """Turn the ratio of a time around, so that more than 1 is faster for all measures."""
+    if measure.endswith("per_second"):
+        return ratio
+    turned = [None if value is None else 1 / value for value in (ratio.high, ratio.low)]
+    return Ratio(ratio=1 / ratio.ratio, low=turned[0], high=turned[1])
+
+
+def verdict(speedup: Ratio) -> str:
+    """Say what the interval shows: faster, slower, or nothing."""
+    if speedup.low is None:
+        return "one run: no interval"
+    return ("faster" if speedup.ratio > 1 else "slower") if speedup.is_shown else "no difference shown"
+
+
+def show_ratio(ratio: Mapping[str, Any] | None) -> str:
+    """``1.08 (1.05 to 1.11)``."""
+    if ratio is None:
+        return ""
+    interval = "" if ratio["low"] is None else f" ({ratio['low']:.3f} to {ratio['high']:.3f})"
+    return f"{ratio['ratio']:.3f}{interval}"
+
+
+def _csv(results: Results) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["case", "repeat", "started", "measure", "value", "error"])
+    for name, case in results["cases"].items():
+        for run in case["runs"]:
+            start = [name, run["repeat"], run.get("started", "")]
+            for measure, value in run.get("values", {}).items():
+                writer.writerow([*start, measure, repr(value), ""])
+            if "error" in run:
+                writer.writerow([*start, "", "", run["error"]])
+    return file.getvalue()
+
+
+def _markdown(results: Results) -> str:
+    machine = results["machine"]
+    facts = ", ".join(str(machine[key]) for key in ("cpu", "platform") if machine.get(key))
+    lines = [
+        f"# {results['name']}",
+        "",
+        f"{results['description']}",
+        "",
+        f"On {facts}; hornbook {machine.get('hornbook')}.",
+        "",
+    ]
+    head = (
+        "case",
+        "measure",
+        "processes",
+        "median",
+        "quartiles",
+        "least to greatest",
+        "times as fast as the first (95 %)",
+    )
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in spreads_of(results):
+        numbers = (
+            str(row["num"]),
+            significant(row["median"], 4),
+            f"{significant(row['lower_quartile'], 4)} to {significant(row['upper_quartile'], 4)}",
+            f"{significant(row['least'], 4)} to {significant(row['greatest'], 4)}",
+            show_ratio(row["speedup"]),
+        )
+        lines.append(f"| {' | '.join((row['case'], row['measure'], *numbers))} |")
+    failed = [(name, run) for name, case in results["cases"].items() for run in case["runs"] if "error" in run]
+    lines += ["", *(f"- failed: {name}, repeat {run['repeat']}: {run['error']}" for name, run in failed)]
+    return "\n".join(lines).rstrip() + "\n"

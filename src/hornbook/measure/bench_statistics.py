@@ -1,0 +1,114 @@
+"""How sure one can be that one program is faster than another, from times of independent processes.
+
+Times are compared by the ratio of their geometric means, that is by differences of logarithms, with 95 % intervals:
+
+- ``welch``: of two sets of runs that have nothing in common. Welch's t interval with Satterthwaite's degrees of freedom
+  (Welch, "The generalization of Student's problem when several different population variances are involved",
+  Biometrika 34, 1947).
+- ``paired``: of variants that ran in turn, where the i-th runs of both met the same state of the machine. Student's t
+  interval of the differences.
+
+Each number is of a process of its own, since layout, clock and neighbors differ between processes more than within one
+(Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, variance
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How many times one set of numbers another is; ``low`` and ``high`` are None with fewer than two numbers."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Numbers of several processes: median, quartiles, least and greatest."""
+
+    num: int
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarize one or more numbers; quartiles are interpolated between neighbors (type 7 of Hyndman and Fan)."""
+        ordered = sorted(values)
+        return cls(
+            num=len(ordered),
+            median=median(ordered),
+            lower_quartile=_quantile(ordered, 0.25),
+            upper_quartile=_quantile(ordered, 0.75),
+            least=ordered[0],
+            greatest=ordered[-1],
+        )
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return how many times ``a`` the numbers ``b`` are; all positive, and measured independently."""
+    log_a, log_b = [math.log(value) for value in a], [math.log(value) for value in b]
+    difference = fmean(log_b) - fmean(log_a)
+    if min(len(a), len(b)) < 2:
+        return Ratio(ratio=math.exp(difference), low=None, high=None)
+    parts = [(variance(values) / len(values), len(values) - 1) for values in (log_a, log_b)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return Ratio(ratio=math.exp(difference), low=math.exp(difference), high=math.exp(difference))
+    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts)
+    return _around(difference, math.sqrt(total), freedom)
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return how many times ``a`` the numbers ``b`` are, where the i-th of both were measured one after the other."""
+    differences = [math.log(later / earlier) for earlier, later in zip(a, b, strict=True)]
+    if len(differences) < 2:
+        return Ratio(ratio=math.exp(fmean(differences)), low=None, high=None)
+    return _around(fmean(differences), math.sqrt(variance(differences) / len(differences)), len(differences) - 1)
+
+
+def _around(difference: float, error: float, freedom: float) -> Ratio:
+    reach = t_quantile((1 + CONFIDENCE) / 2, freedom) * error
+    return Ratio(ratio=math.exp(difference), low=math.exp(difference - reach), high=math.exp(difference + reach))
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """Return the number that Student's t with ``freedom`` degrees, 1 or more, stays below with a probability > 0.5.
+
+    By bisection on the area under the density, which is integrated over the angle atan(t / sqrt(freedom)), where it is
+    a power of the cosine.
+    """
+    low, high = 0.0, math.pi / 2
+    whole = _cosine_area(high, freedom)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _cosine_area(middle, freedom) / whole < 2 * share - 1 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _cosine_area(angle: float, freedom: float, steps: int = 400) -> float:
+    """Return the integral of cos(x)^(freedom - 1) from 0 to the angle, by Simpson's rule."""
+    width = angle / steps
+    heights: list[float] = [max(0.0, math.cos(width * at)) ** (freedom - 1) for at in range(steps + 1)]
+    return width / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

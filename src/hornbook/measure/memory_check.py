@@ -1,0 +1,124 @@
+"""What a few real steps take of a device's memory, beside what `hornbook.plan` predicts.
+
+::
+
+    on a CPU     every allocation and release that PyTorch's allocator reports to its profiler, summed up
+    on a GPU     the allocator's own peak
+
+Both count tensors, not the process: the libraries' code and the interpreter come on top, some hundreds of MiB.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from hornbook.config import Recipe
+from hornbook.engine.build_training import build_training
+from hornbook.engine.state import TrainState
+from hornbook.engine.step import train_step
+from hornbook.measure.throughput import synthetic_loader
+from hornbook.parallel.cuts import local
+from hornbook.parallel.world import World
+from hornbook.plan.attention import Group, Tokens
+from hornbook.plan.memory import Memory, full_tokens, memory_of
+from hornbook.run.planning import compute_on
+from hornbook.samples.batches import Batch
+
+TOLERANCE: Final = 0.03
+"""The largest relative error of a prediction that `hornbook plan --check` accepts."""
+_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCheck:
+    """The memory of one rank."""
+
+    predicted: Memory
+    measured: int
+    """Bytes at the peak."""
+
+    @property
+    def error(self) -> float:
+        """The prediction's relative error."""
+        return self.predicted.peak / self.measured - 1.0
+
+
+def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
+    """Make two steps on random tokens and return their peak beside the prediction.
+
+    Args:
+        recipe: its ``model.vocab_size`` must be set.
+        world: gives the device, and this rank's part.
+
+    Raises:
+        UserError: the recipe learns labels, which random tokens do not have.
+    """
+    state, config = build_training(recipe, 1 << 20, world)
+    loader = synthetic_loader(recipe, world)
+    steps = [next(loader) for _ in range(_STEPS)]
+
+    def run() -> None:
+        for micro_batches in steps:
+            train_step(state, micro_batches, config)
+
+    before = _bytes_of(state)
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+        run()
+        measured = torch.cuda.max_memory_allocated(world.device)
+    else:
+        measured = before + allocated_at_peak(run)
+    compute = compute_on(recipe, world.device)
+    shapes = {tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
+    found = (memory_of(recipe, world.size, world.rank, compute=compute, tokens=tokens) for tokens in shapes)
+    return MemoryCheck(predicted=max(found, key=lambda memory: memory.peak), measured=measured)
+
+
+def allocated_at_peak(run: Callable[[], None]) -> int:
+    """Return the most bytes that ``run`` has allocated and not yet freed, on the CPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    moves = sorted(
+        (event.start_ns(), number, event.nbytes()) for number, event in enumerate(events) if event.name() == "[memory]"
+    )
+    live = peak = 0
+    for _, _, num_bytes in moves:
+        live += num_bytes
+        peak = max(peak, live)
+    return peak
+
+
+def _bytes_of(state: TrainState) -> int:
+    """Return the bytes of what a state holds in memory: weights, moments, positions of blocks."""
+    moments = (tensor for tensors in getattr(state.home, "moments", {}).values() for tensor in tensors.values())
+    weights = (local(parameter.detach()) for parameter in state.model.parameters())
+    return _storage_bytes([*weights, *moments, *state.model.buffers()])
+
+
+def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if not tensor.is_meta
+    }
+    return sum(storages.values())
+
+
+def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
+    """Return the tokens of a micro-batch that was made."""
+    if "lengths" not in batch:
+        return full_tokens(recipe)
+    context: Any = state.model.make_context(batch)
+    return Tokens(
+        num=batch["tokens"].numel(),
+        num_real=int(batch["lengths"].sum()),
+        groups=tuple(Group(num, length) for num, length, _ in context["group_sizes"].tolist()),
+        num_scored=len(batch.get("predictions", ())),
+        is_gathered="gather_index" in context,
+    )

@@ -1,0 +1,252 @@
+"""Attention as it allocates and frees memory: four forms, of which `hornbook.ops.attention` chooses.
+
+::
+
+    form       where                                              keeps beside query, key and value
+    native     hornbook's operator                                the result, one number a token and head
+    fused      PyTorch's, without dropout of the weights          the same
+    blocked    a CPU in 16 bits or with dropout, few weights      the weights
+    explicit   dropout elsewhere                                  the weights twice: in fp32, and dropped
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from hornbook.config.chunks import attention_blocks, keeps_weights
+from hornbook.plan.layers import FP32, Layers
+
+_KEY = 8
+"""Bytes of the dropout key of a token and head."""
+
+Form = Literal["native", "fused", "blocked", "explicit"]
+
+
+class Group(NamedTuple):
+    """Sequences side by side in attention."""
+
+    num: int
+    """How many."""
+    length: int
+    """Tokens of each, with padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens of a micro-batch."""
+
+    num: int
+    """With padding."""
+    groups: tuple[Group, ...]
+    """Its sequences as attention takes them."""
+    num_scored: int
+    """Tokens that the head computes logits for."""
+    num_real: int
+    """Without padding."""
+    is_gathered: bool = False
+    """Whether attention copies tokens into groups and back: sequences of different lengths."""
+    is_masked: bool = False
+    """Whether a decoder sees its own document alone."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences."""
+        return sum(group.num for group in self.groups)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all groups, with padding."""
+        return sum(group.num * group.length for group in self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The attention of a layer, between its two projections.
+
+    Args:
+        name: of the module.
+        num_heads: that this rank computes.
+        width: of all of them.
+        is_causal: whether tokens see no later ones.
+        dropout: of the weights.
+        recomputes: whether what lies between the projections is computed again in the backward pass.
+    """
+
+    name: str
+    num_heads: int
+    width: int
+    is_causal: bool
+    dropout: float
+    recomputes: bool = False
+
+    def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
+        """Return what computes a group."""
+        compute, is_16_bit = layers.compute, layers.itemsize < FP32
+        if compute.is_native and not tokens.is_masked:
+            return "native"
+        fits = compute.device == "cpu" and keeps_weights(
+            group.num * self.num_heads, group.length, is_causal=self.is_causal
+        )
+        if self.is_causal:
+            return "explicit" if self.dropout else "blocked" if fits and not tokens.is_masked else "fused"
+        if fits and (self.dropout or is_16_bit):
+            return "blocked"
+        return "explicit" if self.dropout else "fused"
+
+    def forward(self, layers: Layers, tokens: Tokens) -> None:
+        """Make ``name/y`` of ``name/qkv``, which is kept as far as the backward pass needs it."""
+        before = {f"{self.name}/y", *layers.tape.names()}
+        self._mix(layers, tokens)
+        if self.recomputes:
+            layers.tape.free(*(name for name in layers.tape.names() if name not in before))
+
+    def _mix(self, layers: Layers, tokens: Tokens) -> None:
+        tape, name, width = layers.tape, self.name, self.width
+        forms = [self.form(layers, tokens, group) for group in tokens.groups]
+        if "native" in forms:
+            layers.activation(f"{name}/y", tokens.num * width)
+            layers.activation(f"{name}/sums", tokens.num * self.num_heads, FP32)
+            return
+        source = f"{name}/qkv"
+        if tokens.is_gathered:
+            layers.activation(f"{name}/gathered", tokens.num_rows * 3 * width)
+            source = f"{name}/gathered"
+        for number, (group, form) in enumerate(zip(tokens.groups, forms, strict=True)):
+            rows = group.num * group.length
+            if form == "fused":
+                layers.activation(f"{name}/y {number}", rows * width)
+                layers.activation(f"{name}/sums {number}", rows * self.num_heads, FP32)
+                layers.activation(f"{name}/mask {number}", tokens.is_masked * rows * group.length)
+            else:
+                copies = 3 if group.num > 1 or tokens.num_rows == 1 else 0
+                if copies:
+                    layers.activation(f"{name}/heads {number}", rows * copies * width)
+                getattr(self, f"_{form}")(layers, group, number)
+        self._merge(layers, tokens, forms)
+        is_copied = all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True))
+        unused = {source} if is_copied else set()  # if a part of it is kept, all of it is
+        unused |= {f"{name}/qkv"} if tokens.is_gathered else set()
+        tape.free(*(unused - ({f"{name}/qkv"} if self.recomputes else set())))
+
+    def _merge(self, layers: Layers, tokens: Tokens, forms: Sequence[Form]) -> None:
+        """Put the heads side by side, and the tokens back to where they were."""
+        tape, name, width = layers.tape, self.name, self.width
+        is_view = forms == ["fused"] and not tokens.is_gathered
+        if is_view:
+            return
+        if tokens.is_gathered:
+            for number, (group, form) in enumerate(zip(tokens.groups, forms, strict=True)):
+                if form != "fused":
+                    layers.activation(f"{name}/y {number}", group.num * group.length * width)
+            layers.scratch(f"{name}/all", tokens.num_rows * width)
+            layers.activation(f"{name}/y", tokens.num * width)
+            tape.free(f"{name}/all")
+        else:
+            layers.activation(f"{name}/y", tokens.num * width)
+        tape.free(*(f"{name}/y {number}" for number, form in enumerate(forms) if form != "fused"))
+
+    def _blocked(self, layers: Layers, group: Group, number: int) -> None:
+        tape, name, item = layers.tape, self.name, layers.itemsize
+        layers.activation(f"{name}/y {number}", group.num * group.length * self.width)
+        sizes = self._blocks(group)
+        largest, is_16_bit, before = max(sizes), item < FP32, len(sizes) > 1
+        scores = (4 * FP32 if before else 2 * FP32) if not is_16_bit else 2 + FP32 + before * FP32
+        layers.activation(f"{name}/weights {number}", sum(sizes))
+        extra = max(0, scores + is_16_bit * FP32 - FP32 - item)
+        if self.dropout:
+            extra = max(extra, 2 * FP32 + FP32 + before * item)
+        tape.use(largest * extra)
+
+    def _explicit(self, layers: Layers, group: Group, number: int) -> None:
+        tape, name, item = layers.tape, self.name, layers.itemsize
+        weights = group.num * self.num_heads * group.length**2
+        layers.scratch(f"{name}/scores", weights, item)
+        if item < FP32:
+            layers.scratch(f"{name}/scores", weights, FP32)
+        layers.scratch(f"{name}/scores", weights, FP32)
+        layers.scratch(f"{name}/scores", weights, FP32)
+        layers.activation(f"{name}/softmax {number}", weights, FP32)
+        layers.activation(
+            f"{name}/mask {number}", group.length**2 + group.num * group.length * self.num_heads * _KEY, 1
+        )
+        tape.free(f"{name}/scores")
+        if item < FP32:
+            layers.scratch(f"{name}/scores", weights)
+        tape.use(weights * 2 * FP32)
+        tape.use(weights * (1 + 2 * item))
+        layers.activation(f"{name}/weights {number}", weights)
+        layers.activation(f"{name}/y {number}", group.num * group.length * self.width)
+        tape.free(f"{name}/scores")
+
+    def _blocks(self, group: Group) -> list[int]:
+        """Return the weights of each block."""
+        heads = group.num * self.num_heads
+        return [
+            (head.stop - head.start) * (query.stop - query.start) * (key.stop - key.start)
+            for head, query, key in attention_blocks(heads, group.length, is_causal=self.is_causal)
+        ]
+
+    def backward(self, layers: Layers, tokens: Tokens, gradient: str, result: str) -> None:
+        """Make the gradient ``result`` ``[tokens, 3 · width]`` of ``gradient`` ``[tokens, width]``."""
+        tape, name, width = layers.tape, self.name, self.width
+        forms = [self.form(layers, tokens, group) for group in tokens.groups]
+        if self.recomputes:
+            self._mix(layers, tokens)
+        if "native" in forms:
+            layers.scratch(result, tokens.num * 3 * width)
+            tape.free(gradient, f"{name}/y", f"{name}/sums", f"{name}/qkv")
+            return
+        if tokens.is_gathered:
+            layers.scratch(f"{name}/rows", tokens.num_rows * width)
+            tape.free(gradient)
+        for number, (group, form) in enumerate(zip(tokens.groups, forms, strict=True)):
+            numbers = group.num * group.length * width
+            if form == "fused":
+                layers.scratch(f"{name}/dqkv", 3 * numbers)
+            elif form == "blocked":
+                self._blocked_backward(layers, group, numbers)
+            else:
+                self._explicit_backward(layers, group, numbers, number)
+            tape.free(*(f"{name}/{what} {number}" for what in ("y", "sums", "weights", "softmax", "mask", "heads")))
+            layers.scratch(f"{name}/stacked", 3 * numbers)
+            tape.free(f"{name}/dqkv")
+            layers.scratch(f"{name}/part {number}" if tokens.is_gathered else result, 3 * numbers)
+            tape.free(f"{name}/stacked")
+        tape.free(gradient, f"{name}/rows", f"{name}/qkv", f"{name}/gathered")
+        if tokens.is_gathered:
+            layers.scratch(f"{name}/dqkv", tokens.num_rows * 3 * width)
+            tape.free(*(f"{name}/part {number}" for number in range(len(forms))))
+            layers.scratch(result, tokens.num * 3 * width)
+            tape.free(f"{name}/dqkv")
+
+    def _blocked_backward(self, layers: Layers, group: Group, numbers: int) -> None:
+        tape, name, item, sizes = layers.tape, self.name, layers.itemsize, self._blocks(group)
+        tape.use(numbers * item)  # the gradient with heads first
+        layers.scratch(f"{name}/flat", numbers)
+        layers.scratch(f"{name}/dq", numbers)
+        layers.scratch(f"{name}/dkv", 2 * numbers, FP32)
+        before, drops = len(sizes) > 1, self.dropout > 0.0
+        extra = (2 + before) * FP32 if item == FP32 else (3 + before) * FP32 + before * item
+        tape.use(max(sizes) * (extra + drops * 2 * item))
+        layers.scratch(f"{name}/dqkv", 3 * numbers if item < FP32 else 0)
+        tape.free(f"{name}/flat")
+        if item == FP32:
+            layers.scratch(f"{name}/dqkv", 3 * numbers)
+        tape.free(f"{name}/dq", f"{name}/dkv")
+
+    def _explicit_backward(self, layers: Layers, group: Group, numbers: int, number: int) -> None:
+        tape, name, item = layers.tape, self.name, layers.itemsize
+        weights = group.num * self.num_heads * group.length**2
+        layers.scratch(f"{name}/dqkv", 3 * numbers)
+        layers.scratch(f"{name}/dw", weights)
+        tape.free(f"{name}/weights {number}")
+        tape.use(weights * 2 * FP32)
+        tape.use(weights * (1 + 2 * item))
+        layers.scratch(f"{name}/dw", weights)
+        if item < FP32:
+            layers.scratch(f"{name}/dw", weights, FP32)
+        layers.scratch(f"{name}/dw", weights, FP32)
+        tape.free(f"{name}/softmax {number}")
+        layers.scratch(f"{name}/dw", weights, FP32)
+        tape.use(weights * FP32)
+        tape.free(f"{name}/dw")

@@ -1,0 +1,365 @@
+"""The blocks of each model as they allocate and free memory: `hornbook.model.block` and `hornbook.model.group_block`.
+
+::
+
+    GPT         x -> norm -> qkv -> attention -> out -(+)-> norm -> up -> f -> down -(+)-> y
+    kept, D     1    1       3      1                1      1       4     4                1     + weights of attention
+
+A rank of a tensor-parallel group computes some of the heads and some of the inner width; the sizes here are its own.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, TransformerConfig
+from hornbook.plan.attention import Attention, Tokens
+from hornbook.plan.layers import FP32, Layers
+
+
+class Block(Protocol):
+    """A layer of a model."""
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """Make the hidden states ``y`` of ``x``, which stay."""
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """Turn ``gradient``, that of the result, into that of ``x``, and free what the block kept, ``x`` too."""
+
+
+def block_of(
+    model: TransformerConfig, index: int, tokens: Tokens, num_parts: int = 1, *, mixes_again: bool = False
+) -> Block:
+    """Return a block of a model.
+
+    Args:
+        model: gives the sizes.
+        index: of the block.
+        tokens: of a micro-batch.
+        num_parts: ranks that compute a part of it each.
+        mixes_again: whether attention is computed again in the backward pass.
+    """
+    kind = GroupBlock if isinstance(model, GroupBertConfig) else PreNorm if isinstance(model, GPTConfig) else PostNorm
+    return kind(model, f"blocks.{index}", tokens, num_parts, mixes_again)
+
+
+def add_residual(layers: Layers, size: float) -> None:
+    """Add the gradient ``branch`` to ``gradient``, of ``size`` numbers."""
+    if not layers.compute.has_native_layers:
+        layers.scratch("sum", size)
+        layers.tape.free("gradient", "branch")
+        layers.tape.free("sum")
+        layers.scratch("gradient", size)
+    layers.tape.free("branch")
+
+
+@dataclass(frozen=True)
+class _Block:
+    model: TransformerConfig
+    name: str
+    tokens: Tokens
+    num_parts: int
+    mixes_again: bool
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.model.hidden_size
+
+    @property
+    def attention(self) -> Attention:
+        """Between its two projections."""
+        heads = self.model.num_heads // self.num_parts
+        return Attention(
+            name=f"{self.name}.attention",
+            num_heads=heads,
+            width=heads * self.model.effective_head_size,
+            is_causal=isinstance(self.model, GPTConfig),
+            dropout=self.model.attention_dropout,
+            recomputes=self.mixes_again,
+        )
+
+    def attend(self, layers: Layers, result: str) -> None:
+        """Make ``result`` by attention with both projections."""
+        attention = self.attention
+        name, width = attention.name, attention.width
+        layers.linear(f"{name}.qkv", self.tokens.num, self.size, 3 * width, f"{name}/qkv")
+        attention.forward(layers, self.tokens)
+        layers.linear(f"{name}.out", self.tokens.num, width, self.size, result)
+
+    def attend_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+        """Make the gradient ``result`` of the input from ``gradient``."""
+        attention = self.attention
+        name, width, num = attention.name, attention.width, self.tokens.num
+        bias = getattr(self.model, "projection_bias", True)
+        merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native else []
+        layers.linear_backward(f"{name}.out", num, width, self.size, "dy", *merged, bias=bias)
+        if gradient != "gradient":
+            layers.tape.free(gradient)
+        attention.backward(layers, self.tokens, "dy", "dqkv")
+        bias = getattr(self.model, "qkv_bias", True)
+        layers.linear_backward(f"{name}.qkv", num, self.size, 3 * width, result, *frees, bias=bias)
+        layers.tape.free("dqkv")
+
+    def feed(self, layers: Layers, result: str) -> None:
+        """Make ``result`` by the feed-forward."""
+        name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
+        layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
+        layers.activation(f"{name}/hidden", num * inner)
+        layers.linear(f"{name}.down", num, inner, self.size, result)
+
+    def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+        """Make the gradient ``result`` of the input from ``gradient``."""
+        name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
+        layers.linear_backward(f"{name}.down", num, inner, self.size, "dhidden", f"{name}/hidden")
+        if gradient != "gradient":
+            layers.tape.free(gradient)
+        layers.scratch("dup", num * inner)
+        layers.tape.free("dhidden", f"{name}/up")
+        layers.linear_backward(f"{name}.up", num, self.size, inner, result, *frees)
+        layers.tape.free("dup")
+
+    def drop(self, layers: Layers, name: str) -> None:
+        """Drop elements before a residual addition."""
+        layers.dropout(self.tokens.num, self.size, name, probability=self.model.residual_dropout)
+
+    def drop_backward(self, layers: Layers) -> str:
+        """Return the name of the gradient of what was dropped."""
+        if self.model.residual_dropout == 0.0:
+            return "gradient"
+        layers.dropout(self.tokens.num, self.size, "dropped gradient", probability=self.model.residual_dropout)
+        return "dropped gradient"
+
+    @property
+    def _inner(self) -> int:
+        return self.model.effective_feed_forward_size // self.num_parts
+
+
+class PreNorm(_Block):
+    """GPT's: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        for part, work, result in (
+            ("attention_norm", self.attend, f"{name}/middle"),
+            ("feed_forward_norm", self.feed, y),
+        ):
+            layers.norm(f"{name}.{part}", num, size, f"{name}.{part}/y")
+            work(layers, "change")
+            self.drop(layers, "change")
+            layers.activation(result, num * size)
+            layers.tape.free("change")
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        for part, work, source in (
+            ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
+            ("attention_norm", self.attend_backward, x),
+        ):
+            work(layers, self.drop_backward(layers), "dnormed", f"{name}.{part}/y")
+            layers.norm_backward(f"{name}.{part}", num, size, "branch", "dnormed", source)
+            layers.tape.free("dnormed")
+            add_residual(layers, num * size)
+
+
+class PostNorm(_Block):
+    """BERT's: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        for part, work, result in (
+            ("attention_norm", self.attend, f"{name}/middle"),
+            ("feed_forward_norm", self.feed, y),
+        ):
+            work(layers, "change")
+            self.drop(layers, "change")
+            layers.activation(f"{name}.{part}/x", num * size)
+            layers.tape.free("change")
+            layers.norm(f"{name}.{part}", num, size, result)
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        for part, work, source in (
+            ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
+            ("attention_norm", self.attend_backward, x),
+        ):
+            layers.norm_backward(f"{name}.{part}", num, size, "dsum", f"{name}.{part}/x")
+            layers.tape.free("gradient")
+            layers.scratch("gradient", num * size)
+            layers.tape.free("dsum")
+            work(layers, self.drop_backward(layers), "branch", source)
+            add_residual(layers, num * size)
+
+
+class GroupBlock(_Block):
+    """GroupBERT's four modules: convolution, feed-forward, attention, feed-forward, each behind a norm."""
+
+    @property
+    def _group(self) -> GroupBertConfig:
+        assert isinstance(self.model, GroupBertConfig), "no other model has this block"
+        return self.model
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the column of all sequences, with the gaps between them."""
+        gap = self._group.convolution_kernel // 2
+        return self.tokens.num_real + gap * (self.tokens.num_sequences + 1)
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        works = (self.convolve, self._first, self.attend, self._second)
+        for number, work in enumerate(works):
+            layers.norm(f"{name}.norms.{number}", num, size, f"{name}.norms.{number}/y")
+            work(layers, "change")
+            self.drop(layers, "change")
+            layers.activation(y if number == 3 else f"{name}/x {number}", num * size)
+            layers.tape.free("change")
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.tokens.num, self.size
+        works = (self.convolve_backward, self._first_backward, self.attend_backward, self._second_backward)
+        for number in range(3, -1, -1):
+            norm = f"{name}.norms.{number}"
+            works[number](layers, self.drop_backward(layers), "dnormed", f"{norm}/y")
+            source = f"{name}/x {number - 1}" if number else x
+            layers.norm_backward(norm, num, size, "branch", "dnormed", source)
+            add_residual(layers, num * size)
+
+    def _first(self, layers: Layers, result: str) -> None:
+        self.feed_in_groups(layers, "first_feed_forward", result)
+
+    def _second(self, layers: Layers, result: str) -> None:
+        self.feed_in_groups(layers, "second_feed_forward", result)
+
+    def _first_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+        self.feed_in_groups_backward(layers, "first_feed_forward", gradient, result, *frees)
+
+    def _second_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+        self.feed_in_groups_backward(layers, "second_feed_forward", gradient, result, *frees)
+
+    def feed_in_groups(self, layers: Layers, part: str, result: str) -> None:
+        """Make ``result`` by a feed-forward whose second map is grouped."""
+        name, inner, num = f"{self.name}.{part}", self._inner, self.tokens.num
+        layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
+        layers.activation(f"{name}/hidden", num * inner)
+        if layers.compute.weights != layers.compute.dtype:
+            layers.activation(f"{name}.grouped/cast", inner * self.size // self._group.feed_forward_groups)
+        for what in ("parts", "joined"):
+            layers.scratch(what, num * self._middle)
+        layers.activation(f"{name}/middle", num * self._middle)
+        layers.tape.free("joined", "parts")
+        layers.linear(f"{name}.down", num, self._middle, self.size, result)
+
+    def feed_in_groups_backward(self, layers: Layers, part: str, gradient: str, result: str, *frees: str) -> None:
+        """Make the gradient ``result`` of the input from ``gradient``."""
+        name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
+        weights = inner * self.size // self._group.feed_forward_groups
+        layers.linear_backward(f"{name}.down", num, self._middle, self.size, "dmiddle", f"{name}/middle")
+        if gradient != "gradient":
+            tape.free(gradient)
+        layers.scratch("dparts", num * inner)
+        layers.scratch(f"{name}.grouped/new", weights + self.size)
+        tape.free(f"{name}/hidden", f"{name}.grouped/cast", "dmiddle")
+        layers.scratch("dhidden", num * inner)
+        tape.free("dparts")
+        layers.arrived(f"{name}.grouped", weights + self.size)
+        layers.scratch("dup", num * inner)
+        tape.free("dhidden", f"{name}/up")
+        layers.linear_backward(f"{name}.up", num, self.size, inner, result, *frees)
+        tape.free("dup")
+
+    @property
+    def _middle(self) -> int:
+        return self.size // self.num_parts
+
+    def convolve(self, layers: Layers, result: str) -> None:
+        """Make ``result`` by the gated convolution."""
+        name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        layers.linear(f"{name}.up", num, size, 2 * size, f"{name}/up")
+        layers.activation(f"{name}/gate", num * size)
+        layers.scratch("gated", num * size)
+        layers.activation(f"{name}/column", rows * size)
+        if layers.compute.weights != layers.compute.dtype:
+            layers.activation(f"{name}/cast", self._num_filters)
+        for what in ("copy", "mixed", "order"):
+            layers.scratch(what, rows * size)
+        tape.free("copy", "order", "gated")
+        layers.activation(f"{name}/mixed", num * size)
+        tape.free("mixed")
+        layers.norm(f"{name}.norm", num, size, f"{name}/normed")
+        layers.activation(f"{name}/silu", num * size)
+        layers.linear(f"{name}.down", num, size, size, result)
+
+    def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+        """Make the gradient ``result`` of the input from ``gradient``."""
+        name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        layers.linear_backward(f"{name}.down", num, size, size, "dsilu", f"{name}/silu")
+        if gradient != "gradient":
+            tape.free(gradient)
+        layers.scratch("dnorm", num * size)
+        tape.free("dsilu", f"{name}/normed")
+        layers.norm_backward(f"{name}.norm", num, size, "dmixed", "dnorm", f"{name}/mixed")
+        layers.scratch("drows", rows * size)
+        tape.free("dmixed")
+        for what in ("copy", "order", "dcolumn"):
+            layers.scratch(what, rows * size)
+        layers.scratch(f"{name}/new", self._num_filters)
+        tape.free("copy", "order", "drows", f"{name}/column", f"{name}/cast")
+        layers.arrived(name, self._num_filters)
+        layers.scratch("dgated", num * size)
+        tape.free("dcolumn")
+        layers.scratch("dgate", 2 * num * size)
+        tape.free("dgated", f"{name}/gate")
+        layers.scratch("dup", 2 * num * size)
+        tape.free("dgate", f"{name}/up")
+        layers.linear_backward(f"{name}.up", num, size, 2 * size, result, *frees)
+        tape.free("dup")
+
+    @property
+    def _num_filters(self) -> int:
+        return self.size * self._group.convolution_group_size * self._group.convolution_kernel + self.size
+
+
+def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int, y: str) -> None:
+    """Make the hidden states ``y``: tables are looked up in fp32, that of the tokens has ``num_rows`` rows."""
+    num, size, tape = tokens.num, model.hidden_size, layers.tape
+    if layers.compute.weights != "fp32":
+        layers.scratch("table", num_rows * size, FP32)
+    layers.scratch("embedded", num * size, FP32)
+    tape.free("table")
+    tables = 1 + (isinstance(model, EncoderConfig) and model.num_segments > 1)
+    for _ in range(tables):
+        layers.scratch("looked up", num * size, FP32)
+        layers.scratch("embedded", num * size, FP32)
+        tape.free("looked up")
+    if isinstance(model, EncoderConfig) and model.num_segments == 1:
+        layers.scratch("embedded", num * size, FP32)
+    is_encoder = isinstance(model, EncoderConfig)
+    layers.activation("embedding/x" if is_encoder else y, num * size)
+    tape.free("embedded")
+    if is_encoder:
+        layers.norm("embedding.norm", num, size, y)
+    layers.dropout(num, size, y, probability=model.embedding_dropout)
+
+
+def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int) -> None:
+    """Turn ``gradient`` into those of the tables; that of the tokens has ``num_rows`` rows."""
+    num, size, tape = tokens.num, model.hidden_size, layers.tape
+    layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
+    if isinstance(model, EncoderConfig):
+        layers.norm_backward("embedding.norm", num, size, "dx", "embedding/x", "gradient")
+        layers.scratch("gradient", num * size)
+        tape.free("dx")
+    if layers.itemsize < FP32:
+        layers.scratch("gradient", num * size, FP32)
+    rows = model.max_positions + getattr(model, "first_position", 0)
+    for name, count in (("segments", getattr(model, "num_segments", 0)), ("positions", rows), ("tokens", num_rows)):
+        if count:
+            layers.scratch(f"embedding.{name}/new", count * size, FP32)
+            layers.add_gradient(f"embedding.{name}", count * size, FP32, new=f"embedding.{name}/new")
+    tape.free("gradient")

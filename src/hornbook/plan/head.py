@@ -1,0 +1,176 @@
+"""Heads as they allocate and free memory: `hornbook.model.head`, `hornbook.model.encoder_head` and their cross-entropy.
+
+::
+
+    x -> (places) -> (transform) -> logits of 512 tokens at a time -> losses, dX [P, D], dTable [V, D] fp32
+"""
+
+from dataclasses import dataclass
+
+from hornbook.config.chunks import HEAD_TOKENS
+from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.plan.attention import Tokens
+from hornbook.plan.layers import FP32, Layers
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The head of a model.
+
+    Args:
+        model: gives the sizes.
+        objective: what it is trained for.
+        tokens: of the micro-batch.
+        num_rows: of the table that this rank holds, with padding.
+        chunks: parts of the vocabulary that are taken in turn.
+    """
+
+    model: TransformerConfig
+    objective: object
+    tokens: Tokens
+    num_rows: int
+    chunks: int = 1
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.model.hidden_size
+
+    @property
+    def has_loss_of_tokens(self) -> bool:
+        """Whether the head computes logits of tokens."""
+        return not isinstance(self.objective, LabelledConfig)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether it looks at first tokens of sequences."""
+        return isinstance(self.model, EncoderConfig) and getattr(self.objective, "name", "") in (
+            "mlm_nsp",
+            "classification",
+        )
+
+    def forward(self, layers: Layers, x: str) -> None:
+        """Compute the loss of the hidden states ``x``, and gradients of the table."""
+        num, size, tape = self.tokens.num_scored, self.size, layers.tape
+        if self.has_pairs:
+            self._pool(layers)
+        if isinstance(self.model, GPTConfig):
+            layers.norm("head.norm", num, size, "head/normed")
+        elif self.has_loss_of_tokens:
+            self._transform(layers)
+        if self.has_loss_of_tokens:
+            self._cross_entropy(layers)
+        tape.free("head/normed")
+        if not isinstance(self.model, GPTConfig):
+            tape.free(x)
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """Make ``gradient``, that of ``x``, and those of the head's parameters."""
+        num, size, tape, item = self.tokens.num_scored, self.size, layers.tape, layers.itemsize
+        if self.has_loss_of_tokens:
+            layers.scratch("gradient", num * size, FP32 if item < FP32 else item)
+            if item < FP32:
+                layers.scratch("product", num * size, FP32)
+                layers.scratch("gradient", num * size)
+                tape.free("product")
+            layers.scratch("head.table/new", self.num_rows * size, FP32)
+            tape.free("head/dx", "head/dtable", "head/dbias")
+            layers.add_gradient("head.table", self.num_rows * size, FP32, new="head.table/new")
+        if isinstance(self.model, GPTConfig):
+            layers.norm_backward("head.norm", num, size, "branch", "gradient", x)
+            layers.scratch("gradient", num * size)
+            tape.free("branch")
+            return
+        if self.has_loss_of_tokens:
+            self._transform_backward(layers)
+        if self.has_loss_of_tokens:
+            layers.scratch("spread", self.tokens.num * size)
+            tape.free("gradient")
+            layers.scratch("gradient", self.tokens.num * size)
+            tape.free("spread")
+        if self.has_pairs:
+            self._pool_backward(layers)
+        if not tape.holds("gradient"):
+            layers.scratch("gradient", self.tokens.num * size)
+
+    def _cross_entropy(self, layers: Layers) -> None:
+        num, size, rows, tape, item = self.tokens.num_scored, self.size, self.num_rows, layers.tape, layers.itemsize
+        tokens, has_more = min(num, HEAD_TOKENS), num > HEAD_TOKENS
+        layers.activation("head/dx", num * size)
+        layers.activation("head/dtable", rows * size, FP32)
+        has_bias = getattr(self.model, "prediction_bias", False)
+        if has_bias:
+            layers.activation("head/dbias", rows, FP32)
+        if self.chunks > 1:
+            self._by_parts(layers, tokens)
+            return
+        if layers.compute.has_native_layers:
+            for what in ("panels", "panels of the gradient"):
+                layers.panels(f"head.table/{what}", rows * size)
+            tape.use(tokens * rows * (1 + has_more) * item, "logits")
+            return
+        if layers.compute.weights != layers.compute.dtype:
+            layers.scratch("head.table/cast", rows * size)
+        before = has_more * item
+        is_in_place = layers.compute.is_native and not has_bias
+        softmax = item if is_in_place else item + FP32 + (FP32 if item < FP32 else 0)
+        tape.use(tokens * rows * (before + softmax), "logits")
+        products = item + (FP32 if item < FP32 else 0)
+        tape.use(tokens * rows * item + rows * size * products, "logits")
+        tape.free("head.table/cast")
+
+    def _by_parts(self, layers: Layers, tokens: int) -> None:
+        """Take the vocabulary in parts: see ``memory.vocabulary_chunks``."""
+        rows = min(self.num_rows, -(-self.num_rows // (self.chunks * _BLOCK)) * _BLOCK)
+        item, size = layers.itemsize, self.size
+        is_cast = layers.compute.weights != layers.compute.dtype
+        casts = rows * size * item if is_cast else 0
+        logits = tokens * rows
+        summing = logits * (2 * FP32 + (FP32 if item == FP32 else 0) + FP32)
+        products = logits * (FP32 + (item if item < FP32 else 0)) + rows * size * (item + FP32 * (item < FP32))
+        layers.tape.use(tokens * size * FP32 + 2 * casts + max(summing, products), "logits")
+
+    def _transform(self, layers: Layers) -> None:
+        """Gather the tokens that are scored, and map them before the table."""
+        num, size = self.tokens.num_scored, self.size
+        layers.activation("head/places", num * size)
+        last = "head/places"
+        if isinstance(self.model, GroupBertConfig):
+            layers.norm("head.norm", num, size, "head/first")
+            last = "head/first"
+        if getattr(self.model, "head_transform", False):
+            layers.linear("head.transform.dense", num, size, size, "head/dense")
+            layers.activation("head/active", num * size)
+            layers.norm("head.transform.norm", num, size, "head/normed")
+        elif last == "head/places":
+            layers.activation("head/normed", 0)
+
+    def _transform_backward(self, layers: Layers) -> None:
+        num, size, tape = self.tokens.num_scored, self.size, layers.tape
+        if getattr(self.model, "head_transform", False):
+            layers.norm_backward("head.transform.norm", num, size, "dnorm", "gradient", "head/active")
+            layers.scratch("dactive", num * size)
+            tape.free("dnorm", "head/dense")
+            layers.linear_backward("head.transform.dense", num, size, size, "gradient", "head/first")
+            tape.free("dactive")
+        if isinstance(self.model, GroupBertConfig):
+            layers.norm_backward("head.norm", num, size, "dnorm", "gradient", "head/places")
+            layers.scratch("gradient", num * size)
+            tape.free("dnorm")
+        tape.free("head/places", "head/first")
+
+    def _pool(self, layers: Layers) -> None:
+        num, size = self.tokens.num_sequences, self.size
+        layers.activation("head/first tokens", 2 * num * size)
+        layers.linear("head.pooler", num, size, size, "head/pooled")
+        layers.activation("head/tanh", num * size)
+
+    def _pool_backward(self, layers: Layers) -> None:
+        num, size, tape = self.tokens.num_sequences, self.size, layers.tape
+        layers.linear_backward("head.pooler", num, size, size, "dfirst", "head/pooled", "head/tanh")
+        if tape.holds("gradient"):
+            layers.scratch("spread", self.tokens.num * size)
+            tape.use(self.tokens.num * size * layers.itemsize)
+        tape.free("spread", "dfirst", "head/first tokens")

@@ -1,0 +1,129 @@
+"""The memory of a training on one rank, at its peak: weights, gradients, moments, activations, workspace.
+
+::
+
+    memory_of(recipe, num_ranks=8, rank=0, compute=Compute(device="cuda", dtype="bf16"))
+        -> Memory(weights=..., gradients=..., moments=..., activations={"embedding": ..., "blocks.0": ...}, ...)
+
+One step of two micro-batches is written on a tape (`hornbook.plan.tape`): the second one finds gradients of the first,
+and those after it repeat the second.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hornbook.config.linears import linears_of
+from hornbook.config.models import LabelledConfig, MaskingConfig
+from hornbook.config.precision import DTYPE_BYTES
+from hornbook.config.rank_part import RankPart
+from hornbook.config.recipe import Recipe
+from hornbook.plan.attention import Group, Tokens
+from hornbook.plan.layers import Compute
+from hornbook.plan.step import Step
+from hornbook.plan.tape import Tape
+
+_BYTES_OF_ID = 8
+_IDS = {"gpt": 4}
+_IDS_OF_ENCODER = 5
+"""Tensors of ids with an entry for each token: tokens, positions, keys, targets; an encoder's segments."""
+_CUBLAS_WORKSPACE = 2 * (32 << 20)
+"""One for the forward and one for the backward thread, as PyTorch takes them for a GPU of compute capability 9."""
+_STEPS_AHEAD = 3
+"""Batches of token ids in the host's memory: that of the step, and two made ahead."""
+_BYTES_OF_POSITION = 3 * 4
+"""Row, column and age of a block of a sparse linear map, int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on the device of one rank at the peak of a step, and what lies in its host's memory."""
+
+    weights: float
+    gradients: float
+    moments: float
+    activations: Mapping[str, float]
+    """By layer: ``embedding``, ``blocks.0``, ..., ``head``."""
+    workspace: float
+    host: float
+    """Token ids that are made ahead, and what was moved off the device."""
+    offloaded: float
+    """Bytes that a step moves between device and host."""
+
+    @property
+    def peak(self) -> float:
+        """All of the device's."""
+        return self.weights + self.gradients + self.moments + sum(self.activations.values()) + self.workspace
+
+
+def full_tokens(recipe: Recipe) -> Tokens:
+    """Return a micro-batch of sequences as long as they may be; an encoder's usually are shorter."""
+    sequences, length = recipe.training.micro_batch_size, recipe.sequence_length
+    num, objective = sequences * length, recipe.objective
+    scored = num
+    if isinstance(objective, MaskingConfig):
+        scored = sequences * objective.most_masked(length)
+    elif isinstance(objective, LabelledConfig):
+        scored = 0
+    groups = (Group(sequences, length),)
+    is_masked = recipe.data.document_mask
+    return Tokens(num=num, num_real=num, groups=groups, num_scored=scored, is_masked=is_masked)
+
+
+def memory_of(
+    recipe: Recipe, num_ranks: int = 1, rank: int = 0, *, compute: Compute, tokens: Tokens | None = None
+) -> Memory:
+    """Return the memory of a rank.
+
+    Args:
+        recipe: complete, with a vocabulary, and of a model that hornbook knows.
+        num_ranks: of the run.
+        rank: from 0.
+        compute: who computes.
+        tokens: of a micro-batch; None: full sequences.
+    """
+    tokens = tokens or full_tokens(recipe)
+    part = RankPart.of(recipe, num_ranks, rank)
+    sizes, precision = part.sizes, recipe.precision
+    tape = Tape()
+    ranks = sizes.replicate * sizes.shard
+    num_micro_batches = max(1, recipe.training.global_batch_size // (ranks * recipe.training.micro_batch_size))
+    step = Step(recipe, compute, tokens, part, num_micro_batches, tape)
+    step.write()
+    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {})
+    weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
+    weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
+    moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
+    is_offloaded = recipe.memory.offload_optimizer
+    by_kind, by_layer = _split(tape)
+    num_ids = _IDS.get(recipe.model.family, _IDS_OF_ENCODER) * tokens.num * num_micro_batches
+    host = _STEPS_AHEAD * _BYTES_OF_ID * num_ids
+    return Memory(
+        weights=weights,
+        gradients=by_kind["gradients"],
+        moments=0.0 if is_offloaded else moments,
+        activations=by_layer,
+        workspace=by_kind["workspace"] + (_CUBLAS_WORKSPACE if compute.device == "cuda" else 0),
+        host=host + is_offloaded * moments + step.offloaded,
+        offloaded=2 * (is_offloaded * moments + step.offloaded * num_micro_batches),
+    )
+
+
+def _num_blocks(recipe: Recipe, part: RankPart) -> int:
+    """Return the blocks of the sparse linear maps that a rank holds."""
+    linears = linears_of(recipe.model) or {}
+    grids = recipe.sparsity.grids(linears) if recipe.sparsity.linears else {}
+    held = (name for name in grids if f"{name}.weight" in part.shapes)
+    return sum(grids[name].num_kept * linears[name].num_parts for name in held)
+
+
+def _split(tape: Tape) -> tuple[Counter[str], dict[str, float]]:
+    """Return the bytes at the peak by kind, and those of activations by layer."""
+    kinds: Counter[str] = Counter()
+    layers: Counter[str] = Counter()
+    for (kind, name), size in tape.at_peak().items():
+        kinds[kind] += size
+        if kind == "activations":
+            words = name.replace("/", ".").split(".")
+            layers[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size
+    return kinds, dict(layers)

@@ -1,0 +1,265 @@
+"""The plan of a run: what each stage needs, whether it fits, how long a step takes, and what to change.
+
+::
+
+    make_plan(recipe, Machine(device=DEVICES["h100"], num_ranks=8))
+        -> Plan(stages=[Memory, ...], speed=Speed(...), largest_micro_batch=16, advice=None, ...)
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hornbook.config.options import Problem
+from hornbook.config.parallel import KNOWN_MODELS
+from hornbook.config.precision import Dtype
+from hornbook.config.recipe import Recipe
+from hornbook.errors import UserError
+from hornbook.plan.devices import Device
+from hornbook.plan.layers import Compute
+from hornbook.plan.memory import Memory, full_tokens, memory_of
+from hornbook.plan.speed import EFFICIENCY, Speed, speed_of
+
+_MOST_RANKS = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a run is planned for."""
+
+    device: Device
+    num_ranks: int = 1
+    memory: float | None = None
+    """Bytes of each device; None: what it has."""
+    efficiency: float | None = None
+    """Share of its peak that a device reaches; None: that of its kind."""
+    price: float | None = None
+    """US dollars an hour and device; None: the device's."""
+    kernels: Literal["auto", "torch", "native"] = "auto"
+    can_grow: bool = True
+    """Whether more devices may be advised."""
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a rank may take."""
+        return self.memory or self.device.memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """See above."""
+
+    recipe: Recipe
+    machine: Machine
+    compute: Compute
+    stages: Mapping[int, Memory]
+    """By the first rank of each stage of the pipeline; ranks beside it need the same."""
+    speed: Speed
+    largest_micro_batch: int | None
+    """That divides the rank's share of a global batch and fits; None: not even one sequence fits."""
+    advice: str | None
+    """What to change where it does not fit, as options; None where it fits, or nothing that is known would help."""
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the rank that needs most."""
+        return max(memory.peak for memory in self.stages.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether each rank's memory suffices."""
+        return self.peak <= self.machine.limit
+
+    @property
+    def num_steps(self) -> float | None:
+        """Of the run; None where its length is given in passes over data that are not known here."""
+        training = self.recipe.training
+        if training.tokens is not None:
+            return training.tokens / (training.global_batch_size * self.recipe.sequence_length)
+        return training.steps
+
+    @property
+    def step_price(self) -> float:
+        """US dollars a step."""
+        machine = self.machine
+        price = machine.device.price if machine.price is None else machine.price
+        return self.speed.seconds / 3600 * price * machine.num_ranks
+
+
+def make_plan(recipe: Recipe, machine: Machine, *, advises: bool = True) -> Plan:
+    """Return the plan of a run.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        machine: what it is planned for.
+        advises: whether to look for the largest micro-batch and, where the run does not fit, for what to change.
+
+    Raises:
+        UserError: the layout or the batch sizes do not fit the number of ranks, or the model is one's own.
+    """
+    refuse_unplannable(recipe, machine.num_ranks)
+    compute = compute_of(recipe, machine)
+    stages = _stages(recipe, machine, compute)
+    efficiency = machine.efficiency or EFFICIENCY[machine.device.kind]
+    tokens = full_tokens(recipe)
+    speed = speed_of(recipe, machine.num_ranks, machine.device, compute, tokens, stages, efficiency)
+    plan = Plan(
+        recipe=recipe,
+        machine=machine,
+        compute=compute,
+        stages=stages,
+        speed=speed,
+        largest_micro_batch=largest_micro_batch(recipe, machine) if advises else None,
+        advice=None,
+    )
+    return replace(plan, advice=_advice(plan)) if advises and not plan.fits else plan
+
+
+def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
+    """Refuse what there are no formulas for, and batches that do not divide.
+
+    Raises:
+        UserError: see above.
+    """
+    if type(recipe.model) not in KNOWN_MODELS:
+        raise UserError(
+            f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, bert, "
+            "roberta or groupbert, or measure with `hornbook bench step`"
+        )
+    sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
+    ranks = sizes.replicate * sizes.shard
+    if training.global_batch_size % (ranks * training.micro_batch_size):
+        raise UserError(
+            f"training.global_batch_size = {training.global_batch_size:,} is not a multiple of {ranks} data-parallel "
+            f"ranks x micro_batch_size {training.micro_batch_size:,}: change one of them, or --devices"
+        )
+
+
+def compute_of(recipe: Recipe, machine: Machine) -> Compute:
+    """Return who computes: on a CPU, ``auto`` means hornbook's own operators for bf16."""
+    precision, kind = recipe.precision, machine.device.kind
+    dtype: Dtype = machine.device.auto_dtype if precision.compute == "auto" else precision.compute
+    kernels = precision.kernels if machine.kernels == "auto" else machine.kernels
+    return Compute(
+        device=kind,
+        dtype=dtype,
+        weights=precision.weights,
+        gradients=precision.gradients,
+        is_native=kind == "cpu" and dtype == "bf16" and kernels != "torch",
+    )
+
+
+def _stages(recipe: Recipe, machine: Machine, compute: Compute) -> dict[int, Memory]:
+    ranks = _first_ranks(recipe, machine)
+    return {rank: memory_of(recipe, machine.num_ranks, rank, compute=compute) for rank in ranks}
+
+
+def _first_ranks(recipe: Recipe, machine: Machine) -> list[int]:
+    """Return the first rank of each stage."""
+    stages = recipe.parallel.sizes(machine.num_ranks).pipeline
+    return [stage * machine.num_ranks // stages for stage in range(stages)]
+
+
+def fits(recipe: Recipe, machine: Machine) -> bool:
+    """Tell whether a recipe can run and each rank's memory suffices."""
+    try:
+        refuse_unplannable(recipe, machine.num_ranks)
+        compute, num_ranks = compute_of(recipe, machine), machine.num_ranks
+        peaks = (memory_of(recipe, num_ranks, rank, compute=compute).peak for rank in _first_ranks(recipe, machine))
+        return all(peak <= machine.limit for peak in peaks)
+    except UserError:  # a layout that this number of ranks or of micro-batches does not allow
+        return False
+
+
+def micro_batch_sizes(recipe: Recipe, num_ranks: int) -> list[int]:
+    """Return the sizes that divide a rank's share of the global batch, rising."""
+    sizes = recipe.parallel.sizes(num_ranks)
+    share = recipe.training.global_batch_size // (sizes.replicate * sizes.shard)
+    return [size for size in range(1, min(share, _MOST_RANKS) + 1) if share % size == 0]
+
+
+def largest_micro_batch(recipe: Recipe, machine: Machine) -> int | None:
+    """Return the largest micro-batch that fits, None if none does; more sequences never need less memory."""
+    sizes = micro_batch_sizes(recipe, machine.num_ranks)
+    low, high = 0, len(sizes)
+    while low < high:  # the first `low` fit, those from `high` on do not
+        middle = (low + high) // 2
+        if fits(with_options(recipe, training={"micro_batch_size": sizes[middle]}), machine):
+            low = middle + 1
+        else:
+            high = middle
+    return sizes[low - 1] if low else None
+
+
+def with_options(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with other values of options, by section."""
+    changed = {section: replace(getattr(recipe, section), **values) for section, values in sections.items()}
+    return replace(recipe, **changed)
+
+
+def problems_of(recipe: Recipe) -> list[Problem]:
+    """List what conflicts in a recipe whose sections were replaced."""
+    return [*recipe.parallel.problems(), *recipe.memory.problems(), *recipe.problems()]
+
+
+def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options that the recipe does not have already."""
+    found = {
+        section: {key: value for key, value in values.items() if value != getattr(getattr(recipe, section), key)}
+        for section, values in sections.items()
+    }
+    return {section: values for section, values in found.items() if values}
+
+
+def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return options as they are typed."""
+    return " ".join(
+        f"--{section}.{key.replace('_', '-')} {_word(value)}"
+        for section, values in sections.items()
+        for key, value in values.items()
+    )
+
+
+def _word(value: object) -> str:
+    plain = {None: "none", (): "[]", True: "true", False: "false"}
+    return plain[value] if isinstance(value, bool | tuple | None) else str(value)
+
+
+def _advice(plan: Plan) -> str | None:
+    """Return the first change after which the run fits, the cheapest first."""
+    for sections, devices in _changes(plan):
+        recipe = with_options(plan.recipe, **sections)
+        machine = replace(plan.machine, num_ranks=devices)
+        if not problems_of(recipe) and fits(recipe, machine):
+            more = [f"--devices {devices}"] if devices != plan.machine.num_ranks else []
+            return " ".join([*more, *filter(None, [written(differing(plan.recipe, sections))])])
+    return None
+
+
+def _changes(plan: Plan) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
+    """Yield changes, those that cost least time first: options by section, and a number of ranks."""
+    recipe, devices = plan.recipe, plan.machine.num_ranks
+    smaller = plan.largest_micro_batch
+    if smaller is not None:
+        yield {"training": {"micro_batch_size": smaller}}, devices
+    again = {"memory": {"recompute": "all"}}
+    sharded = {"parallel": {"data_parallel": "shard"}}
+    half = {"precision": {"first_moment": "bf16", "second_moment": "bf16"}}
+    own, one = recipe.training.micro_batch_size, {"training": {"micro_batch_size": 1}}
+    yield half, devices
+    yield again, devices
+    yield again | half, devices
+    if devices > 1:
+        yield sharded, devices
+        yield sharded | again, devices
+    for size in reversed(micro_batch_sizes(recipe, devices)):
+        if size < own:
+            yield again | {"training": {"micro_batch_size": size}}, devices
+    if own > 1:
+        yield again | one | half, devices
+    if devices > 1:
+        yield sharded | again | one, devices
+    more = 2 * devices
+    while plan.machine.can_grow and more <= _MOST_RANKS and more <= recipe.training.global_batch_size:
+        yield sharded | again | one, more
+        more *= 2

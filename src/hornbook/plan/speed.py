@@ -1,0 +1,150 @@
+"""How long a step takes on a device, and what it costs: a model of a few terms, each of which is told.
+
+::
+
+    products        FLOPs of the rank / (peak · efficiency)          recomputation counts as work
+    bubble          products · (stages - 1) / micro-batches of a round
+    communication   bytes by link; tensor parallel and stages wait, sums of gradients overlap with the backward pass
+    update          bytes of weights, gradients and moments / bandwidth of the memory
+    offload         bytes / link to the host
+
+The efficiency is the share of its peak that a device reaches in a step, everything else within it left out. It is an
+assumption, not a measurement: `hornbook bench step` measures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hornbook.config.communication import Load, bytes_sent
+from hornbook.config.pipeline import rounds_of
+from hornbook.config.recipe import Recipe
+from hornbook.plan.attention import Tokens
+from hornbook.plan.devices import Device
+from hornbook.plan.layers import Compute
+from hornbook.plan.memory import Memory
+
+EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.6}
+"""Share of the peak by kind of device, where none is given."""
+_BACKWARD: Final = 2 / 3
+"""Share of a step in which sums of gradients can be hidden."""
+_PASSES_OF_UPDATE: Final = 2.5
+"""Times that an update, a norm and clipping move the state between memory and device."""
+_EXPOSED: Final = ("send",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What one step takes, in seconds."""
+
+    flops: float
+    """Of the model, over all ranks, recomputation apart."""
+    hardware_flops: float
+    """With recomputation."""
+    bytes_sent: Mapping[str, float]
+    """By operation, of the rank that sends most."""
+    products: float
+    bubble: float
+    communication: float
+    update: float
+    offload: float
+    tokens: int
+    """Of the global batch."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.products + self.bubble + self.communication + self.update + self.offload
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all ranks."""
+        return self.tokens / self.seconds
+
+    def mfu(self, peak: float) -> float:
+        """Return the model's FLOP/s over ``peak``, that of all ranks."""
+        return self.flops / self.seconds / peak
+
+
+def speed_of(
+    recipe: Recipe,
+    num_ranks: int,
+    device: Device,
+    compute: Compute,
+    tokens: Tokens,
+    memories: Mapping[int, Memory],
+    efficiency: float,
+) -> Speed:
+    """Return the speed of a step.
+
+    Args:
+        recipe: complete.
+        num_ranks: of the run, each with a device.
+        device: its rates.
+        compute: gives the dtype.
+        tokens: of a micro-batch.
+        memories: of some ranks, by number; the slowest of those counts.
+        efficiency: share of the peak that products reach.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    num_tokens = training.global_batch_size * recipe.sequence_length
+    flops = (recipe.flops_per_token(recipe.sequence_length) or 0.0) * num_tokens
+    hardware = flops * (1 + _recomputed(recipe) / 3)
+    peak = device.flops[compute.dtype] * efficiency
+    products = hardware / num_ranks / peak
+    data = sizes.replicate * sizes.shard
+    num_micro_batches = training.global_batch_size // (data * training.micro_batch_size)
+    load = Load(
+        num_micro_batches=num_micro_batches,
+        tokens=tokens.num,
+        scored=tokens.num_scored,
+        itemsize=compute.itemsize,
+    )
+    sent = max((bytes_sent(recipe, num_ranks, rank, load) for rank in memories), key=lambda each: sum(each.values()))
+    worst = max(memories.values(), key=lambda memory: memory.weights + memory.moments)
+    state = worst.weights + worst.gradients + worst.moments
+    return Speed(
+        flops=flops,
+        hardware_flops=hardware,
+        bytes_sent=sent,
+        products=products,
+        bubble=products * _bubble(recipe, num_ranks, num_micro_batches),
+        communication=_exposed(recipe, num_ranks, sent, device, products),
+        update=_PASSES_OF_UPDATE * state / device.bandwidth,
+        offload=max(memory.offloaded for memory in memories.values()) / device.host_link,
+        tokens=num_tokens,
+    )
+
+
+def _recomputed(recipe: Recipe) -> float:
+    """Return how much of a forward pass is computed a second time."""
+    memory, model = recipe.memory, recipe.model
+    if memory.recompute is None:
+        return 0.0
+    share = len(memory.recompute_layers) / model.num_layers if memory.recompute_layers else 1.0
+    if memory.recompute == "all":
+        return share
+    length, flops = recipe.sequence_length, recipe.flops_per_token(recipe.sequence_length) or 1.0
+    width = model.num_heads * model.effective_head_size
+    return share * 12.0 * model.num_layers * width * length / flops
+
+
+def _bubble(recipe: Recipe, num_ranks: int, num_micro_batches: int) -> float:
+    """Return the time in which a rank of a pipeline waits, over that in which it computes."""
+    stages, schedule = recipe.parallel.sizes(num_ranks).pipeline, recipe.parallel.pipeline_schedule
+    if stages == 1:
+        return 0.0
+    rounds = rounds_of(num_micro_batches, stages, schedule)
+    idle = len(rounds) * (stages - 1) / num_micro_batches
+    if schedule == "interleaved":
+        return idle * stages / recipe.parallel.num_stages
+    return idle / 3 if schedule in ("zero-bubble", "v-shaped") else idle
+
+
+def _exposed(recipe: Recipe, num_ranks: int, sent: Mapping[str, float], device: Device, products: float) -> float:
+    """Return the seconds that are spent on communication alone."""
+    waits = sum(size for operation, size in sent.items() if operation in _EXPOSED) / device.link
+    others = sum(size for operation, size in sent.items() if operation not in _EXPOSED) / device.link
+    if recipe.parallel.sizes(num_ranks).tensor > 1:
+        return waits + others
+    return waits + max(0.0, others - _BACKWARD * products)

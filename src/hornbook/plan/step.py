@@ -1,0 +1,229 @@
+"""A training step of one rank on a tape: micro-batches forward and backward, then the update.
+
+::
+
+    embedding, blocks, head  ->  head, blocks, embedding  ->  again, with gradients that exist  ->  update
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from hornbook.config.linears import linears_of
+from hornbook.config.optimizers import LambConfig
+from hornbook.config.pipeline import PipelineSchedule, rounds_of
+from hornbook.config.precision import DTYPE_BYTES
+from hornbook.config.rank_part import RankPart, shard_size
+from hornbook.config.recipe import Recipe
+from hornbook.plan.attention import Tokens
+from hornbook.plan.blocks import Block, block_of, embed, embed_backward
+from hornbook.plan.head import Head
+from hornbook.plan.layers import FP32, Compute, Layers
+from hornbook.plan.tape import Tape
+
+_FIRST: Final = "embedding/result"
+"""The hidden states before the first block, of which a later stage of a pipeline has a copy in a buffer."""
+_MIB: Final = 1 << 20
+_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights")
+"""How names end of what outlives a forward pass that keeps nothing else."""
+_ROUNDING: Final = 3 * 4
+"""Bytes of a number while it is rounded stochastically: random words and what is made of them."""
+
+
+class Step:
+    """Writes a step; see above.
+
+    Args:
+        recipe: of the run.
+        compute: who computes.
+        tokens: of a micro-batch.
+        part: what the rank holds.
+        num_micro_batches: of the rank and step.
+        tape: to write on.
+    """
+
+    def __init__(
+        self, recipe: Recipe, compute: Compute, tokens: Tokens, part: RankPart, num_micro_batches: int, tape: Tape
+    ) -> None:
+        self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
+        keeps_whole = recipe.parallel.sum_gradients == "step"
+        shards = 1 if keeps_whole else part.sizes.shard
+        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe))
+        self.num_micro_batches = num_micro_batches
+        self.offloaded = 0.0
+        """Bytes of activations of a micro-batch that lie in the host's memory."""
+        memory = recipe.memory
+        again: dict[str, set[int]] = {"all": set(), "attention": set()} | (
+            {memory.recompute: self._recomputing()} if memory.recompute else {}
+        )
+        self._computed_again: set[int] = again["all"]
+        self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
+
+    def write(self) -> None:
+        """Write it."""
+        if self.part.sizes.pipeline > 1:
+            self._wires()
+        again = self._computed_again
+        for number in range(min(self.num_micro_batches, 2)):
+            if number == 0 and self.recipe.memory.recompute_budget is not None:  # the first layer is measured
+                self._computed_again = again - set(self.part.blocks[:1])
+            self.forward()
+            self.backward()
+            self._computed_again = again
+        self.update()
+
+    def forward(self) -> None:
+        """Compute the loss, or the hidden states that go to the next stage."""
+        part, tape, x = self.part, self.tape, _FIRST
+        if part.has_embedding:
+            embed(self.layers, self.recipe.model, self.tokens, part.table[0], x)
+        else:
+            self.layers.activation(x, 0)
+        for layer, block in self._blocks.items():
+            self._gather(f"blocks.{layer}.")
+            y, before = f"blocks.{layer}/result", set(tape.names())
+            block.forward(self.layers, x, y)
+            if layer in self._computed_again:
+                tape.free(*_forgettable(tape, before | {y}))
+            x = y
+        if part.has_head:
+            self._gather("head.")
+            self._head.forward(self.layers, x)
+        tape.free("gathered weights")
+
+    def backward(self) -> None:
+        """Compute the gradients of all that was written by `forward`."""
+        part, tape = self.part, self.tape
+        results = [_FIRST, *(f"blocks.{layer}/result" for layer in self._blocks)]
+        if part.has_head:
+            self._gather("head.")
+            self._head.backward(self.layers, results[-1])
+            self._scatter("head.")
+        else:
+            self.layers.scratch("gradient", self.tokens.num * self.recipe.model.hidden_size)
+            tape.free(results[-1])
+        for (layer, block), x in zip(reversed(self._blocks.items()), reversed(results[:-1]), strict=True):
+            self._gather(f"blocks.{layer}.")
+            self.layers.computes_again = layer in self._computed_again
+            if self.layers.computes_again:
+                block.forward(self.layers, x, "again")
+                tape.free("again")
+            block.backward(self.layers, x)
+            self._scatter(f"blocks.{layer}.")
+        self.layers.computes_again = False
+        if part.has_embedding:
+            self._gather("embedding.")
+            embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
+            self._scatter("embedding.")
+        tape.free("gradient", _FIRST, "gathered weights", "gradients that are summed")
+
+    def update(self) -> None:
+        """Update weights and moments."""
+        recipe, tape, precision = self.recipe, self.tape, self.recipe.precision
+        sizes = {name: shard_size(shape, self.part.sizes.shard) for name, shape in self.part.shapes.items()}
+        has_directions = FP32 * isinstance(recipe.optimizer, LambConfig)
+        if precision.is_plain and not recipe.memory.offload_optimizer:
+            tape.use(has_directions * sum(sizes.values()), "directions")
+            return
+        dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, recipe.optimizer.state_names)]
+        opened = FP32 * sum(dtype != "fp32" for dtype in dtypes)
+        parts: Counter[str] = Counter()
+        for name, size in sizes.items():
+            words = name.split(".")
+            parts[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size
+        largest = max(parts, key=parts.__getitem__)
+        tape.hold("workspace", "opened", opened * parts[largest])
+        tape.use(has_directions * parts[largest], "directions")
+        tape.use(_ROUNDING * max(size for name, size in sizes.items() if name.startswith(largest)), "rounding")
+        tape.free("opened")
+
+    @property
+    def _head(self) -> Head:
+        recipe = self.recipe
+        return Head(
+            model=recipe.model,
+            objective=recipe.objective,
+            tokens=self.tokens,
+            num_rows=self.part.table[0],
+            chunks=recipe.memory.vocabulary_chunks,
+        )
+
+    def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
+        return block_of(self.recipe.model, layer, self.tokens, self.part.sizes.tensor, mixes_again=mixes_again)
+
+    def _recomputing(self) -> set[int]:
+        """Return the blocks that compute again what ``memory.recompute`` names."""
+        memory, layers = self.recipe.memory, self.part.blocks
+        if memory.recompute_layers:
+            return set(layers) & set(memory.recompute_layers)
+        if memory.recompute_budget is None or not layers:
+            return set(layers)
+        kept = self.kept_by_block(of_attention=memory.recompute == "attention")
+        return set(layers[int(memory.recompute_budget * _MIB // kept) :])
+
+    def kept_by_block(self, *, of_attention: bool = False) -> float:
+        """Return the bytes that a block keeps for the backward pass beside its input and result."""
+        tape = Tape()
+        layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe))
+        layers.activation("x", 0)
+        self._block(self.part.blocks[0]).forward(layers, "x", "y")
+        names = _forgettable(tape, {"x", "y"})
+        inner = [name for name in names if ".attention/" in name and not name.endswith(("/qkv", "/y"))]
+        return sum(map(tape.size, inner if of_attention else names))
+
+    def _wires(self) -> None:
+        """Hold what a schedule keeps beside the micro-batch that is computed: buffers, and other micro-batches."""
+        recipe, part = self.recipe, self.part
+        ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
+        num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
+        wire = self.tokens.num * recipe.model.hidden_size * self.layers.itemsize / num_slices
+        size = max(rounds_of(self.num_micro_batches, ranks, schedule))
+        neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
+        num_wires = sum(0 <= stage < part.num_stages and stage not in part.own_stages for stage in neighbors)
+        self.tape.hold("workspace", "wires", num_wires * size * wire)
+        before = Tape()
+        alone = Step(recipe, self.layers.compute, self.tokens, part, 1, before)
+        alone.forward()
+        others = min(size, in_flight(part, schedule)) - 1
+        kept = before.live - sum(before.size(name) for name in before.names() if name.endswith(_STAY))
+        self.tape.hold("activations", "in flight", max(0.0, others) * kept)
+
+    def _gather(self, *names: str) -> None:
+        """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
+        if self.part.sizes.shard > 1:
+            self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
+
+    def _scatter(self, *names: str) -> None:
+        """Hold the whole gradients of a part of the model while they are summed, until those of the next part are."""
+        if self.part.sizes.shard > 1:
+            self.tape.hold("workspace", "gradients that are summed", 2 * self._whole_bytes(names))
+
+    def _whole_bytes(self, names: tuple[str, ...]) -> int:
+        """Return the bytes of the whole weights whose names begin so; a head has a table of its own."""
+        numbers = sum(math.prod(shape) for name, shape in self.part.shapes.items() if name.startswith(names))
+        numbers += math.prod(self.part.table) * ("head." in names)
+        return DTYPE_BYTES[self.recipe.precision.weights] * numbers
+
+
+def in_flight(part: RankPart, schedule: PipelineSchedule) -> float:
+    """Return the micro-batches, each of all stages of a rank, whose activations it keeps at most in a round."""
+    ranks, place = part.sizes.pipeline, min(part.own_stages) % part.sizes.pipeline
+    if schedule == "gpipe":
+        return math.inf
+    if schedule == "interleaved":
+        turns = part.num_stages // ranks
+        return (2 * (ranks - place - 1) + (turns - 1) * ranks + 1) / turns
+    return ranks if schedule in ("zero-bubble", "v-shaped") else ranks - place
+
+
+def _blocks_of(recipe: Recipe) -> dict[str, int]:
+    """Return how many weights each sparse linear map has."""
+    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
+    linears = linears_of(recipe.model) or {}
+    return {name: linears[name].num_out * linears[name].num_in - count for name, count in absent.items()}
+
+
+def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
+    """Return what a block drops that is computed again: all but its input, its result, and gradients."""
+    return [name for name in tape.names() if name not in staying and not name.endswith(_STAY)]

@@ -1,0 +1,102 @@
+"""The plan of a run on this machine: who computes here, and how much memory there is."""
+
+from dataclasses import replace
+from typing import Literal, cast
+
+import torch
+
+from hornbook.config import Recipe
+from hornbook.config.parallel import KNOWN_MODELS
+from hornbook.config.precision import Dtype
+from hornbook.ops.native.choice import choose
+from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
+from hornbook.plan.devices import DEVICES, Device
+from hornbook.plan.layers import Compute
+from hornbook.plan.planner import Machine, Plan, make_plan
+from hornbook.run.utilization import Product, measure_rates
+from hornbook.storage.system import format_bytes
+from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
+
+_SHAPE = (256, 768, 768)
+"""Of a product that is timed."""
+_UNKNOWN_GPU = "h100"
+"""Whose rates stand for those of a GPU that is not in the table."""
+
+
+def compute_on(recipe: Recipe, device: torch.device) -> Compute:
+    """Return who computes a recipe on a device: PyTorch's operators, or hornbook's own."""
+    dtype = compute_dtype(recipe.precision.compute, device)
+    forms = choose(recipe.precision.kernels, device, dtype).forms
+    return Compute(
+        device="cuda" if device.type == "cuda" else "cpu",
+        dtype=cast(Dtype, dtype_name(dtype)),
+        weights=recipe.precision.weights,
+        gradients=recipe.precision.gradients,
+        is_native=bool(forms),
+        panel_bytes=4 if forms.get("linear_bf16") == "avx512" else 2,
+    )
+
+
+def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: float | None = None) -> Plan:
+    """Return the plan of a run on this machine's devices.
+
+    Args:
+        recipe: complete, with a vocabulary.
+        num_ranks: of the run.
+        device: of a rank.
+        memory: bytes that a rank may take; None: all that its device has, of a CPU its share.
+
+    Raises:
+        UserError: see `hornbook.plan.planner.make_plan`.
+    """
+    compute = compute_on(recipe, device)
+    known = _device(device)
+    if memory is None and device.type == "cuda":
+        memory = float(torch.cuda.get_device_properties(device).total_memory)
+    elif memory is None:
+        memory = (memory_bytes() or known.memory) / num_ranks
+    kernels: Literal["native", "torch"] = "native" if compute.is_native else "torch"
+    precision = replace(recipe.precision, compute=compute.dtype)
+    machine = Machine(device=known, num_ranks=num_ranks, memory=memory, kernels=kernels, can_grow=False)
+    return make_plan(replace(recipe, precision=precision), machine)
+
+
+def _device(device: torch.device) -> Device:
+    """Return the entry of the table that is nearest to this device, under its own name; a CPU's products are timed."""
+    if device.type != "cuda":
+        dtypes = ("fp32", "bf16")
+        rates = measure_rates([Product.of_shape(*_SHAPE, DTYPES[dtype], device) for dtype in dtypes], device)
+        flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": rates[0], "bf16": rates[1]}
+        return replace(DEVICES["cpu"], label=cpu_model() or "CPU", flops=flops)
+    label = torch.cuda.get_device_name(device)
+    name = next((name for name in DEVICES if name in label.lower().split()), _UNKNOWN_GPU)
+    return replace(DEVICES[name], label=label)
+
+
+def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str | None:
+    """Say that a run is predicted to need more memory than there is now, and what to change; None where it does not.
+
+    Args:
+        recipe: of the run; without a vocabulary, or of a model of one's own, nothing is predicted.
+        num_ranks: processes, all on this machine.
+        device: of the first.
+
+    Raises:
+        UserError: see `hornbook.plan.planner.make_plan`.
+    """
+    if type(recipe.model) not in KNOWN_MODELS or recipe.model.vocab_size is None:
+        return None
+    on_gpu = device.type == "cuda"
+    available = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
+    if available is None:
+        return None
+    share = float(available) if on_gpu else available / num_ranks
+    plan = plan_here(recipe, num_ranks, device, share)
+    if plan.fits:
+        return None
+    where = f"{format_bytes(available)} is available now"
+    mend = f"add {plan.advice}, or end other programs" if plan.advice else "end other programs, or make it smaller"
+    if num_ranks == 1:
+        return f"the run is predicted to need {format_bytes(int(plan.peak))}, and {where}: {mend}"
+    each = f"each of {num_ranks} ranks is predicted to need up to {format_bytes(int(plan.peak))}"
+    return f"{each}, and {where}{'' if on_gpu else ' for all of them'}: {mend}"

@@ -1,0 +1,204 @@
+"""What the page of a run draws: its charts, their lines, and the points of these, as JSON for ``charts.js``.
+
+::
+
+    rows of metrics.jsonl ──figures_of──► Figure("Loss", lines=[Line("train/loss"), Line("validation/loss")])
+                          ──series_of───► {"train/loss": {"points": [[step, value], ...], "means": [...]}, ...}
+
+A long line is sent as ``charts.MAX_POINTS`` points that draw the same picture, and as the means of ``NUM_MEANS`` slices
+to be smoothed, since extremes alone would bend a smoothed curve.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from hornbook.track import metrics
+from hornbook.track.charts import MAX_POINTS, Point, decimate, slices
+from hornbook.track.runs import Row, RunFiles
+from hornbook.track.units import number
+
+TERMS = {
+    "mlm": ("MLM loss", "nats"),
+    "mlm_accuracy": ("MLM accuracy", "share of the masked tokens"),
+    "nsp": ("NSP loss", "nats"),
+    "nsp_accuracy": ("NSP accuracy", "share of the pairs"),
+    "accuracy": ("Accuracy", "share that is right"),
+    "padding": ("Padding", "share of all places"),
+}
+"""Title and unit of what an encoder's rows have besides the loss."""
+NUM_MEANS = 1000
+_PLACES = ("train/tokens", "train/seconds")
+"""Series that place a step on the other horizontal axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        key: of its series: ``train/loss``, ``validation/loss/wiki``, or ``task/NAME/METRIC``.
+        label: "training" or "validation"; empty where the title of the chart says it all.
+        style: its look by class: "train" or "validation".
+        noisy: whether it is smoothed.
+    """
+
+    key: str
+    label: str
+    style: str
+    noisy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A chart.
+
+    Attributes:
+        title: what is drawn.
+        unit: what the vertical axis counts.
+        lines: the later above the earlier.
+        large: whether it is as wide as the page.
+        zero: whether the vertical axis begins at zero; otherwise it fits the values.
+        short: whether values are written as 24.1k.
+        by_objective: whether values of runs with different objectives are not comparable.
+    """
+
+    title: str
+    unit: str
+    lines: Sequence[Line] = field(default_factory=tuple)
+    large: bool = False
+    zero: bool = False
+    short: bool = False
+    by_objective: bool = False
+
+
+def figures_of(run: RunFiles) -> list[Figure]:
+    """Return the charts of a run, in their order, with the lines that have a value."""
+    train, validation = run.of_kind("train"), run.of_kind("validation")
+    terms = _terms([*train, *validation])
+    unit = "nats" if _terms(train) else "nats per token"
+    figures = [
+        Figure(title="Loss", unit=unit, lines=_both("loss"), large=True, by_objective=True),
+        _one("Learning rate", "train/learning_rate", "as scheduled", zero=True),
+        _one("Gradient norm", "train/gradient_norm", "before clipping", noisy=True),
+        _one("Speed", "train/tokens_per_second", "tokens per second", noisy=True, zero=True, short=True),
+        _one("MFU", "train/mfu", "share of the peak rate", noisy=True, zero=True),
+        _one("Bits per byte", "validation/bits_per_byte", "validation", by_objective=True),
+        *(Figure(title=TERMS[term][0], unit=TERMS[term][1], lines=_both(term, held_out="held out"),
+                 zero=TERMS[term][1] != "nats", by_objective=True) for term in terms),
+        *(_one(f"Validation loss, {name}", f"validation/{column}", "nats", by_objective=True)
+          for name, column in metrics.store_losses(validation[-1] if validation else {}).items()),
+        *(_one(name, f"task/{name}/{metric}", metric) for name, metric in leading_metrics(run.of_kind("task")).items()),
+    ]  # fmt: skip
+
+    known = {key for key in _keys(figures) if any(value is not None for _, value in _values(run.rows, key))}
+    lines = [(figure, [line for line in figure.lines if line.key in known]) for figure in figures]
+    return [replace(figure, lines=found) for figure, found in lines if found]
+
+
+def _keys(figures: Iterable[Figure]) -> Iterator[str]:
+    return (line.key for figure in figures for line in figure.lines)
+
+
+def _both(column: str, held_out: str = "validation") -> list[Line]:
+    return [
+        Line(key=f"train/{column}", label="training", style="train", noisy=True),
+        Line(key=f"validation/{column}", label=held_out, style="validation"),
+    ]
+
+
+def _one(title: str, key: str, unit: str, *, noisy: bool = False, **options: bool) -> Figure:
+    line = Line(key=key, label="", style="train", noisy=noisy)
+    return Figure(title=title, unit=unit, lines=[line], **options)
+
+
+def _terms(rows: Sequence[Row]) -> list[str]:
+    """Return the terms of an encoder's objective, and what else its rows hold, in the order of the charts.
+
+    A loss that is the only one is left to the large chart, and what is always zero is left out.
+    """
+    found = [name for name in TERMS if any(row.get(name) for row in rows)]
+    return found if "nsp" in found else [name for name in found if name != "mlm"]
+
+
+def leading_metrics(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the first metric of each task that was run on the way, from the rows of kind ``task``."""
+    leading: dict[str, str] = {}
+    for row in rows:
+        leading.setdefault(str(row.get("task")), str(row.get("metric")))
+    return leading
+
+
+def series_of(rows: Sequence[Row], figures: Iterable[Figure], *, whole: bool = True) -> dict[str, Any]:
+    """Return the series of all lines that have a point in the rows, by key.
+
+    Args:
+        rows: of the log, all of them or later ones.
+        figures: whose lines are wanted.
+        whole: whether these are all rows; then long series are shortened.
+    """
+    keys = [*_PLACES, *_keys(figures)]
+    series = {}
+    for key in dict.fromkeys(keys):
+        points = _points(rows, key)
+        if any(value is not None for _, value in points):
+            series[key] = _shortened(points) if whole else {"points": _rounded(points)}
+    return series
+
+
+def curves_of(run: RunFiles, *, label: str, number: int, since: int = 0, token: str = "") -> dict[str, Any]:
+    """Return a run's curves as JSON for the page.
+
+    Args:
+        run: what its folder holds.
+        label: "A", "B", ..., where several runs are shown.
+        number: decides its color.
+        since: rows of its log that the page has already.
+        token: says of which log these rows are.
+    """
+    figures = figures_of(run)
+    return {
+        "id": str(run.folder), "name": run.name, "objective": run.objective, "label": label, "number": number,
+        "marks": [(step, "resumed") for step in _resumes(run)],
+        "figures": [asdict(figure) for figure in figures],
+        "series": series_of(run.rows[since:], figures, whole=since == 0),
+        "from": since, "at": len(run.rows), "token": token,
+    }  # fmt: skip
+
+
+def _resumes(run: RunFiles) -> Iterator[float]:
+    for session in run.sessions:
+        if step := number(session, "from_step"):
+            yield step
+
+
+def _values(rows: Iterable[Row], key: str) -> Iterator[Point]:
+    kind, _, column = key.partition("/")
+    of_task, column = (column, "value") if kind == "task" else ("", column)
+    for row in rows:
+        if row.get("kind") == kind and (not of_task or f"{row.get('task')}/{row.get('metric')}" == of_task):
+            yield float(row["step"]), number(row, column)
+
+
+def _points(rows: Iterable[Row], key: str) -> list[Point]:
+    """Return one point a step; of a step that a resume did again, the last row counts."""
+    return sorted(dict(_values(rows, key)).items())
+
+
+def _shortened(points: list[Point]) -> dict[str, Any]:
+    if len(points) <= MAX_POINTS:
+        return {"points": _rounded(points)}
+    means: list[Point] = []
+    for piece in slices(points, NUM_MEANS):
+        values = [value for _, value in piece if value is not None]
+        means.append((fmean(step for step, _ in piece), fmean(values) if values else None))
+    return {"points": _rounded(decimate(points)), "means": _rounded(means)}
+
+
+def _rounded(points: Iterable[Point]) -> list[tuple[float, float | None]]:
+    """Return points with seven digits, twice what a chart resolves; a whole step is written as such."""
+    return [
+        (int(step) if step == int(step) else round(step, 1), None if value is None else float(f"{value:.7g}"))
+        for step, value in points
+    ]

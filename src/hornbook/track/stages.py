@@ -1,0 +1,47 @@
+"""The stages of a run's pipeline as a table: which rank computes which layers, and how the work is spread."""
+
+from hornbook.config.build import recipe_from_dict
+from hornbook.config.pipeline import head_cost, rank_of
+from hornbook.config.recipe import Recipe
+from hornbook.errors import RecipeError
+from hornbook.track.page import Html, join, table, tag
+from hornbook.track.runs import RunFiles
+from hornbook.track.units import significant
+
+
+def stage_table(run: RunFiles) -> Html:
+    """Return a line for each stage; nothing for a run without a pipeline or whose recipe is of another version."""
+    try:
+        recipe = recipe_from_dict(run.recipe)
+    except RecipeError:
+        return Html()
+    if recipe.parallel.pipeline_parallel == 1:
+        return Html()
+    head = head_cost(recipe.model, recipe.objective)
+    stages = recipe.parallel.stages(recipe.model, recipe.objective)
+    costs = [len(layers) + (head if layers is stages[-1] else 0.0) for layers in stages]
+    rows = [
+        (stage, _rank(recipe, stage), _holds(layers, stage, len(stages)), _bar(cost, max(costs)))
+        for stage, (layers, cost) in enumerate(zip(stages, costs, strict=True))
+    ]
+    note = (
+        f"Schedule {recipe.parallel.pipeline_schedule} on {recipe.parallel.pipeline_parallel} ranks; work in layers, "
+        "the head counted by its weights."
+    )
+    found = table(("Stage", "Rank", "Holds", "Work"), rows, frozenset({0, 1}))
+    return tag("div", join([found, tag("p", note, class_="note")]), class_="stages")
+
+
+def _rank(recipe: Recipe, stage: int) -> int:
+    return rank_of(stage, recipe.parallel.pipeline_parallel, recipe.parallel.pipeline_schedule)
+
+
+def _holds(layers: range, stage: int, num_stages: int) -> str:
+    blocks = f"layers {layers.start} to {layers.stop - 1}" if len(layers) > 1 else f"layer {layers.start}"
+    parts = ["embedding"] * (stage == 0) + [blocks] * bool(layers) + ["head"] * (stage == num_stages - 1)
+    return ", ".join(parts)
+
+
+def _bar(cost: float, most: float) -> Html:
+    bar = tag("span", tag("i", style=f"width:{100 * cost / most:.1f}%"), class_="bar", aria_hidden="true")
+    return tag("div", bar, tag("span", significant(cost)), class_="work")

@@ -1,0 +1,165 @@
+"""From a run to its trackers: each gets its entries in order, from a thread of its own, and none can end the run.
+
+::
+
+    row of metrics.jsonl ─► numbers_of ─► queue of tensorboard ─► thread ─► tracker.numbers(step, values)
+    sample, histograms ───────────────►   queue of wandb ───────► thread ─► ...
+
+A tracker that raises is dropped with one warning. One that hangs, say on a network that is gone, only fills its queue:
+entries are small. The end of a run waits a minute at most. The price of the threads: a process that is killed loses
+what its trackers had not written yet, which ``metrics.jsonl`` has.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from hornbook.errors import DataError, StoppedBySignal, StorageError
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+from hornbook.track.trackers.tracker import Ended, Histogram, Open, TrackedRun, Tracker, open_function
+from hornbook.wording import counted
+
+SECONDS_AT_THE_END = 60.0
+IDS = "trackers.json"
+"""File of a run's folder: the run's id by tracker."""
+
+_Entry: TypeAlias = Callable[[Tracker], None]
+
+
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a row of ``metrics.jsonl`` by the names that trackers get.
+
+    ``{"kind": "validation", "step": 20, "loss": 3.1}`` -> ``{"validation/loss": 3.1}``; a task's number is
+    ``task/TASK/METRIC``, and those of a block-sparse pattern are ``topology/LAYER/...``.
+    """
+    kind = row["kind"]
+    if kind == "task":
+        given = {f"task/{row['task']}/{row['metric']}": row["value"]}
+    else:
+        prefix = f"topology/{row['layer']}" if kind == "topology" else kind
+        given = {f"{prefix}/{key}": value for key, value in row.items() if key != "step"}
+    return {
+        name: float(value)
+        for name, value in given.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    }
+
+
+class Trackers:
+    """The open trackers of a run; leaving the block closes them.
+
+    Args:
+        names: of ``tracking.trackers``.
+        run: without a ``run_id``; those of earlier sessions are read from the run's folder, and new ones added.
+        warn: is told once, from the caller's thread, when a tracker fails.
+
+    Raises:
+        UserError: there is no such tracker, or its library is not installed.
+        DataError: the file of the ids is damaged.
+    """
+
+    def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
+        self._warn, self._deliveries = warn, list[_Delivery]()
+        ids = read_ids(run.folder / IDS)
+        for name in names:
+            if delivery := self._opened(name, open_function(name), run, ids.get(name)):
+                self._deliveries.append(delivery)
+                ids[name] = delivery.tracker.run_id
+        if self._deliveries:
+            try:
+                replace_file(run.folder / IDS, dump_json(ids))
+            except StorageError as error:
+                warn(f"a resume would begin new runs at the trackers: {error}")
+
+    def _opened(self, name: str, function: Open, run: TrackedRun, run_id: str | None) -> "_Delivery | None":
+        own = TrackedRun(**{**vars(run), "run_id": run_id})
+        try:
+            return _Delivery(name, function(own))
+        except Exception as error:
+            self._warn(f"tracker {name} cannot be opened, training continues without it: {_described(error)}")
+            return None
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Send the numbers of a row of ``metrics.jsonl``."""
+        step, values = row["step"], numbers_of(row)
+        if values:
+            self._send(lambda tracker: tracker.numbers(step, values))
+
+    def sample(self, row: Mapping[str, Any]) -> None:
+        """Send a row of ``samples.jsonl``."""
+        step, text = row["step"], f"{row['prompt']}{row['text']}"
+        self._send(lambda tracker: tracker.text(step, "sample", text))
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Send the histograms of a step."""
+        self._send(lambda tracker: tracker.histograms(step, histograms))
+
+    def _send(self, entry: _Entry) -> None:
+        for delivery in self._deliveries:
+            delivery.queue.put(entry)
+        self._drop_failed()
+
+    def _drop_failed(self) -> None:
+        for delivery in [delivery for delivery in self._deliveries if delivery.failure]:
+            self._warn(f"tracker {delivery.name} failed, training continues without it: {delivery.failure}")
+            self._deliveries.remove(delivery)
+
+    def close(self, ended: Ended) -> None:
+        """Wait until all entries are delivered and the trackers closed, a minute at most."""
+        for delivery in self._deliveries:
+            delivery.queue.put(lambda tracker: tracker.close(ended))
+            delivery.queue.put(None)
+        until = monotonic() + SECONDS_AT_THE_END
+        for delivery in self._deliveries:
+            delivery.thread.join(max(0.0, until - monotonic()))
+            if delivery.thread.is_alive():
+                waiting = counted(max(delivery.queue.qsize() - 1, 1), "record")
+                self._warn(f"tracker {delivery.name} does not answer: {waiting} not delivered")
+        self._drop_failed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        is_signal = isinstance(error, StoppedBySignal | KeyboardInterrupt)
+        self.close("finished" if error is None else "stopped" if is_signal else "failed")
+
+
+class _Delivery:
+    """A tracker with its queue and its thread, which ends after the first failure."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self.name, self.tracker = name, tracker
+        self.queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self.failure: str | None = None
+        self.thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
+        self.thread.start()
+
+    def _deliver(self) -> None:
+        while (entry := self.queue.get()) is not None:
+            try:
+                entry(self.tracker)
+            except Exception as error:
+                self.failure = _described(error)
+                return
+
+
+def _described(error: Exception) -> str:
+    """Return an error of any library as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def read_ids(path: Path) -> dict[str, str]:
+    """Return the run's id by tracker; none where there is no file. Raises DataError if it is damaged."""
+    if not path.exists():
+        return {}
+    found = read_json(path, "ids of the run at its trackers")
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise DataError(f"{path}: expected an id by tracker; restore the file, or remove it to begin new runs there")
+    return found

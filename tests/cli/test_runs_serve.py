@@ -1,0 +1,50 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from fake_run import make_run
+
+from hornbook.cli.main import main
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_it_serves_until_ctrl_c_and_warns_where_others_can_read(tmp_path: Path, host: str) -> None:
+    make_run(tmp_path / "runs" / "mine")
+    command = [sys.executable, "-m", "hornbook", "runs", "serve", "--host", host, "--json"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as served:
+        assert served.stdout and served.stderr
+        first = served.stderr.readline()
+        if host == "0.0.0.0":
+            assert first == "hornbook: warning: other machines can read these runs, without a password\n"
+            first = served.stderr.readline()
+        url = first.split()[0].replace("0.0.0.0", "127.0.0.1")
+        with urllib.request.urlopen(f"{url}data") as reply:
+            assert json.load(reply)["selected"] == ["runs/mine"]
+        served.send_signal(signal.SIGINT)
+        assert json.loads(served.stdout.read())["url"].startswith(f"http://{host}:")
+        assert served.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rnus"], 'no folder rnus here; did you mean "runs"?'),
+        (["--port", "70000"], '"70000": expected a port, 0 to 65535'),
+        (["--host", "no.such.host.invalid"], "choose another --host or --port"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "serve", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line

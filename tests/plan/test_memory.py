@@ -1,0 +1,106 @@
+"""State and shapes of every bundled recipe on every layout, beside models on the meta device."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
+from hornbook.config.parallel import KNOWN_MODELS, cut_dimension
+from hornbook.config.rank_part import RankPart
+from hornbook.config.sparsity import SparsityConfig
+from hornbook.errors import UserError
+from hornbook.model import build_model
+from hornbook.plan.layers import Compute
+from hornbook.plan.memory import memory_of
+from hornbook.plan.vocabulary import with_vocabulary
+from hornbook.run.initial_weights import outline
+
+LAYOUTS = {
+    "one": (1, ParallelConfig()),
+    "replicas": (2, ParallelConfig()),
+    "shards": (4, ParallelConfig(data_parallel="shard")),
+    "tensor": (2, ParallelConfig(tensor_parallel=2)),
+    "stages": (4, ParallelConfig(pipeline_parallel=4)),
+    "all three": (8, ParallelConfig(data_parallel="shard", tensor_parallel=2, pipeline_parallel=2)),
+}
+
+
+def recipes():
+    found = {name: with_vocabulary(load_recipe(name, require_data=False).recipe) for name in bundled_recipes()}
+    return {name: recipe for name, recipe in found.items() if type(recipe.model) in KNOWN_MODELS}
+
+
+RECIPES = recipes()
+
+
+def on_meta(recipe):
+    with torch.device("meta"):
+        return dict(build_model(recipe.model, torch.float32).own_parameters())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_ranks_hold_the_parameters_of_the_model(name):
+    recipe = replace(RECIPES[name], sparsity=SparsityConfig())
+    whole = {name: tuple(parameter.shape) for name, parameter in on_meta(recipe).items()}
+    for num_ranks, parallel in LAYOUTS.values():
+        laid_out = replace(recipe, parallel=parallel)
+        if [*parallel.conflicts(recipe.model)]:
+            continue
+        parts = [RankPart.of(laid_out, num_ranks, rank) for rank in range(num_ranks)]
+        tensor, shard = parts[0].sizes.tensor, parts[0].sizes.shard
+        for part in parts:
+            for key, shape in part.shapes.items():
+                dimension = cut_dimension(key)
+                expected = list(whole[key])
+                if dimension is not None:
+                    expected[dimension] //= tensor
+                assert tuple(expected) == shape, key
+        assert {key for part in parts for key in part.shapes} == set(whole)
+        copies = num_ranks // parts[0].sizes.pipeline // shard
+        cut = sum(math.prod(shape) * (1 if cut_dimension(key) is None else 1 / tensor) for key, shape in whole.items())
+        held = sum(part.num_held({}) for part in parts)
+        assert held == pytest.approx(cut * copies, rel=1e-3), "shards of odd sizes are padded"
+
+
+@pytest.mark.parametrize("name", ["demo", "bert-tiny", "groupbert-base-phase1", "sparse-demo", "gpt3-2.7b"])
+def test_state_takes_the_bytes_of_a_home(name):
+    precision = replace(RECIPES[name].precision, first_moment="bf16") if name == "demo" else RECIPES[name].precision
+    recipe = replace(RECIPES[name], precision=precision, parallel=ParallelConfig())
+    state = outline(recipe)
+    weights = [*(parameter for _, parameter in state.model.own_parameters()), *state.model.buffers()]
+    moments = [tensor for tensors in state.home.moments.values() for tensor in tensors.values()]
+    memory = memory_of(recipe, compute=Compute())
+    stored = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    assert memory.weights == pytest.approx(stored, rel=1e-4 if name == "sparse-demo" else 0), "maps count blocks, too"
+    assert memory.moments == sum(tensor.numel() * tensor.element_size() for tensor in moments)
+
+
+def test_gradients_are_as_many_as_weights_and_a_second_table():
+    memory = memory_of(RECIPES["gpt2-small"], compute=Compute())
+    table = 50304 * 768 * 4
+    assert memory.weights <= memory.gradients + table
+    assert memory.gradients <= memory.weights + table
+
+
+def test_more_tokens_never_need_less():
+    recipe = RECIPES["demo"]
+    sizes = [
+        memory_of(replace(recipe, training=replace(recipe.training, micro_batch_size=size)), compute=Compute()).peak
+        for size in (1, 2, 4, 8, 16)
+    ]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("recompute", ["attention", "all"])
+def test_recomputation_keeps_less(recompute):
+    recipe = RECIPES["demo"]
+    memory = replace(recipe.memory, recompute=recompute)
+    kept = memory_of(recipe, compute=Compute()).peak
+    assert memory_of(replace(recipe, memory=memory), compute=Compute()).peak < kept
+
+
+def test_a_world_that_the_layout_does_not_divide_is_refused():
+    with pytest.raises(UserError, match="multiple of 2 ranks"):
+        memory_of(replace(RECIPES["demo"], parallel=LAYOUTS["tensor"][1]), num_ranks=3, compute=Compute())

@@ -1,0 +1,180 @@
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from browser import dom_of, needs_chromium
+from fake_run import RECIPE, default_rows, make_run, train_row
+
+from hornbook.errors import UserError
+from hornbook.track.board import Board, Query
+from hornbook.track.metrics import MetricsLog
+from hornbook.track.serve import BoardServer
+
+
+@contextmanager
+def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
+    with BoardServer(board, host, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def request(server: BoardServer, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    reply = connection.getresponse()
+    assert method != "GET" or reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Access-Control-Allow-Origin" not in reply.headers
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+def test_two_addresses_answer_and_no_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "run")
+    (tmp_path / "secret").write_text("secret")
+    with serving(Board([tmp_path / "runs"])) as server:
+        assert server.is_loopback and server.url == f"http://127.0.0.1:{server.server_port}/"
+        status, page = request(server, "/")
+        assert status == 200 and "<!doctype html>" in page
+        status, text = request(server, "/data")
+        assert status == 200 and json.loads(text)["selected"] == [str(run)]
+        inside = quote(str(run), safe="")
+        for path in ("/runs", "/run/metrics.jsonl", "/../secret", "/%2e%2e/secret", f"/{inside}", "/data/", "*"):
+            status, text = request(server, path)
+            assert (status, text) == (404, "no such page\n")
+        for name in ("../secret", str(tmp_path), str(tmp_path / "secret"), f"{run}/../run", "\x00"):
+            status, text = request(server, f"/data?run={quote(name, safe='')}")
+            assert status == 200 and json.loads(text)["selected"] == [str(run)], "what is not in the list is ignored"
+        assert request(server, f"/data?run={'x' * 20_000}")[0] == 404
+        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            assert request(server, "/data", method=method)[0] == 501
+
+
+def test_names_of_other_sites_are_refused(tmp_path: Path) -> None:
+    """DNS rebinding: a page of evil.example, whose name now leads to 127.0.0.1, asks this server."""
+    with serving(Board([tmp_path])) as server:
+        for host in (
+            "evil.example",
+            "evil.example:80",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "[",
+            "a@b",
+        ):
+            assert request(server, "/data", host)[0] == 403, host
+        for host in ("localhost", f"localhost:{server.server_port}", "127.0.0.1:1", "[::1]:80", "LOCALHOST"):
+            assert request(server, "/data", host)[0] == 200, host
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with serving(Board([tmp_path])) as server, pytest.raises(UserError, match="choose another --host or --port"):
+        BoardServer(Board([tmp_path]), "127.0.0.1", server.server_port)
+    with pytest.raises(UserError, match="cannot serve on"):
+        BoardServer(Board([tmp_path]), "no.such.host.invalid", 0)
+    with serving(Board([tmp_path]), "0.0.0.0") as server:
+        assert not server.is_loopback
+
+
+class GrowingBoard(Board):
+    """A board whose run logs ten more steps after the first answer and an eleventh after the next."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__([run.parent])
+        self.run, self.queries, self.next_step = run, list[Query](), 41
+
+    def answer(self, query: Query) -> dict[str, object]:
+        answer = super().answer(query)
+        self.queries.append(query)
+        if self.next_step <= 51:
+            with MetricsLog(self.run / "metrics.jsonl") as log:
+                for _ in range(10 if self.next_step == 41 else 1):
+                    log.append(train_row(self.next_step, loss=0.5))
+                    self.next_step += 1
+            with MetricsLog(self.run / "samples.jsonl") as log:
+                log.append({"step": self.next_step, "prompt": "", "text": f"<i>written after {self.next_step}"})
+        return answer
+
+
+@needs_chromium
+def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
+    board = GrowingBoard(make_run(tmp_path / "runs" / "run"))
+    with serving(board) as server:
+        page = dom_of(server.url, tmp_path, milliseconds=6000)
+    assert len(board.queries) >= 4, "the page asks again and again"
+    counts = [query["seen"][0].rpartition(".")[2] for query in board.queries if query.get("seen")]
+    assert counts[:2] == ["44", "54"] and counts[-1] == "55", "only for what is new"
+    assert 'aria-label="Loss over step. training, logged: first 8, last 0.500, least 0.500' in page
+    assert ">live</p>" in page and "step 51/40" in page
+    assert "&lt;i&gt;written after 51" in page and "<i>written" not in page
+
+
+@needs_chromium
+def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / name, recipe=RECIPE.replace('"demo"', f'"{name}"')) for name in ("one", "two"))
+    (make_run(tmp_path / "three") / "metrics.jsonl").write_text("nonsense\n")
+    rows = [row for row in default_rows() if row["kind"] == "train"]
+    (make_run(tmp_path / "other", rows=rows) / "metrics.jsonl").replace(two / "metrics.jsonl")  # without validation
+    with serving(Board([tmp_path])) as server:
+        shown = "&".join(f"run={quote(str(run), safe='')}" for run in (one, two))
+        wanted = f"#{shown}&over=tokens&scale=linear&logx=1&smooth=0"
+        page = dom_of(server.url + wanted, tmp_path)
+    assert "<h1>2 runs</h1>" in page
+    assert re.search('aria-label="Loss, training over tokens. A: [^"]*; D: ', page), "in one chart"
+    assert "tokens, logarithmic" in page
+    assert page.count('<path d="M') >= 10 and 'class="run0 faint"' not in page
+    assert '<li class="run0">A</li>' in page and '<li class="run3">D</li>' in page
+    assert "unreadable" in page
+    assert not re.search("undefined|NaN", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
+
+
+@needs_chromium
+def test_hostile_texts_stay_texts_in_the_browser(tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>\"'&"
+    rows = [*default_rows(), {"kind": "task", "step": 10, "task": hostile, "metric": hostile, "value": 1.0}]
+    rows.append({"kind": "topology", "step": 10, "layer": hostile, "pattern": ["0f"]})
+    one, two = (
+        make_run(tmp_path / "runs" / f"{name}<b>&'\"", rows=rows, recipe=f"name = {json.dumps(hostile)}\n")
+        for name in ("one", "two")
+    )
+    for run in (one, two):
+        with MetricsLog(run / "samples.jsonl") as log:
+            log.append({"step": 50, "prompt": hostile, "text": hostile})
+    with serving(Board([tmp_path / "runs"])) as server:
+        for shown in ([one], [one, two]):
+            chosen = "&".join(f"run={quote(str(run), safe='')}" for run in shown)
+            page = dom_of(f"{server.url}#{chosen}", tmp_path)
+            assert "<img" not in page and "<b>&amp;" not in page and page.count("<script") == 2
+            assert page.count("&lt;img src=x onerror=alert(1)&gt;") > 5 and "<figure>" in page
+
+
+@needs_chromium
+def test_an_axis_that_the_logs_do_not_have_is_said_and_another_can_be_chosen(tmp_path: Path) -> None:
+    rows = [train_row(step, tokens=None) for step in range(1, 5)]
+    with serving(Board([make_run(tmp_path / "run", rows=rows)])) as server:
+        page = dom_of(f"{server.url}#over=tokens", tmp_path)
+    assert "<figure>" not in page
+    assert '<section id="curves">' in page and 'value="steps"' in page
+    assert re.search('<p id="nothing" class="note">', page)
+
+
+@needs_chromium
+def test_the_report_draws_its_curves_without_a_server(tmp_path: Path) -> None:
+    from hornbook.track.report import write_report
+
+    rows = [train_row(step) for step in range(1, 100)]
+    page = dom_of(write_report(make_run(tmp_path / "run", rows=rows)).as_uri(), tmp_path)
+    assert page.count("<figure>") == 4
+    assert 'class="train faint"' in page, "what was logged, below its smoothed curve"
+    assert 'type="range"' in page and "<noscript>" in page
