@@ -135,6 +135,8 @@ def test_auto_takes_the_faster_kernel_and_says_why(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match='cannot compute here: no compiler; set it to "auto"'):
         choose_kernel("native", 4, 0.1, CPU)
     monkeypatch.setattr(native, "form", lambda: Form("avx2"))
+    with pytest.raises(UserError, match="needs blocks of 4, 8, 16, 32, 64, not of 1; set another kernel"):
+        choose_kernel("native", 1, 0.1, CPU)
     assert choose_kernel("auto", 4, 0.1, CPU).kernel == "native"
     assert choose_kernel("auto", 1, 0.1, CPU).kernel == choose_kernel("auto", 4, 0.5, CPU).kernel == "reference"
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli import bench_run, bench_step
+from hornbook.cli import bench_run, bench_sparse, bench_step
 from hornbook.cli.arguments import (
     COMPUTE,
     TOKENIZER_HELP,
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.set_defaults(handler=generate_command)
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
+    bench_sparse.add_arguments(commands)
     bench_run.add_arguments(commands, _check_words)
 
 

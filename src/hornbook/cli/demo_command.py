@@ -14,10 +14,10 @@ from typing import Any
 
 from hornbook.cli.arguments import add_device_arguments, positive_number
 
-_EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
+EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
 _PLAN = "plan.json"
 _VOCAB_SIZE = 8192
-_VALIDATION = 0.05
+VALIDATION = 0.05
 _SECONDS_AFTER_TRAINING = 25.0
 _OVERHEAD = 1.1  # validation, checkpoints and a machine that others use too
 _SHORT_STEPS = 20
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     steps = _planned(root, arguments)
     device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
     text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
-    text += [option for name in _EXCLUDED for option in ("--exclude", name)]
-    held_out = ["--validation", str(_VALIDATION)]
+    text += [option for name in EXCLUDED for option in ("--exclude", name)]
+    held_out = ["--validation", str(VALIDATION)]
     tokenizer, corpus, folder = str(root / "tokenizer"), str(root / "corpus"), str(root / "run")
     if not Path(tokenizer).exists():
         command("tokenizer", "train", *text, *held_out, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)

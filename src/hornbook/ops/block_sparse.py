@@ -10,8 +10,8 @@
 Four kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
-product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`), and
-``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
+product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ for fp32 and bf16
+(`hornbook.ops.native.block_sparse`), and ``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
 
 Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
 ``torch.compile`` and the meta device take them.
@@ -31,6 +31,7 @@ from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
+from hornbook.ops.native.operands import SUFFIXES
 
 _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 """Block size -> density up to which the products of the blocks took less time than dense ones on a CPU."""
@@ -96,21 +97,24 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
 
 
 def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    own = _native_form()
-    y_NC = native.product(own, x_NC, values.float(), pattern.row_starts, pattern.columns, pattern.num_rows)
-    return y_NC.to(x_NC.dtype)
+    return native.product(_native_form(), x_NC, values, _rows(pattern))
 
 
 def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    order = pattern.column_order
-    turned = values.float()[order].transpose(1, 2).contiguous()
-    args = (turned, pattern.column_starts, pattern.rows[order], pattern.num_columns)
-    return native.product(_native_form(), gradient_NC, *args).to(gradient_NC.dtype)
+    return native.product(_native_form(), gradient_NC, values, _columns(pattern))
 
 
 def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    found = native.weight_gradient(_native_form(), gradient_NC, x_NC, pattern.row_starts, pattern.columns, size)
-    return found.to(x_NC.dtype)
+    lines = _rows(pattern) if gradient_NC.shape[1] >= x_NC.shape[1] else _columns(pattern)
+    return native.weight_gradient(_native_form(), gradient_NC, x_NC, lines, size).to(x_NC.dtype)
+
+
+def _rows(pattern: Pattern) -> native.Lines:
+    return native.Lines(pattern.row_starts, pattern.columns, None, across=False)
+
+
+def _columns(pattern: Pattern) -> native.Lines:
+    return native.Lines(pattern.column_starts, pattern.rows, pattern.column_order, across=True)
 
 
 def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -161,7 +165,7 @@ KERNELS: Final[dict[str, Kernel]] = {
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
     "triton": Kernel(lambda x_NC: x_NC, _triton_forward, _triton_input_gradient, _triton_weight_gradient),
 }
-"""By name; ``native`` takes blocks of a multiple of 4, ``triton`` of 16, and both give fp32's precision at best."""
+"""By name; ``native`` takes blocks of 4 and more, ``triton`` of 16 and more; both give fp32's precision at best."""
 
 
 class Choice(NamedTuple):
@@ -188,6 +192,9 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
     if device.type != "cpu" and asked in ("auto", "native"):
         return Choice("reference", f"no other is for {device.type}")
+    if asked == "native" and block_size not in native.BLOCK_SIZES:
+        sizes = ", ".join(map(str, native.BLOCK_SIZES))
+        raise UserError(f"the native kernel needs blocks of {sizes}, not of {block_size}; set another kernel")
     if asked == "native" and isinstance(native.form(), str):
         raise UserError(f'sparsity.kernel = "native" cannot compute here: {native.form()}; set it to "auto"')
     if asked != "auto":
@@ -219,10 +226,11 @@ class Scores:
         num_rows, num_columns = self.total.shape
         dense = (gradient_NC.t() @ x_NC).abs_().float()
         grid = dense.view(num_rows, len(dense) // num_rows, num_columns, -1)
+        # rows first: the sum of whole lines of memory takes a third of the time of one over both dimensions
         pools: dict[str, Callable[[Tensor], Tensor]] = {
-            "sum": lambda grid: grid.sum((1, 3)),
-            "avg": lambda grid: grid.mean((1, 3)),
-            "max": lambda grid: grid.amax((1, 3)),
+            "sum": lambda grid: grid.sum(1).sum(-1),
+            "avg": lambda grid: grid.mean(1).mean(-1),
+            "max": lambda grid: grid.amax(1).amax(-1),
         }
         self.total += pools[self.pooling](grid)
 
@@ -239,8 +247,8 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
-    if kernel in ("native", "triton") and x.dtype == torch.float64:
-        kernel = "reference"  # theirs are fp32
+    if (kernel == "triton" and x.dtype == torch.float64) or (kernel == "native" and x.dtype not in SUFFIXES):
+        kernel = "reference"
     rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
     y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
     if scores is not None and y.requires_grad and values.requires_grad:

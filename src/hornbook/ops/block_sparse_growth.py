@@ -66,11 +66,24 @@ def rewire(values: Tensor, rows: Tensor, columns: Tensor, growth: Tensor, count:
     is_absent = torch.ones(growth.numel(), dtype=torch.bool, device=growth.device)
     is_absent[present] = False
     absent = is_absent.nonzero().squeeze(1)
-    best = torch.argsort(growth.flatten()[absent], descending=True, stable=True)[:count]
+    best = _largest(growth.flatten()[absent], count)
     kept = by_size[count:]
     positions, order = torch.cat((present[kept], absent[best])).sort()
     source = torch.cat((kept, torch.full_like(best, -1)))[order]
     return Rewiring(positions // num_columns, positions % num_columns, source)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the numbers of the ``count`` largest of ``values`` ``[n]``, ascending; of equal ones the first count.
+
+    A fraction of the time of a stable sort.
+    """
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=values.device)
+    smallest = values.topk(count, sorted=False).values.min()
+    above = (values > smallest).nonzero().squeeze(1)
+    equal = (values == smallest).nonzero().squeeze(1)[: count - len(above)]
+    return torch.cat((above, equal)).sort().values
 
 
 def _by_gradient(scores: Tensor, random: torch.Generator) -> Tensor:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_forms import threads as use_threads
 
-from hornbook.ops.block_pattern import Pattern
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.block_sparse import KERNELS, block_sparse_linear
 from hornbook.ops.native import block_sparse
 from hornbook.ops.native.library import Form, instruction_sets
@@ -61,13 +62,10 @@ def products(pattern: Pattern, x: torch.Tensor, upstream: torch.Tensor, values: 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     x, upstream, values, pattern = case()
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    found = []
+    for threads in (1, 2):
+        with use_threads(threads):
             found.append(products(pattern, x, upstream, values))
-    finally:
-        torch.set_num_threads(before)
     assert all(map(torch.equal, *found))
 
 
@@ -86,6 +84,38 @@ def test_every_form_of_this_machine_is_right(isa: str, monkeypatch: pytest.Monke
         strict=True,
     ):
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_products_have_the_same_bits_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, upstream, values, pattern = case()
+    found = []
+    for isa in instruction_sets():
+        monkeypatch.setattr(block_sparse, "form", lambda isa=isa: Form(isa))
+        found.append(products(pattern, x, upstream, values)[:2])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("shape", [(1088, 1024), (1024, 1088)], ids=["rows", "columns"])
+@pytest.mark.parametrize("size", block_sparse.BLOCK_SIZES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_tokens_than_fit_the_cache_are_added_up(shape: tuple[int, int], size: int, threads: int) -> None:
+    num_rows, num_columns = shape[0] // size, shape[1] // size
+    random = torch.Generator().manual_seed(size)
+    chosen = torch.randperm(num_rows * num_columns, generator=random)[:40].sort().values
+    pattern = Pattern.of(chosen // num_columns, chosen % num_columns, num_rows, num_columns)
+    values = numbers(40, size, size, seed=0)
+    x, upstream = numbers(429, shape[1], seed=1), numbers(429, shape[0], seed=2)
+    with use_threads(threads):
+        found = products(pattern, x, upstream, values)
+    dense = to_dense(values, pattern).double()
+    exact = (
+        x.double() @ dense.t(),
+        upstream.double() @ dense,
+        from_dense(upstream.double().t() @ x.double(), pattern, size),
+    )
+    for ours, expected in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=3e-4)
 
 
 def test_any_strides_are_taken() -> None:

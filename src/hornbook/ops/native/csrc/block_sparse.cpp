@@ -1,149 +1,263 @@
-// Products of tokens with a block-sparse matrix, fp32, tiles of tokens: features lie one after the other, and of each
-// the tokens of a tile side by side, [features][tile]. A weight is then one broadcast for a whole vector of tokens, and
-// the layout, not the size of the blocks, decides the speed.
+// Products of tokens with a block-sparse matrix, in fp32; activations are fp32 or bf16.
 //
-// Rows of blocks are told by `starts` [rows + 1], the columns of their blocks by `columns` [n]; blocks are [n][b][b].
-#include "simd.h"
+// Tokens [token][feature] are packed as panels [feature][token], a slice of tokens at a time, so that a weight is one
+// broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. A thread keeps its
+// panels in the second-level cache. Activations are read once a product, and results are written once.
+//
+// The matrix is a list of lines of blocks, rows or columns: line l has those that are numbers starts[l] to starts[l + 1] of
+// the list, which `order` gives; null: that of `values` [n][b][b]. A block is at others[block] along its line. With
+// `across`, lines are columns: outputs and inputs of a block change their roles.
+#include <type_traits>
+
 #include "threads.h"
+#include "transpose.h"
 
 namespace {
 
-constexpr i64 kVectors = 2;                      // of tokens in a tile
-constexpr i64 kTile = kVectors * Vec::lanes;     // tokens
-constexpr i64 kLargest = 64;                     // block size
-constexpr i64 kTilesAtOnce = 32;                 // of the weight gradient, so that tiles stay in the cache
+constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
+constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
 
-// to[j][i] = from[i][j] for 4 x 4 numbers.
-inline void transpose_4(const float* from, i64 from_stride, float* to, i64 to_stride) {
-  __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
-  __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
-  _MM_TRANSPOSE4_PS(a, b, c, d);
-  _mm_storeu_ps(to, a);
-  _mm_storeu_ps(to + to_stride, b);
-  _mm_storeu_ps(to + 2 * to_stride, c);
-  _mm_storeu_ps(to + 3 * to_stride, d);
+struct Lines {
+  const i64 *starts, *others, *order;
+  i64 count;
+  i64 block(i64 i) const { return order ? order[i] : i; }
+};
+
+// panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
+template <class T>
+void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* panels, i64 width) {
+  Vec square[Vec::lanes];
+  for (i64 token = 0; token < width; token += Vec::lanes)
+    for (i64 feature = 0; feature < num_features; feature += Vec::lanes) {
+      const i64 real = num_tokens - token, features = smaller(Vec::lanes, num_features - feature);
+      const T* from = tokens + token * stride + feature;
+      float* to = panels + feature * width + token;
+      if (real >= Vec::lanes && features == Vec::lanes) {
+#pragma GCC unroll 16
+        for (i64 i = 0; i < Vec::lanes; ++i) square[i] = load(from + i * stride);
+      } else {
+        for (i64 i = 0; i < Vec::lanes; ++i) square[i] = i < real ? load(from + i * stride, features) : set1(0.0f);
+      }
+      transpose(square);
+#pragma GCC unroll 16
+      for (i64 i = 0; i < Vec::lanes; ++i)
+        if (i < features) store(to + i * width, square[i]);
+    }
 }
 
-// tile[feature][token] of rows [token][feature], a multiple of 4 features; tokens that do not exist are zero.
-void pack_tile(const float* rows, i64 stride, i64 num_tokens, i64 num_features, float* tile) {
-  constexpr i64 kBlock = 16;  // features: a cache line of each row
-  const i64 whole = num_tokens / 4 * 4;
-  for (i64 first = 0; first < num_features; first += kBlock) {
-    const i64 end = smaller(first + kBlock, num_features);
-    for (i64 token = 0; token < whole; token += 4)
-      for (i64 feature = first; feature < end; feature += 4)
-        transpose_4(rows + token * stride + feature, stride, tile + feature * kTile + token, kTile);
-    for (i64 token = whole; token < kTile; ++token)
-      for (i64 feature = first; feature < end; ++feature)
-        tile[feature * kTile + token] = token < num_tokens ? rows[token * stride + feature] : 0.0f;
-  }
+// tokens[token][feature] of panels [feature][width].
+template <i64 width, class T>
+void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i64 stride) {
+  Vec square[Vec::lanes];
+  for (i64 token = 0; token < num_tokens; token += Vec::lanes)
+    for (i64 feature = 0; feature < num_features; feature += Vec::lanes) {
+      const i64 real = num_tokens - token, features = smaller(Vec::lanes, num_features - feature);
+#pragma GCC unroll 16
+      for (i64 i = 0; i < Vec::lanes; ++i) square[i] = load(panels + (feature + i) * width + token);
+      transpose(square);
+      T* to = tokens + token * stride + feature;
+      if (real >= Vec::lanes && features == Vec::lanes) {
+#pragma GCC unroll 16
+        for (i64 i = 0; i < Vec::lanes; ++i) store(to + i * stride, square[i]);
+      } else {
+        for (i64 i = 0; i < smaller(real, Vec::lanes); ++i) store(to + i * stride, square[i], features);
+      }
+    }
 }
 
-// N outputs of a row of blocks for a tile of tokens.
-template <i64 N>
-void outputs(const float* tile, const float* values, const i64* columns, i64 first, i64 last, i64 size, i64 row,
-             float* out) {
-  Vec sums[N][kVectors];
+// Brings rows of kGroup outputs into the cache while others are computed; rows that do not exist do no harm. Without it,
+// a product that writes 12 MB waits for these rows for half of its time.
+template <class T>
+HB_INLINE void fetch_for_writing(const T* to, i64 stride, i64 rows) {
+  for (i64 row = 0; row < rows; ++row)
+    for (i64 at = 0; at < kGroup; at += 64 / i64(sizeof(T)))
+      __asm__ volatile("prefetchw %0" : : "m"(to[row * stride + at]));
+}
+
+// How the product with blocks of b is cut: `outputs` of a line by `vectors` of tokens stay in registers.
+template <i64 b>
+struct Cut {
+  static constexpr bool is_wide = Vec::lanes == 16;
+  static constexpr i64 outputs = is_wide && b > 4 ? 8 : 4, vectors = is_wide && b == 4 ? 4 : 2;
+  static constexpr i64 width = vectors * Vec::lanes;  // tokens of a slice
+};
+
+// Outputs [first, first + Cut::outputs) of a line of blocks for a slice of tokens, panels [input][width].
+template <i64 b, bool across>
+HB_INLINE void multiply(const float* panels, const float* values, const Lines& lines, i64 line, i64 first, float* out) {
+  constexpr i64 N = Cut<b>::outputs, V = Cut<b>::vectors, width = Cut<b>::width;
+  constexpr i64 of_output = across ? 1 : b, of_input = across ? b : 1;  // steps in a block
+  Vec totals[N][V];
+#pragma GCC unroll 8
   for (i64 n = 0; n < N; ++n)
-    for (i64 v = 0; v < kVectors; ++v) sums[n][v] = set1(0.0f);
-  for (i64 block = first; block < last; ++block) {
-    const float* weights = values + (block * size + row) * size;
-    const float* x = tile + columns[block] * size * kTile;
-    for (i64 k = 0; k < size; ++k) {
-      Vec tokens[kVectors];
-      for (i64 v = 0; v < kVectors; ++v) tokens[v] = load(x + k * kTile + v * Vec::lanes);
+#pragma GCC unroll 4
+    for (i64 v = 0; v < V; ++v) totals[n][v] = set1(0.0f);
+  for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
+    const i64 block = lines.block(i);
+    const float* weights = values + block * b * b + first * of_output;
+    const float* x = panels + lines.others[block] * b * width;
+#pragma GCC unroll 4
+    for (i64 k = 0; k < b; ++k) {
+      Vec tokens[V];
+#pragma GCC unroll 4
+      for (i64 v = 0; v < V; ++v) tokens[v] = load(x + k * width + v * Vec::lanes);
 #pragma GCC unroll 8
       for (i64 n = 0; n < N; ++n) {
-        const Vec weight = set1(weights[n * size + k]);
-        for (i64 v = 0; v < kVectors; ++v) sums[n][v] = fma(weight, tokens[v], sums[n][v]);
+        const Vec weight = set1(weights[n * of_output + k * of_input]);
+#pragma GCC unroll 4
+        for (i64 v = 0; v < V; ++v) totals[n][v] = fma(weight, tokens[v], totals[n][v]);
       }
     }
   }
+#pragma GCC unroll 8
   for (i64 n = 0; n < N; ++n)
-    for (i64 v = 0; v < kVectors; ++v) store(out + n * kTile + v * Vec::lanes, sums[n][v]);
+#pragma GCC unroll 4
+    for (i64 v = 0; v < V; ++v) store(out + n * width + v * Vec::lanes, totals[n][v]);
 }
 
-// Adds dy x of a 4 x 4 part of a block over some tiles to `of_values`.
-void gradients(const float* dy, i64 dy_step, const float* x, i64 x_step, i64 num_tiles, i64 size, float* of_values) {
-  Vec sums[4][4];
-  for (auto& row : sums)
-    for (auto& entry : row) entry = set1(0.0f);
-  for (i64 tile = 0; tile < num_tiles; ++tile, dy += dy_step, x += x_step)
-    for (i64 v = 0; v < kVectors; ++v) {
-      Vec tokens[4];
-      for (i64 k = 0; k < 4; ++k) tokens[k] = load(x + k * kTile + v * Vec::lanes);
-#pragma GCC unroll 4
-      for (i64 n = 0; n < 4; ++n) {
-        const Vec gradient = load(dy + n * kTile + v * Vec::lanes);
-        for (i64 k = 0; k < 4; ++k) sums[n][k] = fma(gradient, tokens[k], sums[n][k]);
+// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them.
+template <i64 b, bool across, class T>
+void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, const Lines& lines, T* y, i64 threads) {
+  constexpr i64 width = Cut<b>::width;
+  const i64 num_out = lines.count * b, slice_size = num_in * width;
+  const i64 most = larger(kPanelBytes / (slice_size * i64(sizeof(float))), 1);
+  parallel(threads, [&](int thread, int running) {
+    const Range own = share(m, width, thread, running);
+    auto* panels = static_cast<float*>(scratch(0, most * slice_size * i64(sizeof(float))));
+    alignas(64) float out[(kGroup + Vec::lanes) * width];
+    for (i64 token = own.begin; token < own.end; token += most * width) {
+      const i64 end = smaller(token + most * width, own.end);
+      for (i64 at = token; at < end; at += width)
+        pack(x + at * stride, stride, m - at, num_in, panels + (at - token) * num_in, width);
+      for (i64 first = 0; first < num_out; first += kGroup) {
+        const i64 outputs = smaller(kGroup, num_out - first);
+        for (i64 at = token; at < end; at += width) {
+          T* target = y + at * num_out + first;
+          for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
+            constexpr i64 rows = width * Cut<b>::outputs / kGroup;
+            fetch_for_writing(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
+            multiply<b, across>(panels + (at - token) * num_in, values, lines, (first + n) / b, (first + n) % b,
+                                out + n * width);
+          }
+          unpack<width>(out, smaller(width, end - at), outputs, target, num_out);
+        }
       }
     }
-  for (i64 n = 0; n < 4; ++n)
-    for (i64 k = 0; k < 4; ++k) of_values[n * size + k] += sum(sums[n][k]);
+  });
+}
+
+// Adds the products of 4 panels [width] along a line with a few along the others to a part of a block.
+template <i64 b, bool across>
+HB_INLINE void multiply_panels(const float* along, const float* others, i64 width, float* block) {
+  constexpr i64 N = 4, K = Vec::lanes / N;
+  constexpr i64 rows = across ? K : N, columns = across ? N : K;
+  Vec totals[Vec::lanes];
+#pragma GCC unroll 16
+  for (Vec& total : totals) total = set1(0.0f);
+  for (i64 token = 0; token < width; token += Vec::lanes) {
+    Vec tokens[K];
+#pragma GCC unroll 4
+    for (i64 k = 0; k < K; ++k) tokens[k] = load(others + k * width + token);
+#pragma GCC unroll 4
+    for (i64 n = 0; n < N; ++n) {
+      const Vec gradient = load(along + n * width + token);
+#pragma GCC unroll 4
+      for (i64 k = 0; k < K; ++k) {
+        Vec& total = totals[across ? k * N + n : n * K + k];
+        total = fma(gradient, tokens[k], total);
+      }
+    }
+  }
+  alignas(64) float found[Vec::lanes];
+  store(found, sums(totals));
+#pragma GCC unroll 4
+  for (i64 row = 0; row < rows; ++row)
+#pragma GCC unroll 4
+    for (i64 column = 0; column < columns; ++column) block[row * b + column] += found[row * columns + column];
+}
+
+// The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. `others` is packed for all
+// lines, some tokens at a time, so it should be the narrower one; `along` for the lines whose turn it is.
+template <i64 b, bool across, class T>
+void weight_gradient(const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others,
+                     const Lines& lines, float* of_values, i64 threads) {
+  constexpr i64 kStep = kGroup / b;  // lines
+  const i64 most = larger(kPanelBytes / (num_others * i64(sizeof(float))) / 64, 1) * 64;
+  auto* panels = static_cast<float*>(scratch(1, smaller(most, m + Vec::lanes) * num_others * i64(sizeof(float))));
+  parallel(threads, [&](int thread, int running) {
+    const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Vec::lanes, thread, running);
+    auto* line_panels = static_cast<float*>(scratch(0, most * kGroup * i64(sizeof(float))));
+    for (i64 i = lines.starts[own.begin]; i < lines.starts[own.end]; ++i)
+      std::memset(of_values + lines.block(i) * b * b, 0, b * b * sizeof(float));
+    for (i64 token = 0; token < m; token += most) {
+      const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
+      pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
+           panels + packs.begin * width, width);
+      if (running > 1) GOMP_barrier();
+      for (i64 first = own.begin; first < own.end; first += kStep) {
+        const i64 last = smaller(first + kStep, own.end);
+        pack(along + token * stride + first * b, stride, real, (last - first) * b, line_panels, width);
+        for (i64 line = first; line < last; ++line)
+          for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
+            const i64 block = lines.block(i);
+            for (i64 n = 0; n < b; n += 4)
+              for (i64 k = 0; k < b; k += Vec::lanes / 4)
+                multiply_panels<b, across>(line_panels + ((line - first) * b + n) * width,
+                                           panels + (lines.others[block] * b + k) * width, width,
+                                           of_values + block * b * b + (across ? k * b + n : n * b + k));
+          }
+      }
+      if (running > 1) GOMP_barrier();
+    }
+  });
+}
+
+template <i64 b, class Function>
+void with_direction(bool across, Function function) {
+  if (across)
+    function(std::integral_constant<i64, b>(), std::true_type());
+  else
+    function(std::integral_constant<i64, b>(), std::false_type());
+}
+
+// Calls function(b, across) with both known when it is compiled.
+template <class Function>
+void with_block_size(i64 b, bool across, Function function) {
+  switch (b) {
+    case 4: return with_direction<4>(across, function);
+    case 8: return with_direction<8>(across, function);
+    case 16: return with_direction<16>(across, function);
+    case 32: return with_direction<32>(across, function);
+    default: return with_direction<64>(across, function);
+  }
 }
 
 }  // namespace
 
-// The size of a tile in tokens: tiles of m tokens and k features take round_up(m, tile) k floats.
-HB_EXPORT(i64, block_sparse_tile_f32)() { return kTile; }
+// y [m][count b] = x Wᵀ, or x W with `across`, of x [m][num_in], rows `stride` apart; b is 4, 8, 16, 32 or 64.
+#define HB_PRODUCT(name, T)                                                                                   \
+  HB_EXPORT(void, name)                                                                                       \
+  (const T* x, i64 stride, i64 m, i64 num_in, const float* values, const i64* starts, const i64* others,      \
+   const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                       \
+    const Lines lines{starts, others, order, count};                                                          \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
+      product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                  \
+    });                                                                                                       \
+  }
+HB_PRODUCT(block_sparse_product_f32, float)
+HB_PRODUCT(block_sparse_product_bf16, bf16)
 
-// Writes x [m][k], rows `stride` apart, as tiles.
-HB_EXPORT(void, block_sparse_pack_f32)(const float* x, i64 stride, i64 m, i64 k, float* tiles, i64 threads) {
-  const i64 count = (m + kTile - 1) / kTile;
-  parallel(threads, [&](int thread, int running) {
-    const Range own = share(count, 1, thread, running);
-    for (i64 tile = own.begin; tile < own.end; ++tile)
-      pack_tile(x + tile * kTile * stride, stride, smaller(kTile, m - tile * kTile), k, tiles + tile * kTile * k);
-  });
-}
-
-// y [m][rows b] = x W^T of x in tiles of `columns_k` features; b is a multiple of 4, at most 64.
-HB_EXPORT(void, block_sparse_product_f32)
-(const float* tiles, i64 m, i64 columns_k, const float* values, const i64* starts, const i64* columns, i64 rows, i64 b,
- float* y, i64 threads) {
-  const i64 count = (m + kTile - 1) / kTile, features = rows * b;
-  parallel(threads, [&](int thread, int running) {
-    const Range own = share(count, 1, thread, running);
-    alignas(64) float out[kLargest * kTile];
-    for (i64 tile = own.begin; tile < own.end; ++tile) {
-      const float* x = tiles + tile * kTile * columns_k;
-      const i64 num_tokens = smaller(kTile, m - tile * kTile);
-      for (i64 row = 0; row < rows; ++row) {
-        i64 n = 0;
-#ifdef __AVX512F__
-        for (; n + 8 <= b; n += 8) outputs<8>(x, values, columns, starts[row], starts[row + 1], b, n, out + n * kTile);
-#endif
-        for (; n < b; n += 4) outputs<4>(x, values, columns, starts[row], starts[row + 1], b, n, out + n * kTile);
-        float* target = y + tile * kTile * features + row * b;
-        i64 token = 0;
-        for (; token + 4 <= num_tokens; token += 4)
-          for (i64 feature = 0; feature < b; feature += 4)
-            transpose_4(out + feature * kTile + token, kTile, target + token * features + feature, features);
-        for (; token < num_tokens; ++token)
-          for (i64 feature = 0; feature < b; ++feature) target[token * features + feature] = out[feature * kTile + token];
-      }
-    }
-  });
-}
-
-// of_values [n][b][b] = (dy^T x) at the blocks; dy in tiles of rows b features, x of `columns_k`. Each thread has rows
-// of blocks of its own, and the order of sums does not depend on how many there are.
-HB_EXPORT(void, block_sparse_weight_gradient_f32)
-(const float* dy, const float* x, i64 m, i64 columns_k, const i64* starts, const i64* columns, i64 rows, i64 b,
- float* of_values, i64 threads) {
-  const i64 count = (m + kTile - 1) / kTile, features = rows * b;
-  parallel(threads, [&](int thread, int running) {
-    const Range own = share(rows, 1, thread, running);
-    for (i64 at = starts[own.begin] * b * b; at < starts[own.end] * b * b; ++at) of_values[at] = 0.0f;
-    for (i64 tile = 0; tile < count; tile += kTilesAtOnce) {
-      const i64 some = smaller(kTilesAtOnce, count - tile);
-      for (i64 row = own.begin; row < own.end; ++row)
-        for (i64 block = starts[row]; block < starts[row + 1]; ++block)
-          for (i64 n = 0; n < b; n += 4)
-            for (i64 k = 0; k < b; k += 4)
-              gradients(dy + (tile * features + row * b + n) * kTile, features * kTile,
-                        x + (tile * columns_k + columns[block] * b + k) * kTile, columns_k * kTile, some, b,
-                        of_values + (block * b + n) * b + k);
-    }
-  });
-}
+// of_values [n][b][b] = (dyᵀ x) at the blocks: `along` is dy and `others` x, or the other way round with `across`. The
+// order of sums does not depend on the number of threads.
+#define HB_WEIGHT_GRADIENT(name, T)                                                                           \
+  HB_EXPORT(void, name)                                                                                       \
+  (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, const i64* starts,  \
+   const i64* at, const i64* order, i64 count, i64 b, i64 across, float* of_values, i64 threads) {            \
+    const Lines lines{starts, at, order, count};                                                              \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
+      weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,       \
+                                                   lines, of_values, threads);                                \
+    });                                                                                                       \
+  }
+HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_f32, float)
+HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_bf16, bf16)

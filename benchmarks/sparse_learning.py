@@ -1,0 +1,272 @@
+"""Does a block-sparse model learn better than a dense one? One experiment, on a CPU.
+
+A GPT whose linear maps keep 10 % of their blocks is compared with the dense model of the same shape, and with the best
+of some narrower dense models, at equal training FLOPs and at equal wall-clock time::
+
+    python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, about an hour
+    python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
+
+For each model the learning rate is tuned at the FLOPs budget with the first seed: three values, and further ones as
+long as the best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
+The best one is run with all seeds at both budgets. Models of one seed see the same windows in the same order, so
+differences are taken seed by seed.
+
+Each run is one file ``results/*.json``; a second call skips the runs that are there, so the experiment resumes where it
+was stopped. The corpus is that of ``hornbook demo``, the texts of Python's standard library. The table is printed as
+markdown: mean validation loss, nats a token, with standard errors over the seeds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hornbook.cli.demo_command import EXCLUDED, VALIDATION
+from hornbook.config import load_recipe
+from hornbook.run.utilization import flops_per_token
+
+LEARNING_RATES = (1.5e-3, 3e-3, 6e-3)
+MOST_LEARNING_RATES = 6
+SEEDS = (0, 1, 2)
+WIDTHS = (0.25, 0.3125, 0.4375)
+"""Of the narrower dense models, over that of the sparse ones."""
+BLOCK_SIZES = (4, 8, 16)
+UPDATES = ("static", "random", "rigl", "rigl_sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large the experiment is."""
+
+    hidden_size: int = 256
+    num_layers: int = 3
+    sequence_length: int = 128
+    batch_size: int = 8
+    vocab_size: int = 512
+    petaflops: float = 2.5e-3
+    """Training FLOPs of a run, in 10¹⁵."""
+    seconds: float = 40.0
+    """Wall-clock time of a run at the other budget."""
+    seeds: Sequence[int] = SEEDS
+    block_sizes: Sequence[int] = BLOCK_SIZES
+    updates: Sequence[str] = UPDATES
+
+
+SHRUNK = Scale(
+    hidden_size=64,
+    num_layers=1,
+    sequence_length=64,
+    batch_size=4,
+    petaflops=3e-6,
+    seconds=0.5,
+    seeds=SEEDS[:2],
+    block_sizes=(4,),
+    updates=("static", "rigl"),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A contestant."""
+
+    name: str
+    recipe: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A model's losses by seed at both budgets, with its learning rate and numbers of steps."""
+
+    learning_rate: float
+    steps: Mapping[str, int]
+    losses: Mapping[str, Mapping[int, float]]
+    """By budget, ``flops`` or ``seconds``, then by seed."""
+
+
+def models(scale: Scale) -> list[Model]:
+    """Return all contestants: the dense model of the same shape, narrower ones, sparse ones."""
+    size = scale.hidden_size
+    widths = [size, *(int(size * share) // 4 * 4 for share in WIDTHS)]
+    dense = [Model(f"dense {width}", "demo", {"model.hidden_size": width}) for width in widths]
+    sparse = [
+        Model(
+            f"blocks of {block} {update}",
+            "sparse-demo",
+            {"model.hidden_size": size, "sparsity.block_size": block, "sparsity.update": update},
+        )
+        for block in scale.block_sizes
+        for update in scale.updates
+    ]
+    return dense + sparse
+
+
+class Experiment:
+    """Runs, kept in a folder; those whose result is there are not made again."""
+
+    def __init__(self, root: Path, scale: Scale) -> None:
+        self.root, self.scale = root, scale
+        self.corpus = root / "corpus"
+
+    def prepare(self) -> None:
+        """Build tokenizer and corpus, unless they are there.
+
+        Raises:
+            SystemExit: the folder holds an experiment of another scale.
+        """
+        (self.root / "results").mkdir(parents=True, exist_ok=True)
+        file, text = self.root / "scale.json", json.dumps(vars(self.scale))
+        if file.exists() and file.read_text() != text:
+            raise SystemExit(
+                f"{self.root} holds an experiment of another scale: repeat its options, or name another folder"
+            )
+        file.write_text(text)
+        texts = [sysconfig.get_path("stdlib"), "--suffix", ".py", "--validation", str(VALIDATION)]
+        texts += [word for name in EXCLUDED for word in ("--exclude", name)]
+        tokenizer, vocabulary = self.root / "tokenizer", str(self.scale.vocab_size)
+        if not tokenizer.exists():
+            hornbook("tokenizer", "train", *texts, "--vocab-size", vocabulary, "--output", str(tokenizer))
+        if not self.corpus.exists():
+            build = ["corpus", "build", *texts, "--allow", "empty-file", "--tokenizer", str(tokenizer)]
+            hornbook(*build, "--output", str(self.corpus))
+
+    def contest(self, model: Model) -> Outcome:
+        """Tune a model's learning rate, then train it with every seed at both budgets."""
+        steps = {"flops": self._steps_of_flops(model)}
+        first = self.scale.seeds[0]
+        tuned = {rate: self.train(model, steps["flops"], rate, first) for rate in LEARNING_RATES}
+        while len(tuned) < MOST_LEARNING_RATES:
+            best = min(tuned, key=lambda rate: tuned[rate]["loss"])
+            if best not in (min(tuned), max(tuned)):
+                break
+            rate = best * 2 if best == max(tuned) else best / 2
+            tuned[rate] = self.train(model, steps["flops"], rate, first)
+        best = min(tuned, key=lambda rate: tuned[rate]["loss"])
+        steps["seconds"] = max(1, round(self.scale.seconds * steps["flops"] / tuned[best]["seconds"]))
+        losses = {
+            budget: {seed: self.train(model, count, best, seed)["loss"] for seed in self.scale.seeds}
+            for budget, count in steps.items()
+        }
+        return Outcome(best, steps, losses)
+
+    def _steps_of_flops(self, model: Model) -> int:
+        options = [*self._options(model), f"--model.vocab-size={self.scale.vocab_size}"]
+        recipe = load_recipe(model.recipe, options, require_data=False).recipe
+        formula = flops_per_token(recipe)
+        assert formula is not None, "a GPT has a formula"
+        tokens = self.scale.batch_size * self.scale.sequence_length
+        return max(1, round(self.scale.petaflops * 1e15 / (formula(self.scale.sequence_length) * tokens)))
+
+    def _options(self, model: Model) -> list[str]:
+        scale = self.scale
+        options = {
+            "model.num_layers": scale.num_layers,
+            "data.sequence_length": scale.sequence_length,
+            "training.global_batch_size": scale.batch_size,
+            "training.micro_batch_size": scale.batch_size,
+            "precision.compute": "fp32",
+            **model.options,
+        }
+        return [f"--{key}={value}" for key, value in options.items()]
+
+    def train(self, model: Model, steps: int, learning_rate: float, seed: int) -> dict[str, float]:
+        """Return ``loss`` and ``seconds`` of a run, made now or before."""
+        name = f"{model.name.replace(' ', '-')}-{steps}-{learning_rate:g}-{seed}"
+        file, folder = self.root / "results" / f"{name}.json", self.root / "runs" / name
+        if not file.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            options = [
+                *self._options(model),
+                f"--data.train={self.corpus}",
+                f"--training.steps={steps}",
+                f"--training.seed={seed}",
+                f"--optimizer.learning-rate={learning_rate}",
+                f"--schedule.warmup-steps={max(1, steps // 20)}",
+                f"--checkpoint.every-steps={steps}",
+                f"--evaluation.every-steps={steps}",
+                "--evaluation.max-windows=256",
+                "--tracking.sample-every-steps=none",
+            ]
+            if model.recipe.startswith("sparse"):
+                options.append(f"--sparsity.update-interval={max(1, min(100, steps // 20))}")
+            found = hornbook("train", model.recipe, *options, "--output", str(folder), "--threads", "1")
+            result = {"loss": found["validation_loss"], "seconds": found["seconds"]}
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(result))
+            partial.rename(file)
+            shutil.rmtree(folder)
+            print(f"{name}: loss {result['loss']:.4f}, {result['seconds']:.1f} s", file=sys.stderr, flush=True)
+        kept: dict[str, float] = json.loads(file.read_text())
+        return kept
+
+
+def hornbook(*words: str) -> dict[str, float]:
+    """Run a command of hornbook on one thread and return its result.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hornbook", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"hornbook {' '.join(words)} failed: {done.stderr.strip().splitlines()[-1:]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def table(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the markdown table of all models, with differences from the best narrower dense model by seed."""
+    dense = [name for name in outcomes if name.startswith("dense")]
+    lines = ["| model | learning rate |", "|---|---|"]
+    for budget, title in (("flops", "equal FLOPs"), ("seconds", "equal time")):
+        best = min(dense[1:], key=lambda name: statistics.mean(outcomes[name].losses[budget].values()))
+        lines[0] += f" steps | loss, {title} | minus {best} |"
+        lines[1] += "---|---|---|"
+        for number, outcome in enumerate(outcomes.values()):
+            losses, others = outcome.losses[budget], outcomes[best].losses[budget]
+            differences = [loss - others[seed] for seed, loss in losses.items()]
+            if len(lines) < number + 3:
+                lines.append(f"| {[*outcomes][number]} | {outcome.learning_rate:g} |")
+            lines[number + 2] += (
+                f" {outcome.steps[budget]:,} | {with_error(list(losses.values()))} | {with_error(differences, '+')} |"
+            )
+    return "\n".join(lines)
+
+
+def with_error(numbers: Sequence[float], sign: str = "") -> str:
+    """Return the mean of some numbers and its standard error."""
+    error = statistics.stdev(numbers) / len(numbers) ** 0.5
+    return f"{statistics.mean(numbers):{sign}.3f} ± {error:.3f}"
+
+
+def main() -> None:
+    """Make the runs that are missing and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], epilog="A second call continues the experiment in the folder."
+    )
+    parser.add_argument("folder", type=Path, help="of results, corpus and tokenizer")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at once, a thread each (default: 1)")
+    parser.add_argument("--shrink", action="store_true", help="tiny models, few of them: tests the script alone")
+    arguments = parser.parse_args()
+    scale = SHRUNK if arguments.shrink else Scale()
+    experiment = Experiment(arguments.folder, scale)
+    experiment.prepare()
+    contestants = models(scale)
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        outcomes = dict(
+            zip([model.name for model in contestants], pool.map(experiment.contest, contestants), strict=True)
+        )
+    print(table(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The experiment of sparse learning: what is run, what is resumed, and what the table says."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_text import build_tiny
+
+SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "sparse_learning.py"
+SPEC = importlib.util.spec_from_file_location("sparse_learning", SCRIPT)
+assert SPEC is not None and SPEC.loader is not None
+learning = importlib.util.module_from_spec(SPEC)
+sys.modules["sparse_learning"] = learning  # for its dataclasses
+SPEC.loader.exec_module(learning)
+
+
+def test_all_models_are_compared_at_about_the_same_flops() -> None:
+    scale = learning.Scale()
+    models, experiment = learning.models(scale), learning.Experiment(Path("unused"), scale)
+    names = [model.name for model in models]
+    assert names[:4] == ["dense 256", "dense 64", "dense 80", "dense 112"]
+    assert names[4:6] == ["blocks of 4 static", "blocks of 4 random"] and len(names) == 16
+    steps = [experiment._steps_of_flops(model) for model in models]
+    assert steps[0] < min(steps[1:]) and len(set(steps[4:])) <= len(
+        scale.block_sizes
+    )  # sparse ones of a block size agree
+
+
+def test_the_table_subtracts_the_best_narrower_model_seed_by_seed() -> None:
+    def outcome(*losses: float) -> object:
+        by_seed = dict(enumerate(losses))
+        return learning.Outcome(3e-3, {"flops": 1000, "seconds": 50}, {"flops": by_seed, "seconds": by_seed})
+
+    text = learning.table(
+        {
+            "dense 8": outcome(1.0, 1.0),
+            "dense 4": outcome(2.0, 4.0),
+            "dense 2": outcome(5.0, 6.0),
+            "b": outcome(1.5, 3.9),
+        }
+    )
+    lines = text.splitlines()
+    assert lines[0].count("minus dense 4") == 2 and lines[1].count("---") == 8
+    assert lines[-1] == ("| b | 0.003 | 1,000 | 2.700 ± 1.200 | -0.300 ± 0.200 | 50 | 2.700 ± 1.200 | -0.300 ± 0.200 |")
+
+
+def test_an_experiment_of_another_scale_is_refused(tmp_path: Path) -> None:
+    for name in ("tokenizer", "corpus"):
+        (tmp_path / name).mkdir()
+    learning.Experiment(tmp_path, learning.SHRUNK).prepare()
+    learning.Experiment(tmp_path, learning.SHRUNK).prepare()
+    with pytest.raises(SystemExit, match="holds an experiment of another scale"):
+        learning.Experiment(tmp_path, learning.Scale()).prepare()
+
+
+@pytest.mark.slow
+def test_a_second_call_makes_only_the_runs_that_are_missing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = replace(learning.SHRUNK, vocab_size=300, petaflops=2e-7, seconds=0.05, sequence_length=16, hidden_size=32)
+    monkeypatch.setattr(learning, "MOST_LEARNING_RATES", 3)
+    experiment = learning.Experiment(tmp_path, scale)
+    build_tiny(tmp_path / "corpus")
+    (tmp_path / "tokenizer").mkdir()
+    experiment.prepare()
+    model = learning.models(scale)[-1]
+    assert model.name == "blocks of 4 rigl"
+    outcome = experiment.contest(model)
+    assert set(outcome.losses["flops"]) == set(outcome.losses["seconds"]) == {0, 1}
+    files = sorted((tmp_path / "results").iterdir())
+    assert capfd.readouterr().err.count("loss") == len(files) and not any((tmp_path / "runs").iterdir())
+    missing = tmp_path / "results" / f"blocks-of-4-rigl-{outcome.steps['flops']}-{outcome.learning_rate:g}-1.json"
+    missing.unlink()
+    again = experiment.contest(model)
+    assert capfd.readouterr().err.count("loss") == 1  # training is deterministic
+    assert again.losses["flops"] == outcome.losses["flops"]
+    assert set(json.loads(missing.read_text())) == {"loss", "seconds"}
