@@ -72,11 +72,13 @@ inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec load(const bf16* p) { return {widen(_mm256_loadu_si256((const __m256i*)p))}; }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(bf16* p, Vec a) { _mm256_storeu_si256((__m256i*)p, narrow(a.v)); }
+#ifndef __SANITIZE_ADDRESS__
 // The first n lanes; the others are zero, and memory behind them is neither read nor written.
 inline Vec load(const float* p, i64 n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 inline Vec load(const bf16* p, i64 n) { return {widen(_mm256_maskz_loadu_epi16(first_lanes(n), p))}; }
 inline void store(float* p, Vec a, i64 n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 inline void store(bf16* p, Vec a, i64 n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(a.v)); }
+#endif
 
 #else  // AVX2
 
@@ -141,6 +143,9 @@ inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec load(const bf16* p) { return {widen(_mm_loadu_si128((const __m128i*)p))}; }
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 inline void store(bf16* p, Vec a) { _mm_storeu_si128((__m128i*)p, narrow(a.v)); }
+#endif
+
+#if !defined(__AVX512F__) || defined(__SANITIZE_ADDRESS__)  // which does not see what masked instructions touch
 template <class T>
 inline Vec load(const T* p, i64 n) {
   if (n >= Vec::lanes) return load(p);
@@ -155,7 +160,6 @@ inline void store(T* p, Vec a, i64 n) {
   store(part, a);
   std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
 }
-
 #endif
 
 // e^x, relative error below 2e-7 where the result is a normal number; 0 below that range, infinity above, NaN of NaN.
