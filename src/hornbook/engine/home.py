@@ -91,22 +91,6 @@ class Held(NamedTuple):
     num_parts: int
     holders: Holders | None
 
-    def shaped(self, gradient: Tensor) -> Tensor:
-        """Return a gradient in the shape of its slot: stacked biases ``[3, H·K]`` are one vector."""
-        return gradient.view(-1) if self.role == "bias" else gradient
-
-    def slot(self, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
-        """Return the slot of a gradient in its shape, which the other tensors take."""
-        return Slot(
-            name=self.name,
-            parameter=weight.view(gradient.shape),
-            gradient=gradient,
-            state={key: tensor.view(gradient.shape) for key, tensor in state.items()},
-            role=self.role,
-            num_parts=self.num_parts,
-            holders=self.holders,
-        )
-
 
 class InMemory:
     """A model that lies in the memory of its device, or of several ranks', with optimizer state beside it.
@@ -205,12 +189,16 @@ class InMemory:
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
-        yield self._stored(part)
-
-    def _stored(self, part: str) -> list[Slot]:
-        """Return the slots of what has a gradient in a part, weights and states as they are stored."""
-        return [
-            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
+        yield [
+            Slot(
+                name=held.name,
+                parameter=local(held.parameter.detach()).view(gradient.shape),
+                gradient=gradient,
+                state={key: tensor.view(gradient.shape) for key, tensor in self.moments[held.name].items()},
+                role=held.role,
+                num_parts=held.num_parts,
+                holders=held.holders,
+            )
             for held, gradient in self._gradients(part)
         ]
 
@@ -245,8 +233,13 @@ class InMemory:
 
     def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
         """Return what has a gradient, and the gradient of what this rank holds of it, in the shape of its slot."""
-        trained = [held for held in self._held if held.parameter.grad is not None]
-        return [(held, held.shaped(local(held.parameter.grad))) for held in trained]  # type: ignore[arg-type]
+        found = []
+        for held in self._held:
+            if held.parameter.grad is not None:
+                gradient = local(held.parameter.grad)
+                # stacked biases [3, H·K] are one vector
+                found.append((held, gradient.view(-1) if held.role == "bias" else gradient))
+        return found
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

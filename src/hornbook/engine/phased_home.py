@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Shards
+from hornbook.engine.home import Held, Shards
 from hornbook.engine.narrow_home import NarrowHome, part_of
 from hornbook.engine.spaces import Lane, Space
 from hornbook.model import LanguageModel
@@ -87,8 +87,6 @@ class PhasedHome(NarrowHome):
         self._has_tied = False
         self._ahead: tuple[str, Future[dict[str, Tensor]]] | None = None
         """The tensor whose slot is on its way."""
-        self._open: dict[str, Tensor] = {}
-        """What is stored of the tensor whose slot is open, on the device."""
 
     def restart_traffic(self) -> None:
         """Let a step's ``traffic`` begin here."""
@@ -164,7 +162,7 @@ class PhasedHome(NarrowHome):
             kept[name] = {_GRADIENT: _own_part(parameter, ranks.sum_tensor(gradient))}
             parameter.grad = _like(parameter, self._at_rest(name, _GRADIENT))
         held = [self._by_name[name] for name in kept]
-        shaped = [own.shaped(kept[own.name][_GRADIENT]).float() for own in held]
+        shaped = [_shaped(own, kept[own.name][_GRADIENT]).float() for own in held]
         if held:
             norms = norms_of(shaped, [own.holders for own in held])
             self._norms.update((own.name, norms[n : n + 1]) for n, own in enumerate(held))
@@ -187,25 +185,27 @@ class PhasedHome(NarrowHome):
         return torch.zeros(0, device=self._world.device) if norms is None else norms / self._divisor
 
     @contextmanager
-    def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
-        """See ``Home``; what was opened is written while the next tensor is updated."""
-        with super().slots(part, count) as slots:
-            yield slots
-        if slots:
-            slots.clear()
-            kinds = [kind for kind in self._open if kind != _GRADIENT]
-            self._out.behind(partial(self._save, {part: {kind: self._open[kind] for kind in kinds}}, kinds))
-            self._open = {}
-
-    def _stored(self, part: str) -> list[Slot]:
+    def _stored(self, part: str, count: int) -> Iterator[list[Slot]]:
+        """See ``NarrowHome``; what was opened is written while the next tensor is updated."""
         if part not in self._norms:
-            return []
-        held, self._open = self._by_name[part], self._arrived(part)
-        gradient = self._opened(held.shaped(self._open[_GRADIENT]), self._world.device)
+            yield []
+            return
+        held, stored = self._by_name[part], self._arrived(part)
+        gradient = self._opened(_shaped(held, stored.pop(_GRADIENT)), self._world.device)
         if self._divisor != 1.0:
             gradient.div_(self._divisor)
-        states = {key: tensor for key, tensor in self._open.items() if key not in (_WEIGHT, _GRADIENT)}
-        return [held.slot(self._open[_WEIGHT], gradient, states)]
+        yield [
+            Slot(
+                name=part,
+                parameter=stored[_WEIGHT].view(gradient.shape),
+                gradient=gradient,
+                state={key: tensor.view(gradient.shape) for key, tensor in stored.items() if key != _WEIGHT},
+                role=held.role,
+                num_parts=held.num_parts,
+                holders=held.holders,
+            )
+        ]
+        self._out.behind(partial(self._save, {part: stored}, list(stored)))
 
     def _arrived(self, name: str) -> dict[str, Tensor]:
         """Return all that is stored of a tensor, on the device, and begin to read the next one that has a gradient."""
@@ -228,7 +228,7 @@ class PhasedHome(NarrowHome):
     def drop_gradients(self) -> None:
         """See ``Home``; all is written then."""
         super().drop_gradients()
-        self._ahead, self._open, self._has_tied = None, {}, False
+        self._ahead, self._has_tied = None, False
         self._norms.clear()
         self.settle()
         names = ("bytes_read", "bytes_written")
@@ -263,6 +263,11 @@ def lay_out(model: LanguageModel, update: Update, recipe: Recipe) -> dict[tuple[
     if model.head.is_tied:
         places[_TIED, _GRADIENT] = Place(end, tuple(model.embedding.tokens.shape), gradient_dtype)
     return places
+
+
+def _shaped(held: Held, gradient: Tensor) -> Tensor:
+    """Return a gradient in the shape of its slot: stacked biases ``[3, H·K]`` are one vector."""
+    return gradient.view(-1) if held.role == "bias" else gradient
 
 
 def _like(parameter: Tensor, values: Tensor) -> Tensor:

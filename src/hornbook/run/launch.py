@@ -141,7 +141,8 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        scratch = stack.enter_context(held_scratch(recipe, output, world))
+        has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # of a run that was killed
+        scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
