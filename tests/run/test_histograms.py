@@ -17,7 +17,9 @@ from hornbook.run.histograms import NUM_BINS
 TRACKED = ("--tracking.trackers=recording", "--tracking.histogram-every-steps=3")
 
 
-@pytest.mark.parametrize("narrow", [(), ("--precision.weights=bf16", "--precision.second-moment=fp16")])
+@pytest.mark.parametrize(
+    "narrow", [(), ("--precision.weights=bf16", "--precision.second-moment=fp16"), ("--memory.execution=phased",)]
+)
 def test_histograms_change_no_number(tmp_path: Path, narrow: tuple[str, ...]) -> None:
     tiny_runs.run_tiny(tmp_path / "plain", *narrow)
     tiny_runs.run_tiny(tmp_path / "tracked", *narrow, *TRACKED)
