@@ -80,7 +80,9 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: tuple[
 
 
 def test_it_needs_no_torch() -> None:
-    program = "import sys; from hornbook.__main__ import main; main(['plan', 'gpt2-small', '--search', '--devices', '2'])"
+    program = (
+        "import sys; from hornbook.__main__ import main; main(['plan', 'gpt2-small', '--search', '--devices', '2'])"
+    )
     program += "; assert not {'torch', 'numpy'} & set(sys.modules), 'a plan needs none of them'"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
 

@@ -16,7 +16,16 @@ from hornbook.plan.tape import Tape
 from hornbook.run.planning import compute_on
 
 CPU = torch.device("cpu")
-SIZES = ["model.vocab_size=300", "model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "training.micro_batch_size=4", "training.global_batch_size=4", "data.sequence_length=64", "precision.kernels=torch"]
+SIZES = [
+    "model.vocab_size=300",
+    "model.num_layers=2",
+    "model.hidden_size=64",
+    "model.num_heads=4",
+    "training.micro_batch_size=4",
+    "training.global_batch_size=4",
+    "data.sequence_length=64",
+    "precision.kernels=torch",
+]
 MODELS = {
     "gpt": "demo",
     "gpt with dropouts": "demo model.attention_dropout=0.1 model.residual_dropout=0.1",
