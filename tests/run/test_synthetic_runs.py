@@ -11,13 +11,13 @@ from hornbook.config import bundled_recipes, load_recipe
 TINY = """model.vocab-size=300 model.num-layers=2 model.hidden-size=64 model.num-heads=4 training.steps=2
 training.global-batch-size=4 training.micro-batch-size=2 data.sequence-length=32 data.synthetic=true
 parallel.pipeline-parallel=1 parallel.layers-per-stage=none parallel.tensor-parallel=1 parallel.sequence-parallel=false
-parallel.data-parallel=replicate parallel.pipeline-schedule=1f1b precision.compute=fp32""".split()
+parallel.data-parallel=replicate parallel.pipeline-schedule=1f1b precision.compute=fp32"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", bundled_recipes())
 def test_it_trains_on_random_tokens(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"--{word}" for word in TINY]
+    words = [f"--{word}" for word in TINY.split()]
     recipe = load_recipe(name, require_data=False).recipe
     if getattr(recipe.model, "embedding_size", None):
         words.append("--model.embedding-size=32")
