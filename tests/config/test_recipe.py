@@ -15,6 +15,9 @@ from hornbook.config import (
 )
 from hornbook.errors import RecipeError
 
+_MOVES = "phased execution recomputes every layer and offloads everything"
+_RESIDENT = 'remove it, or set memory.execution to "resident"'
+
 
 @pytest.mark.parametrize(
     ("words", "problem"),
@@ -73,6 +76,27 @@ from hornbook.errors import RecipeError
             ["--memory.recompute=all", "--memory.recompute-layers=3,12"],
             "memory.recompute_layers = [3, 12] (command line), model.num_layers = 12 (default): "
             "layer 12 does not exist; the layers are 0 to 11",
+        ),
+        *(
+            (
+                ["--memory.execution=phased", f"--{option}={value}"],
+                f'memory.execution = "phased" (command line), {option} = {shown} (command line): {reason}',
+            )
+            for option, value, shown, reason in [
+                ("memory.recompute", "all", '"all"', f"{_MOVES}; remove recompute"),
+                ("memory.offload_activations", "true", "true", f"{_MOVES}; remove offload_activations"),
+                ("memory.offload_optimizer", "true", "true", f"{_MOVES}; remove offload_optimizer"),
+                ("training.compile", "blocks", '"blocks"', f"compile takes layers that stay in memory; {_RESIDENT}"),
+                ("parallel.pipeline_parallel", "2", "2", f"pipeline_parallel spreads layers over ranks; {_RESIDENT}"),
+                ("parallel.tensor_parallel", "2", "2", f"tensor_parallel cuts layers that stay in memory; {_RESIDENT}"),
+                ("checkpoint.background", "true", "true", f"background copies all state into memory; {_RESIDENT}"),
+                ("sparsity.linears", "blocks.*", '["blocks.*"]', f"linears keeps blocks in memory; {_RESIDENT}"),
+            ]
+        ),
+        (
+            ["--memory.scratch=/big"],
+            'memory.scratch = "/big" (command line), memory.execution = "resident" (default): scratch has no effect '
+            'without phased execution; set execution = "phased", or remove it',
         ),
         (
             ["--evaluation.early-stopping-min-delta=0.1"],

@@ -110,6 +110,13 @@ def mended(recipe, draw):
     if nested["training"]["compile"] == "blocks":
         nested["memory"] |= {"offload_activations": False}
         nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}]))
+    resident, phased = {"execution": "resident", "scratch": None}, {"execution": "phased", **kept}
+    phased |= {"offload_activations": False, "offload_optimizer": False}
+    is_plain = nested["parallel"]["pipeline_parallel"] == 1 and not nested["sparsity"]["linears"]
+    if nested["training"]["compile"] == "blocks" or nested["checkpoint"]["background"] or not is_plain:
+        nested["memory"] |= resident
+    else:
+        nested["memory"] |= draw(st.sampled_from([resident, phased]))
     if nested["parallel"]["data_parallel"] == "replicate" or nested["parallel"]["pipeline_parallel"] > 1:
         nested["parallel"]["sum_gradients"] = "micro_batch"
     nested["training"] |= {"global_batch_size": micro * draw(st.integers(1, 64)), "micro_batch_size": micro}

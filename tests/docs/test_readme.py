@@ -16,7 +16,8 @@ from tiny_wiki import tiny_dump
 
 README = ROOT / "README.md"
 GUIDES = [
-    ROOT / "docs" / f"{name}.md" for name in ("corpora", "encoders", "runs-and-checkpoints", "evaluation", "recipes")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("corpora", "encoders", "runs-and-checkpoints", "evaluation", "recipes", "profiling-and-tracking")
 ]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 

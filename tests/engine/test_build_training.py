@@ -38,6 +38,12 @@ def of_two(*, tensor: int = 1) -> World:
             "needs all of the model in each micro-batch, and Mine may skip a part: set it to replicate",
         ),
         (
+            {"memory": MemoryConfig(execution="phased"), "objective": Mine()},
+            World(),
+            "memory.execution = 'phased' needs all of the model in each micro-batch, and Mine may skip a part: "
+            "set it to resident",
+        ),
+        (
             {"parallel": ParallelConfig(tensor_parallel=2), "optimizer": MyOptimizer()},
             of_two(tensor=2),
             "MyOptimizer may need whole weights",

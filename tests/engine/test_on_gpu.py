@@ -15,6 +15,20 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 """PyTorch's compiler does what PyTorch warns of."""
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_phased_execution_learns_what_resident_execution_learns(model, in_files, tmp_path):
+    """With the state in pinned memory of the host, or in files."""
+    device = torch.device("cuda", 0)
+    prepare(device, 1)
+    recipe = recipe_of(model, "adamw")
+    expected = tiny_layouts.train(recipe, World(device=device), steps=5)
+    memory = replace(recipe.memory, execution="phased", scratch=str(tmp_path) if in_files else None)
+    found = tiny_layouts.train(replace(recipe, memory=memory), World(device=device), steps=5)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-4)
+
+
 @pytest.mark.parametrize(("model", "compiled"), [*((model, "none") for model in MODELS), ("gpt", "blocks")])
 def test_a_gpu_learns_what_a_cpu_learns(model, compiled):
     """In fp32, from the same weights, with the same dropout; the order of sums is the device's own."""

@@ -219,12 +219,12 @@ def test_weights_are_cast_once_and_the_embedding_is_shared(dtype):
     assert quick._embedding is model.embedding
     assert quick.cache_dtype == torch.float32, "on a CPU"
     assert quick.cache_shapes == [(2, 8), (2, 8)]
-    for part in (block._attention._qkv, block._attention._out):
-        assert part.keywords["weight"].dtype == part.keywords["bias"].dtype == dtype
-        assert not part.keywords["weight"].requires_grad
+    for part in (block._attention.qkv, block._attention.out):
+        assert part.weight.dtype == part.bias.dtype == dtype
+        assert not part.weight.requires_grad
     norm = block._attention_norm.keywords
     assert norm["weight_D"].dtype == norm["bias_D"].dtype == torch.float32, "on a CPU"
     torch.testing.assert_close(
-        block._attention._qkv.keywords["weight"].float(),
+        block._attention.qkv.weight.float(),
         model.blocks[0].attention.qkv.weight.flatten(0, 1).to(dtype).float(),
     )

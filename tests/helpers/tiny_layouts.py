@@ -69,6 +69,10 @@ LAYOUTS = {
     "data 4": "",
     "shard 2": "parallel.data_parallel=shard",
     "shard 2, recomputed": "parallel.data_parallel=shard memory.recompute=all",
+    "phased": "memory.execution=phased",
+    "data 2, phased": "memory.execution=phased",
+    "shard 2, phased": "parallel.data_parallel=shard memory.execution=phased",
+    "hybrid 2x2, phased": "parallel.data_parallel=hybrid parallel.shard_size=2 memory.execution=phased",
     "tensor 2, recomputed": "parallel.tensor_parallel=2 memory.recompute=attention",
     "tensor 2, chunked": "parallel.tensor_parallel=2 memory.vocabulary_chunks=3 model.vocab_size=300",
     "zero-bubble 2, recomputed": "parallel.pipeline_parallel=2 parallel.pipeline_schedule=zero-bubble "

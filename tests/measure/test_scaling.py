@@ -89,6 +89,8 @@ def test_the_command_prints_speed_efficiency_and_traffic():
     found = json.loads(done.stdout)
     assert (found["num_ranks"], len(found["ranks"])) == (2, 2)
     assert 0.0 < found["efficiency"] < 2.0
+    assert found["tflops_ratio"] == pytest.approx(found["tflops"] / found["matmul_tflops"])
+    assert 0.0 < found["tflops_ratio"] < 1.0
     lines = [line.split() for line in done.stderr.splitlines()]
     assert ["scaling", "efficiency", f"{found['efficiency']:.1%}"] in lines
     assert [line[1] for line in lines if line and line[0] in "01"] == ["all-reduce"] * 2

@@ -198,3 +198,42 @@ def test_a_picture_has_a_digit_a_place() -> None:
         for column, digit in enumerate(line):
             share = dense[2 * at : 2 * at + 2, 2 * column : 2 * column + 2].mean().item()
             assert int(digit, 16) == math.ceil(share * 15)
+
+
+def test_the_meta_device_tells_the_shapes_of_a_layer() -> None:
+    with torch.device("meta"):
+        layer = BlockSparseLinear(32, 48, block_size=8, density=0.3)
+        y = layer(torch.empty(2, 5, 32).requires_grad_())
+    assert y.is_meta and y.shape == (2, 5, 48)
+    y.sum().backward()
+    assert layer.values.grad.shape == layer.values.shape
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # PyTorch's own, while it compiles
+@pytest.mark.parametrize("kernel", ["auto", "reference", "torch"])
+def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
+    recipe = sparse_recipe()
+    recipe = replace(recipe, sparsity=replace(recipe.sparsity, kernel=kernel))
+    with torch.device("meta"):
+        model = model_of(recipe, torch.float32)
+    model.allocate(torch.device("cpu"))
+    initialize(model, 7)
+    block, batch = model.blocks[0], random_batch(2, 9)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    x_BTD = torch.randn(2, 9, recipe.model.hidden_size, generator=torch.Generator().manual_seed(0))
+    found = []
+    for moved in (False, True):
+        layer = block.feed_forward.up
+        if moved:  # the pattern is an input of the graph
+            layer.columns.copy_(torch.zeros_like(layer.columns))
+            layer.rows.copy_(torch.arange(len(layer.rows)) % layer.grid_shape[0])
+            layer.rows.copy_(layer.rows.sort().values)
+        for module in (block, compiled):
+            block.zero_grad()
+            y_BTD = module(x_BTD, model.make_context(batch))
+            y_BTD.square().sum().backward()
+            found.append((y_BTD.detach(), layer.values.grad.clone()))
+    for eager, graph in (found[:2], found[2:]):
+        for ours, theirs in zip(eager, graph, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(found[0][0], found[2][0])

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from hornbook.errors import UserError
+from hornbook.ops import block_pattern, block_sparse
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.block_sparse import (
-    Pattern,
     Scores,
     block_sparse_linear,
     choose_kernel,
-    from_dense,
-    to_dense,
 )
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
@@ -138,3 +137,25 @@ def test_auto_takes_the_faster_kernel_and_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native, "form", lambda: Form("avx2"))
     assert choose_kernel("auto", 4, 0.1, CPU).kernel == "native"
     assert choose_kernel("auto", 1, 0.1, CPU).kernel == choose_kernel("auto", 4, 0.5, CPU).kernel == "reference"
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch", "native"])
+@pytest.mark.parametrize("positions", [[], [0, 4, 5]])
+def test_the_operators_pass_opcheck(kernel: str, positions: list[int]) -> None:
+    if kernel == "native" and isinstance(native.newest_form(), str):
+        pytest.skip(f"no native form: {native.newest_form()}")
+    pattern = [*pattern_of(2, 3, positions)]
+    x, values = (numbers(*shape, dtype=torch.float32) for shape in ((5, 12), (len(positions), 4, 4)))
+    gradient = numbers(5, 8, dtype=torch.float32)
+    learned = (x.clone().requires_grad_(), values.clone().requires_grad_(), pattern, kernel)
+    torch.library.opcheck(block_sparse.block_sparse_product, learned)
+    torch.library.opcheck(block_sparse.block_sparse_input_gradient, (gradient, values, pattern, kernel))
+    torch.library.opcheck(block_sparse.block_sparse_weight_gradient, (gradient, x, pattern, 4, kernel))
+
+
+def test_lines_are_found_once_and_go_with_the_pattern() -> None:
+    before, pattern = len(block_pattern._LINES), pattern_of(2, 3, [0, 4, 5])
+    assert pattern.by_row() is pattern.by_row() and pattern.by_column() is pattern.by_column()
+    assert len(block_pattern._LINES) == before + 2
+    del pattern
+    assert len(block_pattern._LINES) == before

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.ops import cross_entropy as module
 from hornbook.ops.cross_entropy import (
@@ -84,6 +85,26 @@ def test_incoming_gradient_scales_both_gradients():
     (linear_cross_entropy(x, weight, targets, 13) * -2.5).backward()
     assert_near(x.grad, -2.5 * x_gradient, 1e-5)
     assert_near(weight.grad, -2.5 * weight_gradient, 1e-5)
+
+
+def test_the_backward_pass_makes_no_second_gradient_of_the_table():
+    """It has 128 x 8 elements; 3 tokens of width 8 are all else that is made."""
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and not function._schema.name.endswith(("_", "view", "detach")):
+                sizes.append((function._schema.name, result.numel()))
+            return result
+
+    states, table = torch.randn(3, 8, requires_grad=True), torch.randn(128, 8, requires_grad=True)
+    for _ in range(2):  # the second one is added to the first
+        loss = linear_cross_entropy(states, table, torch.tensor([1, 2, 3]), 128) * 0.5
+        with Watch():
+            loss.backward()
+    assert sizes
+    assert [(name, size) for name, size in sizes if size >= 128 * 8] == []
 
 
 def test_gradient_is_the_slope_of_the_loss():

@@ -42,7 +42,14 @@ def two_gradients() -> list[torch.Tensor]:
 
 
 def slots_of(gradients: list[torch.Tensor]) -> list[Slot]:
-    return [Slot(name="weight", parameter=gradient, gradient=gradient, state={}) for gradient in gradients]
+    return [Slot(name="weight", parameter=gradient.clone(), gradient=gradient, state={}) for gradient in gradients]
+
+
+def test_the_update_may_clip():
+    slots = slots_of(two_gradients())
+    clipped = clip(slots, 5.0, 2.0, "global", by_update=True)
+    assert [slot.clip for slot in clipped] == [0.4, 0.4]
+    assert all(torch.equal(slot.gradient, right) for slot, right in zip(clipped, two_gradients(), strict=True))
 
 
 @pytest.mark.parametrize(("limit", "clipped"), [(0.5, True), (4.9, True), (5.0, False), (5.1, False)])

@@ -1,15 +1,19 @@
 """Every optimizer against its formula in float64, and against torch's own where torch has it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_forms import all_native
 from plain_updates import SHAPES, Plain, give_gradients, make_slots
 
 from hornbook.config import AdamConfig, AdamWConfig, LambConfig, MomentumConfig, SGDConfig, choices
 from hornbook.errors import UserError
 from hornbook.model import MODELS
 from hornbook.objective import OBJECTIVES
+from hornbook.ops.native.kernels import Kernels, using
 from hornbook.optim.adam import adamw
 from hornbook.optim.schedules import SCHEDULES
 from hornbook.optim.slots import Slot
@@ -65,6 +69,33 @@ def test_several_steps_equal_the_formula(config):
             states = {"exp_avg": reference.m, "exp_avg_sq": reference.v, "momentum": reference.b}
             for name, tensor in slot.state.items():
                 torch.testing.assert_close(tensor.double(), states[name], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if build_update(config).clips], ids=repr)
+def test_native_updates_equal_the_formula(config, monkeypatch):
+    native = all_native()
+    monkeypatch.setattr("hornbook.optim.adam.torch_adam", None)
+    with using(native):
+        test_several_steps_equal_the_formula(config)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@one_of_each
+def test_updates_that_clip_see_smaller_gradients(config, is_native):
+    update = build_update(config)
+    if not update.clips:
+        assert config.name in ("sgd", "momentum"), "the step clips for them"
+        return
+    slots, twins = make_slots(update.state_names), make_slots(update.state_names)
+    with using(all_native() if is_native else Kernels(why="test")):
+        for count in (1, 2):
+            give_gradients(slots, count)
+            give_gradients(twins, count)
+            torch._foreach_mul_([twin.gradient for twin in twins], 0.25)
+            update.apply([replace(slot, clip=0.25) for slot in slots], 0.1, count)
+            update.apply(twins, 0.1, count)
+    for slot, twin in zip(slots, twins, strict=True):
+        torch.testing.assert_close(slot.parameter, twin.parameter, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

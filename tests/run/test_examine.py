@@ -1,6 +1,7 @@
 """What keeps a recipe from training is found all at once, by the checks of the training itself, without a trace."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_what_the_run_measures_is_checked(tmp_path: Path) -> None:
     found = look(tmp_path, "--evaluation.tasks=masked_tokens,lambada", "--evaluation.early-stopping-patience=2")
     assert [(level, about) for level, about, _ in found] == [("error", "evaluation")] * 2
     assert "early stopping needs the validation loss" in found[0][2] and "masked_tokens" in found[1][2]
+
+
+def test_a_tracker_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (missing, unknown) = look(tmp_path, "--tracking.trackers=wandb,tensorbord")
+    assert missing[:2] == unknown[:2] == ("error", "trackers")
+    assert "pip install 'hornbook[wandb]'" in missing[2] and 'did you mean "tensorboard"?' in unknown[2]
 
 
 def test_a_model_and_a_batch_without_memory(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs with block-sparse linear maps: resumes, ranks, and what one does with a trained model."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import tiny_runs
 import torch
 from ranks import python
+from tiny_encoder_runs import build_sentences, encoder, on_corpus
 from tiny_text import build_tiny
 
 from hornbook import checkpoint
@@ -14,8 +16,12 @@ from hornbook.cli.main import main
 from hornbook.errors import CheckpointError, StoppedBySignal, UserError
 from hornbook.exchange.restore import load_model
 from hornbook.model.sparse_layers import sparse_layers
+from hornbook.ops.native.block_sparse import newest_form
+from hornbook.ops.native.kernels import BLOCKS
+from hornbook.ops.native.library import PYTORCH, Form
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
+from hornbook.storage.json_files import read_json
 from hornbook.track.metrics import read
 
 SPARSE = ("--sparsity.linears=blocks.*", "--sparsity.density=0.3", "--sparsity.block-size=8")
@@ -128,3 +134,70 @@ def test_a_start_from_sparse_weights_counts_ages_with_the_moments(tmp_path: Path
         ages = {name: tensor for name, tensor in found.items() if name.endswith("grown_at")}
         assert any(bool(tensor.any()) for tensor in ages.values()) == keeps
         assert all(torch.equal(tensor, found[name]) for name, tensor in before.items() if name.endswith(".columns"))
+
+
+def test_auto_leaves_blocks_to_pytorch_if_the_recipe_does_and_a_resume_keeps_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forms(folder: str) -> list[str]:
+        sessions = read_json(tmp_path / folder / "run/environment.json", "the environment")["sessions"]
+        return [session["kernels"]["forms"][BLOCKS] for session in sessions]
+
+    newest = newest_form()
+    expected = newest.isa if isinstance(newest, Form) else PYTORCH
+    for name, asked in (("auto", "auto"), ("torch", "torch")):
+        with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):
+            tiny_runs.stop_after(patch, 3)
+            tiny_runs.run_tiny(tmp_path / name, *MOVING, f"--precision.kernels={asked}")
+    assert (forms("auto"), forms("torch")) == ([expected], [PYTORCH])
+    assert "kernel reference: " in capsys.readouterr().err
+    tiny_runs.run_tiny(tmp_path / "torch", *MOVING)  # precision.kernels may change between sessions
+    assert forms("torch") == [PYTORCH, PYTORCH]
+    tiny_runs.run_tiny(tmp_path / "whole", *MOVING, "--precision.kernels=torch")
+    assert tiny_runs.digest(tmp_path / "torch", 8) == tiny_runs.digest(tmp_path / "whole", 8)
+
+
+def test_a_sparse_encoder_fills_masks_and_is_evaluated_like_its_dense_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = build_sentences(tmp_path / "corpus")
+    own = ("--sparsity.linears=blocks.*,head.transform.dense", "--objective.mask-probability=0.15")
+    tiny_runs.run_tiny(tmp_path, *encoder("bert"), *on_corpus(corpus), *MOVING, *own)
+    run, dense = tmp_path / "run", tmp_path / "dense"
+    assert main(["checkpoint", "export", str(run), "--output", str(dense)]) == 0
+    assert len(sparse_layers(load_model(run, CPU, compute="fp32").model)) == 9
+    found = []
+    for model in (run, dense):
+        given = ["--device", "cpu", "--compute", "fp32", "--json"]
+        capsys.readouterr()
+        assert main(["generate", str(model), "--prompt", "the [MASK] sees a [MASK].", "--top-k", "5", *given]) == 0
+        (filled,) = json.loads(capsys.readouterr().out)["results"]
+        assert main(["evaluate", str(model), "--data", str(corpus), *given]) == 0
+        (task,) = json.loads(capsys.readouterr().out)["tasks"]
+        found.append(([guess for gap in filled["gaps"] for guess in gap], task["rows"]))
+    guesses, rows = zip(*found, strict=True)
+    assert len(guesses[0]) == 10 and [row["metric"] for row in rows[0]][:2] == ["loss", "accuracy"]
+    for key, expected in (("probability", guesses), ("value", rows)):
+        ours, theirs = ([entry[key] for entry in side] for side in expected)
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    assert [guess["id"] for guess in guesses[0]] == [guess["id"] for guess in guesses[1]]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_two_ranks_train_sparse_layers_in_bf16(kernel: str, tmp_path: Path) -> None:
+    options = (*MOVING, "--precision.compute=bf16", f"--sparsity.kernel={kernel}")
+    tiny_runs.run_tiny(tmp_path / "one", *options)
+    done = python(
+        "-m", "hornbook", "train", tmp_path / "one/tiny.toml", *options, "--output", tmp_path / "two",
+        "--processes", 2, "--device", "cpu", "--threads", 1,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, expected = tensors(tmp_path / "two"), tensors(tmp_path / "one" / "run")
+    moved = [name for name in expected if name.endswith((".rows", ".columns", ".grown_at"))]
+    assert moved and all(torch.equal(found[name], expected[name]) for name in moved)
+    losses = [
+        [row["loss"] for row in read(path / "metrics.jsonl") if row["kind"] == "train"]
+        for path in (tmp_path / "two", tmp_path / "one/run")
+    ]
+    assert len(losses[0]) == 8 and losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert losses[1][-1] != losses[1][0]

@@ -93,9 +93,16 @@ def test_the_probe_shows_what_was_measured_at_its_step(tmp_path: Path) -> None:
     train = line([[at, at / 100] for at in range(1, 1001)], "t")
     rare = [[train, line([[100, 7], [at, 8], [900, 9]], "v")] for at in (498, 450)]
     runs = [line([[10, 1], [50, 2], [90, 3]], "A"), line([[0, 4], [48, 5], [100, 6]], "B")]
-    near, far, many = figures(
-        tmp_path, {"lines": rare[0]}, {"lines": rare[1]}, {"lines": runs, "many": True, "named": True}
+    spike = line([[at, 70.0 if at == 500 else 1.0] for at in range(1, 1001)], "logged") | {"quiet": True}
+    smoothed = line([[at, 1.5] for at in range(1, 1001)], "training") | {"fitted": True}
+    near, far, many, both = figures(
+        tmp_path,
+        {"lines": rare[0]},
+        {"lines": rare[1]},
+        {"lines": runs, "many": True, "named": True},
+        {"lines": [spike, smoothed]},
     )
+    assert "<b>70</b>" in both and "<b>1.500</b>" in both, "what was logged, and the smoothed curve"
     assert "step 498" in near and "<b>8</b>" in near and "<b>4.980</b>" in near
     assert "step 500" in far and "<b>5</b>" in far and "<b>8</b>" not in far
     assert "<b>2</b>" in many and "<b>5</b>" in many

@@ -62,10 +62,12 @@ def test_plain_lines_one_for_each_logged_step() -> None:
     def say(console: Console) -> None:
         console.train(train_row(10), 2000)
         console.train(train_row(20, skipped_steps=2), 2000)
+        console.train(train_row(30, mfu=0.25), 2000)
 
     assert said(say).splitlines() == [
         "step 10/2,000  loss 2.6000  lr 1.00e-03  grad 0.900  2k tokens/s  16 min 59 s left",
         "step 20/2,000  loss 2.3000  lr 1.00e-03  grad 0.900  2k tokens/s  2 skipped  16 min 54 s left",
+        "step 30/2,000  loss 2.2000  lr 1.00e-03  grad 0.900  2k tokens/s  MFU 25.0%  16 min 49 s left",
     ]
 
 

@@ -115,7 +115,7 @@ def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
     assert len(board.queries) >= 4, "the page asks again and again"
     counts = [query["seen"][0].rpartition(".")[2] for query in board.queries if query.get("seen")]
     assert counts[:2] == ["44", "54"] and counts[-1] == "55", "only for what is new"
-    assert 'aria-label="Loss over step. training: first 8, last 0.500, least 0.500' in page
+    assert 'aria-label="Loss over step. training, logged: first 8, last 0.500, least 0.500' in page
     assert ">live</p>" in page and "step 51/40" in page
     assert "&lt;i&gt;written after 51" in page and "<i>written" not in page
 
@@ -137,6 +137,26 @@ def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
     assert '<li class="run0">A</li>' in page and '<li class="run3">D</li>' in page
     assert "unreadable" in page
     assert not re.search("undefined|NaN", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
+
+
+@needs_chromium
+def test_hostile_texts_stay_texts_in_the_browser(tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>\"'&"
+    rows = [*default_rows(), {"kind": "task", "step": 10, "task": hostile, "metric": hostile, "value": 1.0}]
+    rows.append({"kind": "topology", "step": 10, "layer": hostile, "pattern": ["0f"]})
+    one, two = (
+        make_run(tmp_path / "runs" / f"{name}<b>&'\"", rows=rows, recipe=f"name = {json.dumps(hostile)}\n")
+        for name in ("one", "two")
+    )
+    for run in (one, two):
+        with MetricsLog(run / "samples.jsonl") as log:
+            log.append({"step": 50, "prompt": hostile, "text": hostile})
+    with serving(Board([tmp_path / "runs"])) as server:
+        for shown in ([one], [one, two]):
+            chosen = "&".join(f"run={quote(str(run), safe='')}" for run in shown)
+            page = dom_of(f"{server.url}#{chosen}", tmp_path)
+            assert "<img" not in page and "<b>&amp;" not in page and page.count("<script") == 2
+            assert page.count("&lt;img src=x onerror=alert(1)&gt;") > 5 and "<figure>" in page
 
 
 @needs_chromium

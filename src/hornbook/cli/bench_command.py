@@ -8,7 +8,7 @@ hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,9 +143,11 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
 
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
+    from hornbook.measure.throughput import compare_with_product, matrix_product
     from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
+    from hornbook.run.utilization import flops_per_token, measure_rates
     from hornbook.samples.batches import refuse_misfit
 
     with launched.told_once():
@@ -155,10 +157,15 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
         world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
     with world.session():
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
+        used = {}
+        if flops_per_token(recipe):
+            (rate,) = measure_rates([matrix_product(recipe, world)], device)  # of all ranks at once, as in a step
+            used = compare_with_product(recipe, scaling.together, sum(row[0] for row in world.gather([rate])))
     if world.is_first:
         _print_scaling(scaling, recipe)
+        _print_utilization(used)
         print(f"kernels {in_use()}")
-    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling)}
+    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling), **used}
 
 
 def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
@@ -214,20 +221,24 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     timed = {name: asdict(speed) for name, speed in speeds.items()}
     result: dict[str, Any] = {**_facts(recipe), "kernels": kernels, "contenders": timed}
     if product and measured:
-        result |= compare_with_product(recipe, speeds["hornbook"], measured, product.flops)
+        result |= compare_with_product(recipe, speeds["hornbook"], product.flops / measured.step_seconds)
     print(_title(recipe))
     for name, speed in speeds.items():
         print(_speed_line(name, speed, kernels.get(name)))
-    if "tflops" in result:
-        print(
-            f"{result['tflops']:.3g} TFLOP/s, {result['tflops_ratio']:.1%} of the {result['matmul_tflops']:.3g} "
-            "TFLOP/s of a plain product of the feed-forward's shape"
-        )
+    _print_utilization(result)
     best = max((speed.tokens_per_second for name, speed in speeds.items() if name not in kernels), default=None)
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
     return result
+
+
+def _print_utilization(found: Mapping[str, Any]) -> None:
+    if "tflops" in found:
+        print(
+            f"{found['tflops']:.3g} TFLOP/s, {found['tflops_ratio']:.1%} of the {found['matmul_tflops']:.3g} "
+            "TFLOP/s of a plain product of the feed-forward's shape"
+        )
 
 
 def generate_command(arguments: argparse.Namespace) -> dict[str, object]:

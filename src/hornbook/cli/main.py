@@ -47,6 +47,7 @@ COMMANDS = {
     "checkpoint": "list and verify checkpoints; import and export models",
     "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs",
+    "profile": "profile training steps as a page, or compare two profiles",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",
     "completion": "print a script that completes commands in bash, zsh or fish",

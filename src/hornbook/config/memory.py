@@ -1,21 +1,33 @@
 """What a training keeps in the memory of its device, in ``[memory]``: less of it for more arithmetic or traffic.
 
-Nothing here changes what is learned: recomputation and offload leave every bit as it is, chunks of the vocabulary leave
-all but rounding. So a run may resume with other values.
+Nothing here changes what is learned: recomputation, offload and phased execution leave every bit as it is, chunks of
+the vocabulary leave all but rounding. So a run may resume with other values.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hornbook.config.models import TransformerConfig
 from hornbook.config.options import Problem, option
+
+if TYPE_CHECKING:  # a recipe has this section
+    from hornbook.config.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """What to recompute or to move off the device instead of keeping it there."""
 
+    execution: Literal["resident", "phased"] = option(
+        "resident",
+        help="what the device holds during a step: resident: the whole model; phased: a layer at a time, for all "
+        "micro-batches, while files (for a CPU) or the host's memory (for a GPU) hold the rest",
+    )
+    scratch: str | None = option(
+        None,
+        help="folder for the files of phased execution; none: the run's folder for a CPU, the host's memory for a GPU",
+        path=True,
+    )
     recompute: Literal["all", "attention"] | None = option(
         None,
         help="activations of layers to recompute in the backward pass: all but a layer's input, or those of attention "
@@ -45,6 +57,14 @@ class MemoryConfig:
     def problems(self) -> list[Problem]:
         """List conflicting options."""
         problems = []
+        if self.execution == "phased":
+            for key in ("recompute", "offload_activations", "offload_optimizer"):
+                if getattr(self, key):
+                    message = f"phased execution recomputes every layer and offloads everything; remove {key}"
+                    problems.append(Problem(("execution", key), message))
+        elif self.scratch is not None:
+            message = 'scratch has no effect without phased execution; set execution = "phased", or remove it'
+            problems.append(Problem(("scratch", "execution"), message))
         for key in ("recompute_layers", "recompute_budget"):
             if getattr(self, key) not in ((), None) and self.recompute is None:
                 message = f'{key} has no effect without recompute; set recompute = "all" or "attention", or remove it'
@@ -54,9 +74,22 @@ class MemoryConfig:
             problems.append(Problem(("recompute_layers", "recompute_budget"), message))
         return problems
 
-    def conflicts(self, model: TransformerConfig) -> Iterator[Problem]:
-        """Yield listed layers that ``model`` does not have."""
-        num_layers: int | None = getattr(model, "num_layers", None)  # a model of one's own may count otherwise
+    def conflicts(self, recipe: "Recipe") -> Iterator[Problem]:
+        """Yield listed layers that the model does not have, and what ``recipe`` combines with phased execution."""
+        num_layers: int | None = getattr(recipe.model, "num_layers", None)  # a model of one's own may count otherwise
         if num_layers is not None and (strays := [layer for layer in self.recompute_layers if layer >= num_layers]):
             message = f"layer {strays[0]} does not exist; the layers are 0 to {num_layers - 1}"
             yield Problem(("memory.recompute_layers", "model.num_layers"), message)
+        if self.execution == "resident":
+            return
+        for key, chosen, safe, reason in (
+            ("training.compile", recipe.training.compile, "none", "takes layers that stay in memory"),
+            ("parallel.pipeline_parallel", recipe.parallel.pipeline_parallel, 1, "spreads layers over ranks"),
+            ("parallel.tensor_parallel", recipe.parallel.tensor_parallel, 1, "cuts layers that stay in memory"),
+            ("checkpoint.background", recipe.checkpoint.background, False, "copies all state into memory"),
+            ("sparsity.linears", recipe.sparsity.linears, (), "keeps blocks in memory"),
+        ):
+            if chosen != safe:
+                option_name = key.rpartition(".")[2]
+                message = f'{option_name} {reason}; remove it, or set memory.execution to "resident"'
+                yield Problem(("memory.execution", key), message)

@@ -218,7 +218,7 @@ class Recipe:
         """List conflicting options of different sections, and those that exclude each other."""
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
-        memory = self.memory.conflicts(self.model)
+        memory = self.memory.conflicts(self)
         return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:

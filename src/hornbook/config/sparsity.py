@@ -19,7 +19,7 @@ from hornbook.config.options import Problem, describe, option
 from hornbook.config.parallel import ParallelConfig
 from hornbook.wording import first_few
 
-Kernel = Literal["auto", "reference", "torch", "native"]
+Kernel = Literal["auto", "reference", "torch", "native", "triton"]
 TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
@@ -58,7 +58,7 @@ class SparsityConfig:
     kernel: Kernel = option(
         "auto",
         help="reference: dense products, masked; torch: products of the blocks; native: the same, compiled; "
-        "auto: the fastest one",
+        "triton: the same, for GPUs, not yet measured on one; auto: the fastest one that is measured",
     )
     update: TopologyUpdate = option(
         "static",
@@ -148,6 +148,9 @@ class SparsityConfig:
             return
         if self.kernel == "native" and self.block_size == 1:
             message = "the native kernel needs blocks of 4 or more; set another"
+            yield Problem(("sparsity.kernel", "sparsity.block_size"), message)
+        if self.kernel == "triton" and self.block_size < 16:
+            message = "the triton kernel needs blocks of 16 or more; set another"
             yield Problem(("sparsity.kernel", "sparsity.block_size"), message)
         for name, shape in linears.items():
             num_out = shape.num_out // shape.num_parts

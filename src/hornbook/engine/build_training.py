@@ -14,16 +14,20 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from hornbook.config import MaskingConfig, MemoryConfig, PrecisionConfig, Recipe
 from hornbook.config.optimizers import read_steps
+from hornbook.engine.executors.phased import Phased
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.home import Home, InMemory
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
 from hornbook.engine.narrow_home import NarrowHome, store_weights
 from hornbook.engine.parallelize import parallelize
+from hornbook.engine.phased_home import PhasedHome
+from hornbook.engine.spaces import FileSpace, PinnedSpace, Space
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident
 from hornbook.engine.topology import Topology, with_blocks
@@ -35,7 +39,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
-from hornbook.parallel.device import DTYPES, compute_dtype
+from hornbook.parallel.device import DTYPES, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.document_windows import EvaluationDocumentWindows
@@ -44,6 +48,7 @@ from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
 from hornbook.samples.mixture import Mixture
 from hornbook.samples.sources import Sources, open_windows
 from hornbook.samples.windows import EvaluationWindows, TokenSource
+from hornbook.storage.scratch import ScratchFile
 
 _ZERO_BUBBLE_SINCE = (2, 13)
 """In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
@@ -106,7 +111,11 @@ def num_steps(recipe: Recipe, samples: Samples) -> int:
 
 
 def build_training(
-    recipe: Recipe, num_steps: int, world: World, forms: Mapping[str, str] | None = None
+    recipe: Recipe,
+    num_steps: int,
+    world: World,
+    forms: Mapping[str, str] | None = None,
+    scratch: Path | None = None,
 ) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
@@ -115,34 +124,42 @@ def build_training(
         num_steps: length of the run, for the schedule.
         world: gives the device and the axes over which the model is cut.
         forms: of the native kernels that the run was computed with before; None for a new run.
+        scratch: folder that this process holds, for the files of phased execution; None for files without a name, in
+            ``memory.scratch`` or the system's folder for temporary files.
 
     From then on, the operators of the process are those of ``precision.kernels``.
 
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
+        StorageError: the disk has no room for the files of phased execution.
     """
     refuse_layout(recipe, world)
     refuse_offload(recipe, world.device)
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
-    use(choose(precision.kernels, world.device, dtype, earlier=forms))
+    blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
+    use(choose(precision.kernels, world.device, dtype, earlier=forms, blocks=blocks))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":
         store_weights(model, DTYPES[precision.weights])
-    pipeline, is_pipelined = None, world.pipeline.size > 1
+    pipeline, phased, is_pipelined = None, None, world.pipeline.size > 1
     is_compiled = recipe.training.compile == "blocks"
     if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
         make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
         pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
-    model.allocate(world.device, pipeline.stages if pipeline else None)
-    initialize(model, recipe.training.seed)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
+    if recipe.memory.execution == "phased":
+        phased = build_phased(model, update, recipe, world, scratch)
+    else:
+        model.allocate(world.device, pipeline.stages if pipeline else None)
+    initialize(model, recipe.training.seed)
     topology = None
     if recipe.sparsity.linears:
         update = with_blocks(update, model, recipe.sparsity)
         topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
+    elsewhere = pipeline or phased
     config = StepConfig(
         objective=build_objective(recipe.objective),
         update=update,
@@ -151,11 +168,12 @@ def build_training(
         clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
         loss_scale=build_loss_scale(precision, model, world),
         world=world,
-        executor=pipeline or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
+        executor=elsewhere or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         topology=topology,
-        forward=pipeline.forward if pipeline else forward_resident if world.mesh is None else forward_cut,
+        forward=elsewhere.forward if elsewhere else forward_resident if world.mesh is None else forward_cut,
     )
-    return TrainState(model=model, home=home_of(model, update, recipe, world)), config
+    home: Home = phased.home if phased else home_of(model, update, recipe, world)
+    return TrainState(model=model, home=home), config
 
 
 def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
@@ -193,13 +211,15 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
         )
     needing: list[tuple[str, object, object]] = []
     if world.is_sharded:
-        needing.append(("data_parallel", parallel.data_parallel, "replicate"))
+        needing.append(("parallel.data_parallel", parallel.data_parallel, "replicate"))
     if world.pipeline.size > 1:
-        needing.append(("pipeline_parallel", parallel.pipeline_parallel, 1))
+        needing.append(("parallel.pipeline_parallel", parallel.pipeline_parallel, 1))
+    if recipe.memory.execution == "phased":
+        needing.append(("memory.execution", "phased", "resident"))
     if needing and type(recipe.objective) not in OBJECTIVES:
         option, value, safe = needing[0]
         raise UserError(
-            f"parallel.{option} = {value!r} needs all of the model in each micro-batch, and "
+            f"{option} = {value!r} needs all of the model in each micro-batch, and "
             f"{type(recipe.objective).__name__} may skip a part: set it to {safe}"
         )
     if world.holders.size > 1 and type(recipe.optimizer) not in UPDATES:
@@ -207,6 +227,12 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
             f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
         )
+
+
+def needs_files(recipe: Recipe, device: torch.device) -> bool:
+    """Tell whether files hold what a training does not compute with; beside a GPU it may be the host's memory."""
+    is_phased = recipe.memory.execution == "phased"
+    return is_phased and (device.type != "cuda" or recipe.memory.scratch is not None)
 
 
 def refuse_offload(recipe: Recipe, device: torch.device) -> None:
@@ -217,6 +243,32 @@ def refuse_offload(recipe: Recipe, device: torch.device) -> None:
                 f"memory.{option} moves tensors from a GPU to the host's memory, and this run computes on "
                 f"{device.type}: remove it, or choose --device cuda"
             )
+
+
+def build_phased(
+    model: LanguageModel, update: Update, recipe: Recipe, world: World, scratch: Path | None = None
+) -> Phased:
+    """Return the execution of ``model``, which is on the meta device, part by part; weights are still to be filled in.
+
+    Raises:
+        UserError: a model of one's own has more parts than embedding, blocks and head.
+        StorageError: the disk has no room, or cannot hold scratch.
+    """
+    refuse_other_parts(model, "memory.execution", "resident")
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=world.device))
+
+    def space(name: str) -> Space:
+        if not needs_files(recipe, world.device):
+            return PinnedSpace(world.device)
+        file = ScratchFile(scratch / name) if scratch else ScratchFile.nameless(recipe.memory.scratch)
+        return FileSpace(file, world.device)
+
+    return_large_buffers()
+    home = PhasedHome(model, update, recipe, world, space("state"), space("rows"))
+    model.computes_on = world.device
+    return Phased(home, world.device)
 
 
 def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeline:
@@ -233,11 +285,22 @@ def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeli
             f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
             f'{version}: choose "1f1b"'
         )
+    refuse_other_parts(model, "parallel.pipeline_parallel", 1)
+    return Pipeline(model, world, parallel, parallel.stages(recipe.model, recipe.objective))
+
+
+def refuse_other_parts(model: LanguageModel, option: str, safe: object) -> None:
+    """Raise UserError if ``model`` is more than embedding, blocks and head, each with weights of its own.
+
+    Args:
+        model: perhaps one's own.
+        option: that needs these parts.
+        safe: its value that does not.
+    """
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)
     if outside or len(list(names)) < len(list(shared)) or type(model).forward is not LanguageModel.forward:
         raise UserError(
-            f"{type(model).__name__} cannot be cut into stages: it shares weights between layers or has more than "
-            "embedding, blocks and head; set parallel.pipeline_parallel to 1"
+            f"{type(model).__name__} cannot be cut into its parts: it shares weights between layers or has more than "
+            f"embedding, blocks and head; set {option} to {safe}"
         )
-    return Pipeline(model, world, parallel, parallel.stages(recipe.model, recipe.objective))

@@ -14,6 +14,7 @@ are those that other ranks of a pipeline hold.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,6 +38,8 @@ class Home(Protocol):
 
     parts: Sequence[str]
     """Names of the parts in the order of their updates, the same on every data-parallel rank."""
+    traffic: Mapping[str, int]
+    """What the last step moved between home and device, for the log: bytes by name; empty where nothing moves."""
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
@@ -88,6 +91,22 @@ class Held(NamedTuple):
     num_parts: int
     holders: Holders | None
 
+    def shaped(self, gradient: Tensor) -> Tensor:
+        """Return a gradient in the shape of its slot: stacked biases ``[3, H·K]`` are one vector."""
+        return gradient.view(-1) if self.role == "bias" else gradient
+
+    def slot(self, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> Slot:
+        """Return the slot of a gradient in its shape, which the other tensors take."""
+        return Slot(
+            name=self.name,
+            parameter=weight.view(gradient.shape),
+            gradient=gradient,
+            state={key: tensor.view(gradient.shape) for key, tensor in state.items()},
+            role=self.role,
+            num_parts=self.num_parts,
+            holders=self.holders,
+        )
+
 
 class InMemory:
     """A model that lies in the memory of its device, or of several ranks', with optimizer state beside it.
@@ -102,6 +121,8 @@ class InMemory:
     """
 
     parts: Sequence[str] = ("model",)
+    """See ``Home``."""
+    traffic: Mapping[str, int] = MappingProxyType({})
     """See ``Home``."""
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
@@ -184,16 +205,12 @@ class InMemory:
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; nothing has to be written back."""
-        yield [
-            Slot(
-                name=held.name,
-                parameter=local(held.parameter.detach()).view(gradient.shape),
-                gradient=gradient,
-                state={key: tensor.view(gradient.shape) for key, tensor in self.moments[held.name].items()},
-                role=held.role,
-                num_parts=held.num_parts,
-                holders=held.holders,
-            )
+        yield self._stored(part)
+
+    def _stored(self, part: str) -> list[Slot]:
+        """Return the slots of what has a gradient in a part, weights and states as they are stored."""
+        return [
+            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
             for held, gradient in self._gradients(part)
         ]
 
@@ -228,13 +245,8 @@ class InMemory:
 
     def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
         """Return what has a gradient, and the gradient of what this rank holds of it, in the shape of its slot."""
-        found = []
-        for held in self._held:
-            if held.parameter.grad is not None:
-                gradient = local(held.parameter.grad)
-                # stacked biases [3, H·K] are one vector
-                found.append((held, gradient.view(-1) if held.role == "bias" else gradient))
-        return found
+        trained = [held for held in self._held if held.parameter.grad is not None]
+        return [(held, held.shaped(local(held.parameter.grad))) for held in trained]  # type: ignore[arg-type]
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""

@@ -108,14 +108,14 @@ class NarrowHome(InMemory):
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; what was opened is rounded and stored on leaving."""
-        with super().slots(part, count) as stored:
-            slots = [self._opened_slot(slot) for slot in stored]
-            yield slots
-            for target, slot in zip(stored, slots, strict=True):
-                self._store(target.parameter, slot.parameter, slot.name, f"{count}/weight")
-                for key, tensor in target.state.items():
-                    values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
-                    self._store(tensor, values, slot.name, f"{count}/{key}")
+        stored = self._stored(part)
+        slots = [self._opened_slot(slot) for slot in stored]
+        yield slots
+        for target, slot in zip(stored, slots, strict=True):
+            self._store(target.parameter, slot.parameter, slot.name, f"{count}/weight")
+            for key, tensor in target.state.items():
+                values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
+                self._store(tensor, values, slot.name, f"{count}/{key}")
 
     def _opened_slot(self, stored: Slot) -> Slot:
         device = stored.parameter.device

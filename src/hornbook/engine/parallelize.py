@@ -8,7 +8,8 @@
       2. compilation          each block's forward pass goes through torch.compile
          recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
       3. pipeline             layers become stages; those of other ranks stay on the meta device
-      4. sharding             embedding, each block and the head are gathered when they compute (fully_shard)
+      4. sharding             embedding, each block and the head are gathered when they compute (fully_shard, or the
+                              home of phased execution)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
 
 Operators tell a cut weight by its type (`hornbook.ops.tensor_parallel`), so a forward pass, an objective and a task run
@@ -75,7 +76,9 @@ def parallelize(
     if world.is_sharded:
         assert world.mesh is not None
         mesh = world.mesh["replicate", "shard"]
-        if pipeline is None:
+        if memory.execution == "phased":
+            _shard_at_rest(model, mesh)
+        elif pipeline is None:
             _shard(model, mesh)
         else:
             _shard_parts(model, [[*stage.parts, stage] for stage in pipeline.stages], mesh, stays=True)
@@ -86,7 +89,7 @@ def parallelize(
 
 def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Replace the weights of layers by their parts; attention computes the heads of this rank."""
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Shard
 
     for name, parameter in list(model.own_parameters()):
         dimension = cut_dimension(name)
@@ -97,14 +100,21 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
             raise UserError(
                 f"parallel.tensor_parallel = {mesh.size()} does not divide {name}, {size:,} in memory: choose a divisor"
             )
-        part = distribute_tensor(parameter.detach(), mesh, [Shard(dimension)], src_data_rank=None)
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(part))
+        _cut(model, name, mesh, [Shard(dimension)])
     model.tie()
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.num_heads //= mesh.size()
             module.first_head = mesh.get_local_rank() * module.num_heads
+
+
+def _cut(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequence[Any]) -> None:
+    """Replace a parameter, which is on the meta device, by the part of it that this rank holds."""
+    from torch.distributed.tensor import distribute_tensor
+
+    part = distribute_tensor(model.get_parameter(name).detach(), mesh, placements, src_data_rank=None)
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, nn.Parameter(part))
 
 
 def _compile_blocks(model: LanguageModel) -> None:
@@ -157,6 +167,15 @@ def _shard_parts(
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
                 module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
+
+
+def _shard_at_rest(model: LanguageModel, mesh: DeviceMesh) -> None:
+    """Let each rank hold a part of each weight, which whoever computes with it gathers."""
+    from torch.distributed.tensor import Replicate
+
+    for name, parameter in list(model.own_parameters()):
+        _cut(model, name, mesh, [Replicate(), _placement(name, parameter, mesh.size(1))])
+    model.tie()
 
 
 def _placement(name: str, parameter: nn.Parameter, num_shards: int) -> Any:

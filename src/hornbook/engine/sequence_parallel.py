@@ -71,8 +71,8 @@ class _Hooks:
         return use, self._slices(batch["tokens"]).whole(x_BtD), batch
 
     def cut_keys(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        x_BtD, keys_BT = given
-        return x_BtD, _current().own(keys_BT)
+        x_BtD, keys_BT, *residual = given
+        return x_BtD, _current().own(keys_BT), *residual
 
     def gather(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x_BtD, context = given

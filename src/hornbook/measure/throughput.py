@@ -67,15 +67,15 @@ def matrix_product(recipe: Recipe, world: World) -> Product:
     return Product.of(recipe, tokens, compute_dtype(recipe.precision.compute, world.device), world.device)
 
 
-def compare_with_product(recipe: Recipe, step: Throughput, product: Throughput, flops: float) -> dict[str, float]:
-    """Return ``tflops`` of a step, ``matmul_tflops`` of a product of ``flops`` operations, and their ``tflops_ratio``.
+def compare_with_product(recipe: Recipe, step: Throughput, rate: float) -> dict[str, float]:
+    """Return ``tflops`` of a step, ``matmul_tflops`` of a product's ``rate`` in FLOP/s, and their ``tflops_ratio``.
 
     The recipe's model has ``flops_per_token``; the length of its sequences is the mean of those in the step.
     """
     formula = flops_per_token(recipe)
     assert formula is not None, "a product is measured only where the step's operations are known"
     length = step.tokens_per_second * step.step_seconds / recipe.training.global_batch_size
-    tflops, matmul_tflops = formula(length) * step.tokens_per_second / 1e12, flops / product.step_seconds / 1e12
+    tflops, matmul_tflops = formula(length) * step.tokens_per_second / 1e12, rate / 1e12
     return {"tflops": tflops, "matmul_tflops": matmul_tflops, "tflops_ratio": tflops / matmul_tflops}
 
 

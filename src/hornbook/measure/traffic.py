@@ -13,7 +13,7 @@ pipeline schedule. A message counts as the bytes that a ring of its ranks sends 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -71,15 +71,20 @@ def waiting_share(step: Callable[[], object], device: torch.device) -> float:
             step()
             synchronize(device)
             seconds = time.perf_counter() - start
-        spans = [
-            (event.name, event.time_range.start, event.time_range.end)
-            for event in profiler.events()
-            if event.device_type.name == "CUDA" and not event.is_user_annotation
-        ]
-        return exposed(spans) * 1e-6 / seconds
-    with _blocked() as waits:
+        return exposed_of(profiler.events()) / seconds
+    with blocked() as waits:
         step()
     return sum(waits) / (time.perf_counter() - start)
+
+
+def exposed_of(events: Iterable[Any]) -> float:
+    """Return the seconds in which a GPU only communicates, out of the events of PyTorch's profiler."""
+    spans = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]
+    return exposed(spans) * 1e-6
 
 
 def exposed(spans: Iterable[tuple[str, float, float]]) -> float:
@@ -103,14 +108,18 @@ def exposed(spans: Iterable[tuple[str, float, float]]) -> float:
 
 
 @contextmanager
-def _blocked() -> Iterator[list[float]]:
-    """Collect the seconds of each wait for a message: all of PyTorch's communication ends in ``Work.wait``."""
+def blocked(marked: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[list[float]]:
+    """Collect the seconds of each wait for a message: all of PyTorch's communication ends in ``Work.wait``.
+
+    Each wait is made inside ``marked()``.
+    """
     wait, seconds = dist.Work.wait, []
 
     def timed(work: Any, *args: Any, **options: Any) -> Any:
         start = time.perf_counter()
         try:
-            return wait(work, *args, **options)
+            with marked():
+                return wait(work, *args, **options)
         finally:
             seconds.append(time.perf_counter() - start)
 

@@ -45,7 +45,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     group_keys: Tensor
     """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
-    """int64 ``[S]``, of encoders, in the host's memory: the flat index of each sequence's first token."""
+    """int64 ``[S]``, in the host's memory: the flat index of the first token of each sequence of an encoder, or of each
+    document in the windows of a decoder, where ``mask`` is made of documents that do not recur."""
     lengths: Tensor
     """int64 ``[S]``, likewise: its number of tokens."""
 
@@ -132,7 +133,15 @@ class SelfAttention(nn.Module, ABC):
         return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
-        self, form: Form, packed_NE: Tensor, firsts_S: Tensor, lengths_S: Tensor, keys_N: Tensor, *, is_causal: bool
+        self,
+        form: Form,
+        packed_NE: Tensor,
+        firsts_S: Tensor,
+        lengths_S: Tensor,
+        keys_N: Tensor,
+        *,
+        is_causal: bool,
+        columns_S: Tensor | None = None,
     ) -> Tensor:
         """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
 
@@ -143,12 +152,13 @@ class SelfAttention(nn.Module, ABC):
             lengths_S: its number of tokens.
             keys_N: the dropout key of each token.
             is_causal: whether tokens see no later ones.
+            columns_S: the column of dropout of each sequence's first token; None for 0.
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
         qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa)
+        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa, columns_S)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 
@@ -164,11 +174,14 @@ class CausalSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Mix tokens with earlier ones; see ``SelfAttention``."""
         mask = context.get("mask")
-        if FORMS and mask is None and (form := self.native_form(packed_BTE)) is not None:
+        may_be_native = FORMS and (mask is None or "firsts" in context)
+        if may_be_native and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
-            firsts_B, lengths_B = torch.arange(batch) * length, torch.full((batch,), length)
-            keys_N = context["keys"].flatten()
-            y_NC = self.attend_sequences(form, packed_BTE.flatten(0, 1), firsts_B, lengths_B, keys_N, is_causal=True)
+            firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
+            if "firsts" in context:
+                firsts_S, lengths_S = context["firsts"], context["lengths"]
+            sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
+            y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length)
             return y_NC.view(batch, length, -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
@@ -176,7 +189,7 @@ class CausalSelfAttention(SelfAttention):
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
         """Return the attention of new tokens over a cache of keys and values."""
-        return _IncrementalAttention(self, dtype)
+        return IncrementalAttention(self, dtype)
 
 
 class BlockedCausalSelfAttention(CausalSelfAttention):
@@ -199,15 +212,18 @@ class BlockedCausalSelfAttention(CausalSelfAttention):
         return y_BHTK.transpose(1, 2).flatten(2)
 
 
-class _IncrementalAttention:
+class IncrementalAttention:
+    """`CausalSelfAttention` of new tokens, an ``IncrementalBlock``: its two linear maps, cast once, and the cache."""
+
     def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
         self.cache_shape = (attention.num_heads, attention.head_size)
-        self._qkv, self._out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
+        self.qkv, self.out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        qkv_BT3HK = self._qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
+        """See ``IncrementalBlock``."""
+        qkv_BT3HK = self.qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
         q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
-        return self._out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
+        return self.out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):

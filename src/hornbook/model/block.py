@@ -2,16 +2,26 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, TransformerConfig
-from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
-from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
+from hornbook.model.attention import (
+    CausalSelfAttention,
+    Context,
+    EncoderSelfAttention,
+    IncrementalAttention,
+    SelfAttention,
+)
+from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental_form, token_form
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
+from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.native.token_block import TokenBlock
 
 _SITES_PER_BLOCK = 3
 MakeNorm = Callable[[int], LayerNorm]
@@ -32,18 +42,29 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.up = make_linear(hidden_size, feed_forward_size, std=std)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.down = make_linear(feed_forward_size, hidden_size, std=out_std)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
-        y_BTD: Tensor = self.down(self.activation(self.up(x_BTD)))
+        if FORMS:
+            return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        y_BTD: Tensor = self.down(ACTIVATIONS[self.activation](self.up(x_BTD)))
         return y_BTD
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the feed-forward with weights cast once to ``dtype``."""
-        up, down = token_form(self.up, dtype), token_form(self.down, dtype)
-        return lambda x_BTD: down(self.activation(up(x_BTD)))
+        return _IncrementalFeedForward(token_form(self.up, dtype), token_form(self.down, dtype), self.activation)
+
+
+@dataclass(frozen=True)
+class _IncrementalFeedForward:
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
 class _Block(nn.Module):
@@ -140,10 +161,9 @@ class PreNormBlock(_Block):
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
         x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
-        x_BTD = x_BTD + self.attention_dropout(self.attention(normed_BTD, context), keys_BT)
+        x_BTD = self.attention_dropout(self.attention(normed_BTD, context), keys_BT, x_BTD)
         x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
-        changed_BTD = self.feed_forward(normed_BTD)
-        result: Tensor = x_BTD + self.feed_forward_dropout(changed_BTD, keys_BT)
+        result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD), keys_BT, x_BTD)
         return result
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
@@ -165,10 +185,42 @@ class _IncrementalPreNorm:
         self.cache_shape, self._attention, self._feed_forward = attention.cache_shape, attention, feed_forward
         self._attention_norm = token_form(block.attention_norm, dtype)
         self._feed_forward_norm = token_form(block.feed_forward_norm, dtype)
+        self._native = _native_form(block, attention, feed_forward, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
+        if self._native is not None and self._native.takes(x_BTD, cache_B2HSK, mask):
+            return self._native(x_BTD, cache_B2HSK, mask)
         x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
         return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
+
+
+def _native_form(
+    block: PreNormBlock, attention: IncrementalBlock, feed_forward: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> TokenBlock | None:
+    """Return the block for one token a text as one native call, None where PyTorch is faster or a part is special."""
+    norms = block.attention_norm, block.feed_forward_norm
+    if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
+        return None
+    parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
+    maps = [part for part in parts if isinstance(part, CastLinear)]
+    if len(maps) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
+        return None
+    form = form_for_tokens(norms[0].weight.new_empty(0, dtype=dtype))
+    if form is None:
+        return None
+    first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
+    qkv, out, up, down = (
+        [linear.weight.contiguous(), linear.bias] for linear in maps if isinstance(linear, CastLinear)
+    )
+    num_heads, head_size = attention.cache_shape
+    return TokenBlock(
+        form,
+        [*first, *qkv, *out, *second, *up, *down],
+        num_heads=num_heads,
+        head_size=head_size,
+        activation=feed_forward.activation,
+        epsilon=norms[0].epsilon,
+    )
 
 
 class PostNormBlock(_Block):
@@ -194,8 +246,7 @@ class PostNormBlock(_Block):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
-        mixed_BTD = self.attention_dropout(self.attention(x_BTD, context), keys_BT)
-        x_BTD = self.attention_norm(x_BTD + mixed_BTD)
-        changed_BTD = self.feed_forward_dropout(self.feed_forward(x_BTD), keys_BT)
-        result: Tensor = self.feed_forward_norm(x_BTD + changed_BTD)
+        x_BTD = self.attention_norm(self.attention_dropout(self.attention(x_BTD, context), keys_BT, x_BTD))
+        changed_BTD = self.feed_forward_dropout(self.feed_forward(x_BTD), keys_BT, x_BTD)
+        result: Tensor = self.feed_forward_norm(changed_BTD)
         return result

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.model.head import OutputHead, at_places
-from hornbook.model.layers import LayerNorm, Linear
+from hornbook.model.layers import LayerNorm, Linear, activated
 from hornbook.ops.cross_entropy import counted_cross_entropy, token_losses
-from hornbook.ops.layers import ACTIVATIONS
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -25,12 +24,12 @@ class Transform(nn.Module):
     def __init__(self, hidden_size: int, *, activation: str, epsilon: float, std: float) -> None:
         super().__init__()
         self.dense = Linear(hidden_size, hidden_size, std=std)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.norm = LayerNorm(hidden_size, epsilon=epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to ``[..., D]``."""
-        y: Tensor = self.norm(self.activation(self.dense(x)))
+        y: Tensor = self.norm(activated(self.dense, x, self.activation))
         return y
 
 

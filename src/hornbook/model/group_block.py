@@ -20,8 +20,8 @@ from torch.nn import functional
 from hornbook.config import GroupBertConfig
 from hornbook.model.attention import Context, EncoderSelfAttention
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear
-from hornbook.ops.layers import ACTIVATIONS, grouped_linear
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated
+from hornbook.ops.layers import grouped_linear
 from hornbook.ops.sequence_groups import convolve
 
 _SITES_PER_BLOCK = 5
@@ -113,13 +113,13 @@ class GroupedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.up = make_linear(hidden_size, feed_forward_size, std=std)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.grouped = GroupedLinear(feed_forward_size, hidden_size, num_groups, std=std)
         self.down = make_linear(hidden_size, hidden_size, std=std)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
-        y_BTD: Tensor = self.down(self.grouped(self.activation(self.up(x_BTD))))
+        y_BTD: Tensor = self.down(self.grouped(activated(self.up, x_BTD, self.activation)))
         return y_BTD
 
 
@@ -180,5 +180,5 @@ class GroupBlock(nn.Module):
         )
         for module, norm, dropout in zip(modules, self.norms, self.dropouts, strict=True):
             x_BTD, normed_BTD = cast(LayerNorm, norm).beside(x_BTD)
-            x_BTD = x_BTD + dropout(module(normed_BTD), context["keys"])
+            x_BTD = dropout(module(normed_BTD), context["keys"], x_BTD)
         return x_BTD

@@ -25,6 +25,8 @@ from hornbook.ops.cross_entropy import (
     weighted_cross_entropy,
 )
 from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.token_block import TokenLogits
 from hornbook.parallel.cuts import local
 from hornbook.samples.batches import Batch
 
@@ -137,7 +139,13 @@ class CausalHead(OutputHead):
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return ``logits`` with weights cast once to ``dtype``."""
-        norm, table = token_form(self.norm, dtype), cast_for_few_rows(self.table[: self.vocab_size], dtype)
+        table = self.table[: self.vocab_size]
+        final = self.norm
+        form = form_for_tokens(table.new_empty(0, dtype=dtype))
+        if form is not None and type(final) is LayerNorm:
+            gain_D, bias_D = final.weight.detach(), final.bias.detach()
+            return TokenLogits(form, gain_D, bias_D, table.detach().to(dtype).contiguous(), final.epsilon)
+        norm, table = token_form(self.norm, dtype), cast_for_few_rows(table, dtype)
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ A subclass that overrides ``forward`` computes something else, so the form that 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class IncrementalBlock(Protocol):
@@ -35,6 +37,18 @@ class IncrementalBlock(Protocol):
             positions_BT: int64, the positions of the new tokens in their windows.
         """
         ...
+
+
+@dataclass(frozen=True)
+class CastLinear:
+    """A linear map with weights cast once."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map ``[..., num_in]`` to ``[..., num_out]``."""
+        return functional.linear(x, self.weight, self.bias)
 
 
 def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tuple[str, ...] = ("forward",)) -> Any:

@@ -21,7 +21,8 @@ from hornbook.model.attention import Context
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.layers import Embedding
-from hornbook.ops.attention import document_mask
+from hornbook.ops.attention import document_mask, documents_of_windows
+from hornbook.ops.native.kernels import FORMS
 from hornbook.samples.batches import Batch
 
 _PADDED = ("embedding.tokens", "head.table")
@@ -41,6 +42,7 @@ class LanguageModel(nn.Module):
         vocab_size: tokens that exist, without the padding of the table.
         num_ids: ids that tokens may have; above ``vocab_size`` where the model reads larger ones as its last.
         compute_dtype: dtype of the activations, whatever that of the parameters.
+        computes_on: the device that computes, where that is not the one of the parameters.
     """
 
     is_causal = True
@@ -54,6 +56,7 @@ class LanguageModel(nn.Module):
         self.max_positions = max_positions
         self.vocab_size = self.num_ids = head.vocab_size
         self.compute_dtype = embedding.compute_dtype
+        self.computes_on: torch.device | None = None
         self.tie()
 
     @property
@@ -63,7 +66,9 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters, but for those that other ranks of a pipeline hold."""
+        """The device that computes: that of the parameters, but for those that other ranks of a pipeline hold."""
+        if self.computes_on is not None:
+            return self.computes_on
         for parameter in self.parameters():
             if not parameter.is_meta:
                 break
@@ -91,6 +96,8 @@ class LanguageModel(nn.Module):
         context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
         if "documents" in batch:
             context["mask"] = document_mask(batch["documents"])
+            if FORMS and (found := documents_of_windows(batch["documents"])) is not None:
+                context["firsts"], context["lengths"] = found
         return context
 
     def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:

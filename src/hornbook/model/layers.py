@@ -11,16 +11,27 @@ second copy of the weights, and gradients are summed in fp32.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
+from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw
-from hornbook.ops.dropout import dropout
-from hornbook.ops.layers import affine_dtype, cast_for_few_rows, layer_norm, layer_norm_beside, linear, sinusoidal
+from hornbook.ops.layers import (
+    ACTIVATIONS,
+    activated_linear,
+    affine_dtype,
+    cast_for_few_rows,
+    dropout_add,
+    feed_forward,
+    layer_norm,
+    layer_norm_beside,
+    linear,
+    sinusoidal,
+)
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.cuts import is_cut
@@ -65,8 +76,33 @@ class Linear(nn.Linear):
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the map with weights cast once to ``dtype``."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = cast_for_few_rows(self.weight.flatten(0, -2), dtype)
-        return partial(functional.linear, weight=weight, bias=bias)
+        return CastLinear(cast_for_few_rows(self.weight.flatten(0, -2), dtype), bias)
+
+
+def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
+    """Return ``f(up(x))``, f of ``ACTIVATIONS``; one operator where ``up`` is a ``Linear`` as it is defined here."""
+    if _is_as_defined(up):
+        return activated_linear(x, up.weight, up.bias, activation)
+    return ACTIVATIONS[activation](up(x))
+
+
+def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) -> Tensor:
+    """Return ``down(f(up(x)))``, f of ``ACTIVATIONS``; fused where both are ``Linear`` as it is defined here."""
+    if _is_as_defined(up) and _is_as_defined(down):
+        return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation)
+    y: Tensor = down(activated(up, x, activation))
+    return y
+
+
+def _is_as_defined(module: nn.Module) -> TypeGuard[Linear]:
+    """Tell whether a call would run ``Linear.forward`` and nothing else: no subclass, no hooks, nothing wrapped."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return type(module) is Linear and not any(hooks) and "forward" not in vars(module)
 
 
 class LayerNorm(nn.Module):
@@ -147,9 +183,11 @@ class Dropout(nn.Module):
         """Whether elements are dropped now."""
         return self.training and self.probability > 0.0
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Drop elements of ``x`` ``[..., C]``; ``keys`` is ``[...]`` int64."""
-        return dropout(x, keys, self.site, self.probability) if self.drops else x
+    def forward(self, x: Tensor, keys: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Drop elements of ``x`` ``[..., C]``, then add ``residual``, if given; ``keys`` is ``[...]`` int64."""
+        if self.drops:
+            return dropout_add(x, keys, self.site, self.probability, residual)
+        return x if residual is None else residual + x
 
 
 class Embedding(nn.Module):

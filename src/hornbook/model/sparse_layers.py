@@ -24,7 +24,8 @@ from hornbook.model.attention import QueryKeyValue
 from hornbook.model.initialize import Draw, generator
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
-from hornbook.ops.block_sparse import Choice, Pattern, Scores, block_sparse_linear, choose_kernel, to_dense
+from hornbook.ops.block_pattern import Pattern, to_dense
+from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.wording import counted
 
@@ -149,7 +150,12 @@ class BlockSparseLinear(nn.Module):
 
     @property
     def pattern(self) -> Pattern:
-        """Where the blocks are in the whole matrix; parts lie below each other. Derived again if that has changed."""
+        """Where the blocks are in the whole matrix; parts lie below each other. Derived again if that has changed.
+
+        Compiled code derives it in each forward pass, since it does not see versions of tensors.
+        """
+        if torch.compiler.is_compiling():
+            return self._pattern_of(self.rows, self.columns)
         key = (self.rows, self.rows._version, self.columns._version)
         if self._pattern is None or self._pattern[0] is not key[0] or self._pattern[1:3] != key[1:]:
             self._pattern = (*key, self._pattern_of(self.rows, self.columns))
@@ -164,7 +170,8 @@ class BlockSparseLinear(nn.Module):
     @property
     def kernel(self) -> Choice:
         """The kernel that computes the map, and why."""
-        return choose_kernel(self.asked_kernel, self.block_size, self.density, self.values.device)
+        choice: Choice = choose_kernel(self.asked_kernel, self.block_size, self.density, self.values.device)
+        return choice
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""

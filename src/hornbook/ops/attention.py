@@ -147,6 +147,23 @@ def document_mask(documents_BT: Tensor) -> Tensor:
     return same_BTT.unsqueeze(1) & causal_mask(documents_BT.shape[1], documents_BT.device)
 
 
+def documents_of_windows(documents_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the flat index of the first token of each document in each window, and its number of tokens there.
+
+    Args:
+        documents_BT: int64, the document of each token.
+
+    Returns:
+        int64 ``[S]`` each, or None where a document may come back in a window after another one.
+    """
+    steps_BT = documents_BT.diff(dim=1)
+    if bool((steps_BT < 0).any()):
+        return None
+    begins_BT = functional.pad(steps_BT != 0, (1, 0), value=True)
+    firsts_S = begins_BT.flatten().nonzero().squeeze(1)
+    return firsts_S, firsts_S.diff(append=firsts_S.new_tensor([documents_BT.numel()]))
+
+
 def _explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: WeightDropout) -> Tensor:
     scores_BHTT = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[3])
     if mask is not None:

@@ -7,26 +7,28 @@
     y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i, and nowhere else
     dx = dy W        [N, C·b]
 
-Three kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
+Four kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
 and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
 dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
-product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`).
+product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ in fp32 (`hornbook.ops.native.block_sparse`), and
+``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
+
+Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
+``torch.compile`` and the meta device take them.
 
 On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
 by block: the scores by which RigL grows new blocks (Evci et al. 2020).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from hornbook.errors import UserError
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.library import Form
 
@@ -35,71 +37,6 @@ _DENSEST: Final = {16: 0.125, 32: 0.2, 64: 0.25}
 
 _DENSEST_NATIVE: Final = 0.4
 """The same of the native kernel, for any size."""
-
-
-class Line(NamedTuple):
-    """The blocks of one row of blocks, or of one column."""
-
-    number: int
-    """Of the row or column."""
-    blocks: slice | Tensor
-    """Which blocks they are."""
-    others: Tensor
-    """int64 ``[k]``: the column of each block of a row, the row of each block of a column."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """Where the blocks of a matrix of ``num_rows`` x ``num_columns`` blocks are, and what kernels derive of that.
-
-    ``rows`` and ``columns`` are int64 ``[n]``, in the order of rows, then columns.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    num_rows: int
-    num_columns: int
-    row_starts: Tensor
-    """int64 ``[R + 1]``: the first block of each row, and n."""
-    column_starts: Tensor
-    """int64 ``[C + 1]``, of blocks in the order of columns, then rows."""
-    column_order: Tensor
-    """int64 ``[n]``: the blocks in that order."""
-    by_row: tuple[Line, ...]
-    by_column: tuple[Line, ...]
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> "Pattern":
-        """Return the pattern of blocks at ``rows`` and ``columns``, integers ``[n]``, sorted by row, then column."""
-        rows, columns = rows.long(), columns.long()
-        order = torch.argsort(columns, stable=True)
-        row_starts, column_starts = _starts(rows, num_rows), _starts(columns, num_columns)
-        by_row = [Line(row, slice(*ends), columns[slice(*ends)]) for row, ends in _runs(row_starts)]
-        by_column = [
-            Line(column, order[slice(*ends)], rows[order[slice(*ends)]]) for column, ends in _runs(column_starts)
-        ]
-        return cls(
-            rows=rows,
-            columns=columns,
-            num_rows=num_rows,
-            num_columns=num_columns,
-            row_starts=row_starts,
-            column_starts=column_starts,
-            column_order=order,
-            by_row=tuple(by_row),
-            by_column=tuple(by_column),
-        )
-
-
-def _starts(numbers: Tensor, count: int) -> Tensor:
-    """Return how many of ``numbers`` are below each of 0 … ``count``, int64 ``[count + 1]``."""
-    return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
-
-
-def _runs(starts: Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Return the number and the two ends of each run that is not empty."""
-    ends = starts.tolist()
-    return [(number, (first, last)) for number, (first, last) in enumerate(pairwise(ends)) if last > first]
 
 
 class Kernel(NamedTuple):
@@ -113,20 +50,6 @@ class Kernel(NamedTuple):
     """(dy, values, pattern) -> dx"""
     weight_gradient: Callable[[Tensor, Tensor, Pattern, int], Tensor]
     """(dy, x, pattern, b) -> dvalues"""
-
-
-def to_dense(values: Tensor, pattern: Pattern) -> Tensor:
-    """Return the matrix ``[R·b, C·b]`` of blocks ``[n, b, b]``."""
-    size = values.shape[-1]
-    grid = values.new_zeros(pattern.num_rows, pattern.num_columns, size, size)
-    grid[pattern.rows, pattern.columns] = values
-    return grid.transpose(1, 2).reshape(pattern.num_rows * size, pattern.num_columns * size)
-
-
-def from_dense(matrix: Tensor, pattern: Pattern, size: int) -> Tensor:
-    """Return the blocks ``[n, size, size]`` of a matrix ``[R·size, C·size]``."""
-    grid = matrix.view(pattern.num_rows, size, pattern.num_columns, size)
-    return grid[pattern.rows, :, pattern.columns]
 
 
 def _reference_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -145,7 +68,7 @@ def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     size, num_tokens = values.shape[-1], len(x_NC)
     x = _feature_major(x_NC, pattern.num_columns)
     y_NC = x_NC.new_zeros(num_tokens, pattern.num_rows * size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         weights = values[blocks].transpose(0, 1).reshape(size, -1)
         gathered = x.index_select(0, columns).flatten(0, 1)
         torch.mm(gathered.t(), weights.t(), out=y_NC[:, row * size : (row + 1) * size])
@@ -156,7 +79,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
     size, num_tokens = values.shape[-1], len(gradient_NC)
     gradient = _feature_major(gradient_NC, pattern.num_rows)
     result_NC = gradient_NC.new_zeros(num_tokens, pattern.num_columns * size)
-    for column, blocks, rows in pattern.by_column:
+    for column, blocks, rows in pattern.by_column():
         gathered = gradient.index_select(0, rows).flatten(0, 1)
         weights = values[blocks].view(-1, size)
         torch.mm(gathered.t(), weights, out=result_NC[:, column * size : (column + 1) * size])
@@ -165,7 +88,7 @@ def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pat
 
 def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
     x, result = _feature_major(x_NC, pattern.num_columns), x_NC.new_zeros(len(pattern.rows), size, size)
-    for row, blocks, columns in pattern.by_row:
+    for row, blocks, columns in pattern.by_row():
         gathered = x.index_select(0, columns).flatten(0, 1)
         product = gradient_NC[:, row * size : (row + 1) * size].t() @ gathered.t()
         result[blocks] = product.view(size, -1, size).transpose(0, 1)
@@ -190,6 +113,34 @@ def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern,
     return found.to(x_NC.dtype)
 
 
+def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    return product(x_NC, values, pattern.row_starts, pattern.columns)
+
+
+def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+    from hornbook.ops.block_sparse_triton import product
+
+    order = pattern.column_order
+    return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
+
+
+def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
+    from hornbook.ops.block_sparse_triton import weight_gradient
+
+    return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
+
+
+def _why_not_triton(device: torch.device) -> str | None:
+    """Return why Triton cannot compute on a device, None if it can."""
+    try:
+        from hornbook.ops.block_sparse_triton import why_not
+    except ImportError:
+        return "Triton is not installed"
+    return why_not(device)
+
+
 def _native_form() -> Form:
     form = native.form()
     assert isinstance(form, Form), "whoever chose the kernel has asked"
@@ -208,8 +159,9 @@ KERNELS: Final[dict[str, Kernel]] = {
         lambda x_NC: x_NC.t().contiguous().t(), _by_rows_forward, _by_columns_input_gradient, _by_rows_weight_gradient
     ),
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
+    "triton": Kernel(lambda x_NC: x_NC, _triton_forward, _triton_input_gradient, _triton_weight_gradient),
 }
-"""By name; ``native`` takes blocks of a multiple of 4 and gives fp32's precision at best."""
+"""By name; ``native`` takes blocks of a multiple of 4, ``triton`` of 16, and both give fp32's precision at best."""
 
 
 class Choice(NamedTuple):
@@ -219,6 +171,7 @@ class Choice(NamedTuple):
     reason: str
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_kernel(asked: str, block_size: int, density: float, device: torch.device) -> Choice:
     """Return the kernel for a matrix: the one that is asked for, or for ``auto`` the one that should be faster.
 
@@ -229,8 +182,10 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         device: of the blocks.
 
     Raises:
-        UserError: the native kernel is asked for, and cannot be built or is not right here.
+        UserError: the kernel that is asked for cannot compute here.
     """
+    if asked == "triton" and (reason := _why_not_triton(device)):
+        raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
     if device.type != "cpu" and asked in ("auto", "native"):
         return Choice("reference", f"no other is for {device.type}")
     if asked == "native" and isinstance(native.form(), str):
@@ -284,31 +239,76 @@ def block_sparse_linear(
         kernel: a name of ``KERNELS``.
         scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
     """
-    if kernel == "native" and x.dtype == torch.float64:
-        kernel = "reference"  # native products are fp32
-    rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = _BlockSparse.apply(rows, values.to(x.dtype), pattern, KERNELS[kernel], scores)  # type: ignore[no-untyped-call]
+    if kernel in ("native", "triton") and x.dtype == torch.float64:
+        kernel = "reference"  # theirs are fp32
+    rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
+    y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
+    if scores is not None and y.requires_grad and values.requires_grad:
+        _collect(scores, y, rows)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-class _BlockSparse(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_NC: Tensor, values: Tensor, pattern: Pattern, kernel: Kernel, scores: Scores | None
-    ) -> Tensor:
-        x_NC = kernel.arrange(x_NC)
-        ctx.save_for_backward(x_NC, values)
-        ctx.pattern, ctx.kernel, ctx.scores = pattern, kernel, scores
-        return kernel.forward(x_NC, values, pattern)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _collect(scores: Scores, y_NC: Tensor, x_NC: Tensor) -> None:
+    """Let the backward pass of ``y`` add to ``scores``."""
+    y_NC.register_hook(partial(scores.add, x_NC=x_NC.detach()))  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x_NC, values = ctx.saved_tensors
-        of_x = ctx.kernel.input_gradient(gradient_NC, values, ctx.pattern) if ctx.needs_input_grad[0] else None
-        of_values = None
-        if ctx.needs_input_grad[1]:
-            of_values = ctx.kernel.weight_gradient(gradient_NC, x_NC, ctx.pattern, values.shape[-1])
-            if ctx.scores is not None:
-                ctx.scores.add(gradient_NC, x_NC)
-        return of_x, of_values, None, None, None
+
+@torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())
+def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``x Wᵀ`` ``[N, R·b]``.
+
+    Args:
+        x_NC: ``[N, C·b]``, as ``Kernel.arrange`` lays it out.
+        values: ``[n, b, b]``, of the same dtype.
+        pattern: the tensors of a ``Pattern``.
+        kernel: a name of ``KERNELS``.
+    """
+    return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
+
+
+@block_sparse_product.register_fake
+def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_input_gradient", mutates_args=())
+def block_sparse_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    """Return ``dy W`` ``[N, C·b]``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].input_gradient(gradient_NC, values, Pattern(*pattern))
+
+
+@block_sparse_input_gradient.register_fake
+def _(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+    return gradient_NC.new_empty(len(gradient_NC), Pattern(*pattern).num_columns * values.shape[-1])
+
+
+@torch.library.custom_op("hornbook::block_sparse_weight_gradient", mutates_args=())
+def block_sparse_weight_gradient(
+    gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str
+) -> Tensor:
+    """Return the blocks ``[n, b, b]`` of ``dyᵀ x``; arguments as for ``block_sparse_product``."""
+    return KERNELS[kernel].weight_gradient(gradient_NC, x_NC, Pattern(*pattern), block_size)
+
+
+@block_sparse_weight_gradient.register_fake
+def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str) -> Tensor:
+    return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Sequence[Tensor], str], output: Tensor) -> None:
+    x_NC, values, pattern, ctx.kernel = inputs
+    ctx.save_for_backward(x_NC, values, *pattern)
+
+
+def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, list[None], None]:
+    x_NC, values, *pattern = ctx.saved_tensors
+    needs_x, needs_values, *_ = ctx.needs_input_grad
+    of_x = block_sparse_input_gradient(gradient_NC, values, pattern, ctx.kernel) if needs_x else None
+    of_values = None
+    if needs_values:
+        of_values = block_sparse_weight_gradient(gradient_NC, x_NC, pattern, values.shape[-1], ctx.kernel)
+    return of_x, of_values, [None] * len(pattern), None
+
+
+block_sparse_product.register_autograd(_gradients, setup_context=_keep)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.linear import Products
+from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
@@ -111,7 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        return scaled, weight_gradient * scale, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
+        weight_gradient.mul_(scale)  # in place, since it is as large as the table
+        return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
 def linear_cross_entropy(

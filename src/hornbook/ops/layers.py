@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.dropout import dropout as hashed_dropout
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
+from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
+from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
 from hornbook.parallel.cuts import is_cut, local
 
@@ -31,6 +35,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+Parameters = tuple[Tensor, Tensor | None]
+"""Weight and bias of a linear layer."""
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + b`` ``[..., num_out]`` in the dtype of ``x`` ``[..., num_in]``.
 
@@ -42,12 +50,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if is_cut(weight):
         return cut_linear(x, weight, bias)
-    if FORMS and weight.dtype == torch.float32 and (form := form_of("linear", x)) is not None:
+    if FORMS and (form := _native_linear_form(x, weight)) is not None:
         y: Tensor = native_linear(x, weight, bias, form.isa)
         return y
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """Return ``f(x Wᵀ + b)``, f of ``ACTIVATIONS``; other arguments as of ``linear``."""
+    if (form := _native_linear_form(x, weight)) is None:
+        return ACTIVATIONS[activation](linear(x, weight, bias))
+    h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
+    return h
+
+
+def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -> Tensor:
+    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂``, f of ``ACTIVATIONS``; native products apply f and its derivative.
+
+    Args:
+        x: of any floating dtype.
+        up: ``W₁`` and ``b₁``, as of ``linear``.
+        down: ``W₂`` and ``b₂``.
+        activation: the name of f.
+    """
+    forms = _native_linear_form(x, up[0]), _native_linear_form(x, down[0])
+    if forms[0] is None or forms[1] is None:
+        return linear(activated_linear(x, *up, activation), *down)
+    h, u = linear_activation(x, *up, activation, forms[0].isa)
+    y: Tensor = native_linear(h.detach(), *down, forms[1].isa, u, activation)
+    return y
+
+
+def _native_linear_form(x: Tensor, weight: Tensor) -> Form | None:
+    """Return the form that multiplies ``x`` by ``weight``, None for PyTorch's operators."""
+    is_native = not is_cut(weight) and weight.dtype == torch.float32
+    return form_of("linear", x) if is_native else None
+
+
+def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual: Tensor | None) -> Tensor:
+    """Return ``residual + drop(x)``, ``drop(x)`` where it is None; arguments as of `hornbook.ops.dropout.dropout`."""
+    if FORMS and (form := form_of("dropout", x)) is not None:
+        result: Tensor = native_dropout.dropout(x, residual, keys, site, probability, form.isa)
+        return result
+    x = hashed_dropout(x, keys, site, probability)
+    return x if residual is None else residual + x
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Adam and AdamW: torch's fused pass over slots with states ``exp_avg`` (m) and ``exp_avg_sq`` (v).
+"""Adam and AdamW: one fused pass, PyTorch's or native, over slots with states ``exp_avg`` (m), ``exp_avg_sq`` (v).
 
 ::
 
@@ -19,7 +19,10 @@ from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
 from hornbook.config.optimizers import MomentsConfig
-from hornbook.optim.slots import Slot, by_group
+from hornbook.ops.native.adamw import Numbers, form_for
+from hornbook.ops.native.adamw import adamw as native_adamw
+from hornbook.ops.native.kernels import FORMS
+from hornbook.optim.slots import Slot, by_group, clip_gradients
 
 STATE_NAMES = MomentsConfig.state_names
 
@@ -39,28 +42,43 @@ def adamw(
     epsilon = config.epsilon
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
-    past = count - 1 if config.bias_correction else math.inf  # after so many updates 1 - βᵗ is 1
+    t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
     young = [slot for slot in slots if config.bias_correction and slot.grown_at is not None and slot.grown_at.any()]
+    clip_gradients(young)
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
-        torch_adam(
-            [slot.parameter for slot in group],
-            [slot.gradient for slot in group],
-            [slot.state["exp_avg"] for slot in group],
-            [slot.state["exp_avg_sq"] for slot in group],
-            [],
-            [torch.full((), float(past), device=slot.parameter.device) for slot in group],
-            fused=True,
-            amsgrad=False,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            lr=learning_rate * scale,
-            weight_decay=config.weight_decay if decay else 0.0,
-            eps=epsilon,
-            maximize=False,
-            decoupled_weight_decay=decoupled,
-        )
+        weight_decay = config.weight_decay if decay else 0.0
+        numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
+        _update(group, numbers)
+
+
+def _update(slots: Sequence[Slot], numbers: Numbers) -> None:
+    weights, gradients = [slot.parameter for slot in slots], [slot.gradient for slot in slots]
+    means, squares = ([slot.state[name] for slot in slots] for name in STATE_NAMES)
+    if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
+        for slot, mean, square in zip(slots, means, squares, strict=True):
+            native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
+        return
+    clip_gradients(slots)
+    past = [torch.full((), float(numbers.t - 1), device=slot.parameter.device) for slot in slots]
+    torch_adam(
+        weights,
+        gradients,
+        means,
+        squares,
+        [],
+        past,
+        fused=True,
+        amsgrad=False,
+        beta1=numbers.beta1,
+        beta2=numbers.beta2,
+        lr=numbers.learning_rate,
+        weight_decay=numbers.decay,
+        eps=numbers.epsilon,
+        maximize=False,
+        decoupled_weight_decay=numbers.decoupled,
+    )
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:

@@ -11,7 +11,7 @@ Names decide, so a parameter of one's own model that is called ``bias`` is one, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -49,6 +49,8 @@ class Slot:
     """Whether the optimizer's ``no_decay`` exempts it from weight decay, whatever its role."""
     rate_scale: float = 1.0
     """Factor of the learning rate."""
+    clip: float = 1.0
+    """Factor of the gradient that is left to the update; 1 where it has ``Update.clips`` false."""
     grown_at: Tensor | None = None
     """Of blocks ``[..., n, b, b]``, integers ``[..., n]``: the update after which each began, 0 from the start on."""
     holders: Holders | None = None
@@ -62,6 +64,13 @@ class Slot:
     def cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return views of the parts of ``tensor``, which has the parameter's shape."""
         return tensor.chunk(self.num_parts)
+
+
+def clip_gradients(slots: Sequence[Slot]) -> None:
+    """Multiply gradients by ``Slot.clip``, in place."""
+    clipped = [slot for slot in slots if slot.clip != 1.0]
+    if clipped:
+        torch._foreach_mul_([slot.gradient for slot in clipped], [slot.clip for slot in clipped])
 
 
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
@@ -104,8 +113,10 @@ def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) 
     return cut[0].ranks.sum_tensor(squares).sqrt().float()
 
 
-def clip(slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipScope) -> None:
-    """Scale the gradients of slots in place so that no norm is above ``limit``.
+def clip(
+    slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipScope, *, by_update: bool = False
+) -> Sequence[Slot]:
+    """Scale gradients so that no norm is above ``limit``, in place, or return slots whose update does.
 
     Args:
         slots: of one part of the model; may be empty.
@@ -113,13 +124,17 @@ def clip(slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipSco
         limit: None clips nothing.
         scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
             that their common direction changes.
+        by_update: whether the update applies ``Slot.clip``.
     """
     if limit is None or not slots:  # a rank of a pipeline holds nothing of some parts
-        return
-    gradients = [slot.gradient for slot in slots]
+        return slots
     if scope == "per_tensor":
+        gradients = [slot.gradient for slot in slots]
         norms = norms_of(gradients, [slot.holders for slot in slots])
         scales = (limit / norms).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
         torch._foreach_mul_(gradients, list(scales.unbind()))
     elif norm > limit:
-        torch._foreach_mul_(gradients, limit / norm)
+        if by_update:
+            return [replace(slot, clip=limit / norm) for slot in slots]
+        torch._foreach_mul_([slot.gradient for slot in slots], limit / norm)
+    return slots

@@ -31,6 +31,8 @@ class Update:
     state_names: tuple[str, ...]
     """Of all parameters."""
     apply: Callable[[Sequence[Slot], float, int], None]
+    clips: bool = False
+    """Whether ``apply`` multiplies gradients by ``Slot.clip``, in the pass that reads them."""
     further_names: Callable[[str, Tensor], tuple[str, ...]] = lambda name, parameter: ()
     """More state tensors of some parameters, by the parameter's name and value, of which only the shape counts."""
 
@@ -60,6 +62,7 @@ def _update(config: object, rule: Callable[..., None], state_names: tuple[str, .
     return Update(
         state_names=state_names,
         apply=lambda slots, rate, count: rule(slots, config, learning_rate=rate, count=count),
+        clips=state_names == adam.STATE_NAMES,
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpus.store import open_store
-from hornbook.engine.build_training import build_samples, num_steps, refuse_layout
+from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
@@ -29,6 +29,7 @@ from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
 from hornbook.run.planning import scarce_memory
@@ -45,7 +46,9 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples, refuse_misfit
 from hornbook.samples.sources import Sources
+from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
+from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
 P = ParamSpec("P")
@@ -115,10 +118,14 @@ def examine(
     findings.check("ranks", refuse_misfit, recipe, processes)
     if world.size == processes:
         findings.check("ranks", refuse_layout, recipe, world)
+    for name in recipe.tracking.trackers:
+        findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("memory", refuse_large_model, recipe, world)
     findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
+    if needs_files(recipe, world.device):
+        findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
     if sources is not None:
         _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
     return findings.found

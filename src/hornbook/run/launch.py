@@ -22,6 +22,7 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
+from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
 from hornbook.run.logs import open_logs
 from hornbook.run.loop import train_until_done
@@ -140,7 +141,8 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        state, step_config = build_training(recipe, steps, world, folder.forms)
+        scratch = stack.enter_context(held_scratch(recipe, output, world))
+        state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         _restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)

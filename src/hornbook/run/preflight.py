@@ -19,6 +19,7 @@ import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
+from hornbook.config.precision import DTYPE_BYTES
 from hornbook.engine.build_training import num_steps
 from hornbook.engine.state import Progress
 from hornbook.errors import UserError
@@ -52,7 +53,7 @@ class Finding:
 
 
 def refuse_large_model(recipe: Recipe, world: World) -> None:
-    """Refuse a model that is, with gradients and optimizer state, larger than the memory of this rank's device.
+    """Refuse a model that is larger than the memory of this rank's device, with gradients and optimizer state.
 
     Args:
         recipe: without a vocabulary, its token table does not count.
@@ -74,8 +75,13 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
 def bytes_of_training(recipe: Recipe) -> int:
     """Return the bytes of weights, gradients and optimizer state on the device.
 
-    0 for a model of one's own that does not count its parameters.
+    0 for a model of one's own that does not count its parameters. In phased execution, that is the largest tensor with
+    its gradient and the gradient of a micro-batch.
     """
+    if recipe.memory.execution == "phased":
+        shapes = recipe.model.shapes() if hasattr(recipe.model, "shapes") else ()
+        largest = max((math.prod(shape) for _, shape in shapes), default=0)
+        return (recipe.precision.bytes_per_parameter(()) + DTYPE_BYTES[recipe.precision.gradients]) * largest
     states = () if recipe.memory.offload_optimizer else build_update(recipe.optimizer).state_names
     return recipe.precision.bytes_per_parameter(states) * recipe.num_parameters()
 

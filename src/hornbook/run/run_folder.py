@@ -160,7 +160,7 @@ class RunFolder:
 
     def note_session(self, from_step: int, to_step: int, kernels: Kernels) -> None:
         """Add this start, its machine, versions and kernels, and the run's last step to ``environment.json``."""
-        told = {"forms": dict(kernels.forms), "why": kernels.why}
+        told = {"forms": kernels.record, "why": kernels.why}
         record_session(self.environment, from_step, to_step, {"kernels": told})
 
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:

@@ -377,4 +377,5 @@ class TrainingRun:
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
             **({} if progress.loss_scale is None else {"loss_scale": result.loss_scale}),
+            **self.state.home.traffic,
         }

@@ -118,13 +118,10 @@ class Board:
                 ``have``, the signature of the last answer. Whatever is not known is ignored.
         """
         self._search()
-        asked = list(dict.fromkeys(query.get("run", ())))
-        for name, run in self._runs.items():
-            run.refresh(is_shown=name in asked)
-        selected = [self._runs[name] for name in asked if name in self._runs]
-        shown = (selected or self._default())[:MOST_SHOWN]
-        for run in shown:
-            run.refresh(is_shown=True)
+        asked = dict.fromkeys(query.get("run", ()))
+        shown = ([self._runs[name] for name in asked if name in self._runs] or self._default())[:MOST_SHOWN]
+        for run in self._runs.values():
+            run.refresh(is_shown=run in shown)
         signature = self._signature(shown)
         if [signature] == list(query.get("have", ())):
             return {"signature": signature}
@@ -194,7 +191,7 @@ def _recency(run: _Watched) -> tuple[bool, float]:
         written = log.stat().st_mtime
     except OSError:
         written = 0.0
-    return run.summary is not None and run.summary.state == "running", written
+    return is_locked(run.folder), written
 
 
 def _entry(run: _Watched) -> Html:

@@ -161,7 +161,7 @@ function nearest(points, x) {
 // A chart that is drawn again as its data grow. `draw` takes
 //   {title, unit, zero, short, marks: [[x, text]], over: {label, exact, show}, logX, scale,
 //    lines: [{label, style, points, fitted, quiet}]}
-// where a `fitted` line has a value at any place, and a `quiet` one is no part of legend and probe.
+// where a `fitted` line has a value at any place, and a `quiet` one is not in the legend and, with `many` runs, not probed.
 class Figure {
   constructor() {
     this.node = element("figure");
@@ -183,7 +183,7 @@ class Figure {
 
   draw(chart) {
     this.chart = chart;
-    this.probed = chart.lines.filter((line) => !line.quiet)
+    this.probed = chart.lines.filter((line) => !line.quiet || !chart.many)
       .map((line) => ({ ...line, points: line.points.filter(([, y]) => y !== null) })).filter((line) => line.points.length);
     const x = (this.x = xAxis(chart.lines, chart.logX)), y = (this.y = yAxis(chart.lines, chart.zero, chart.scale));
     const across = x.ticks(5).filter((tick) => !chart.over.exact || Number.isInteger(tick)), up = y.ticks(5);

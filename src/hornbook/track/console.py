@@ -67,10 +67,10 @@ class Console:
         self._pairs(facts)
 
     def train(self, row: Mapping[str, Any], total_steps: int) -> None:
-        """A logged training step."""
+        """A logged training step; with the MFU where no live display shows it."""
         left = f"{units.duration(seconds_left(row, total_steps))} left"
         step = f"{_step(row)}/{units.count(total_steps)}"
-        self._line(Text("  ".join([step, *numbers_of(row), left])))
+        self._line(Text("  ".join([step, *numbers_of(row, mfu_too=not self.is_live), left])))
 
     def is_due(self) -> bool:
         """Tell whether the live display may be drawn again."""

@@ -33,11 +33,11 @@ def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
     return max(0.0, total_steps - step) * tokens / step / speed
 
 
-def numbers_of(row: Mapping[str, Any], *, more: bool = False) -> list[str]:
+def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = False) -> list[str]:
     """Loss, learning rate, gradient norm, speed and, where they apply, skipped steps.
 
     An encoder's accuracies take the place of learning rate and gradient norm, so that its lines are no longer than a
-    decoder's. With ``more`` there is room for both, for the MFU and for the memory.
+    decoder's. With ``more`` there is room for both, for the MFU, which ``mfu_too`` asks for alone, and for the memory.
     """
     loss, learning_rate, norm, speed, skipped, mfu, memory = (
         units.number(row, key)
@@ -57,7 +57,7 @@ def numbers_of(row: Mapping[str, Any], *, more: bool = False) -> list[str]:
         shown = units.MISSING if norm is None else units.significant(norm)
         parts += [f"lr {units.rate(learning_rate)}", f"grad {shown}"]
     parts.append(f"{units.short(speed)} tokens/s")
-    if more and mfu is not None:
+    if (more or mfu_too) and mfu is not None:
         parts.append(f"MFU {mfu:.1%}")
     if more and memory is not None:
         parts.append(f"{units.size(memory)} memory")

@@ -212,6 +212,7 @@ function show(fresh) {
 
 async function poll() {
   clearTimeout(waiting);
+  const began = performance.now();
   const asked = new URLSearchParams([["have", signature]]), wanted = choice.runs.join("\n");
   const known = new Map(runs.map((run) => [run.id, `${run.token}.${run.at}`]));
   for (const id of choice.runs) { asked.append("run", id); asked.append("seen", known.get(id) ?? ""); }
@@ -223,7 +224,7 @@ async function poll() {
     if (fresh.signature !== signature && !isStale) show(fresh);
     by("status").className = "live";
     by("status").textContent = "live";
-    waiting = setTimeout(poll, isStale ? 0 : POLL_MS);
+    waiting = setTimeout(poll, isStale ? 0 : Math.max(POLL_MS, 5 * (performance.now() - began))); // leaves the machine its time
   } catch {
     by("status").className = "lost";
     by("status").textContent = "no answer from hornbook runs serve; trying again";

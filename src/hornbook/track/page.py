@@ -143,15 +143,25 @@ def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: st
         tag("script", _as_json({"live": live, "over": over, "curves": curves}), id="data", type="application/json"),
         tag("script", Html(_script())),
     )
-    return f"<!doctype html>\n{tag('html', _head(parts.title, live=live), body, lang='en')}\n"
-
-
-def _head(title: str, *, live: bool) -> Html:
     digest = base64.b64encode(hashlib.sha256(_script().encode("utf-8")).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        f"connect-src '{'self' if live else 'none'}'; base-uri 'none'; form-action 'none'"
-    )
+    policy = f"script-src 'sha256-{digest}'; connect-src '{'self' if live else 'none'}'; "
+    return f"<!doctype html>\n{tag('html', _head(parts.title, policy), body, lang='en')}\n"
+
+
+def still_document(title: str, *body: object, style_sheet: Path) -> str:
+    """Return a whole page without a script: one file that fetches nothing.
+
+    Args:
+        title: of the window.
+        body: the page.
+        style_sheet: of what is on this page alone.
+    """
+    style = tag("style", Html(style_sheet.read_text(encoding="utf-8")))
+    return f"<!doctype html>\n{tag('html', _head(title), tag('body', style, *body), lang='en')}\n"
+
+
+def _head(title: str, policy: str = "") -> Html:
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; {policy}base-uri 'none'; form-action 'none'"
     return tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -42,10 +42,12 @@ def compute(form, qkv, gradient, *sequences):
     probability=st.sampled_from([0.0, 0.3]),
     dtype=st.sampled_from(DTYPES),
     num_threads=st.integers(1, 2),
+    column=st.none() | st.integers(0, 100),
 )
-def test_attention_and_gradients(lengths, heads, size, is_causal, probability, dtype, num_threads):
+def test_attention_and_gradients(lengths, heads, size, is_causal, probability, dtype, num_threads, column):
     qkv, gradient, firsts, lengths, keys = example(lengths, heads, size, dtype)
-    sequences = (firsts, lengths, is_causal, keys if probability else None, 3, probability)
+    columns = None if column is None else column + 3 * torch.arange(len(lengths))
+    sequences = (firsts, lengths, is_causal, keys if probability else None, 3, probability, columns)
     right = module.exact_attention(gradient, qkv, *sequences)
     for form in forms():
         with threads(num_threads):
@@ -86,8 +88,10 @@ def test_operators_are_registered_properly():
     isa = forms()[0].isa
     for sequences in ((True, None, 0, 0.0), (False, keys, 2, 0.2)):
         torch.library.opcheck(module.attention, (qkv.requires_grad_(), firsts, lengths, *sequences, isa))
-    log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2, isa)[1]
-    arguments = (gradient, qkv.detach(), firsts, lengths, keys, log_sums, False, 2, 0.2, isa)
+    columns = torch.tensor([0, 3])
+    torch.library.opcheck(module.attention, (qkv, firsts, lengths, False, keys, 2, 0.2, isa, columns))
+    log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2, isa, columns)[1]
+    arguments = (gradient, qkv.detach(), firsts, lengths, keys, columns, log_sums, False, 2, 0.2, isa)
     torch.library.opcheck(module.attention_backward, arguments)
 
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.ops.block_sparse import KERNELS, Pattern, block_sparse_linear
+from hornbook.ops.block_pattern import Pattern
+from hornbook.ops.block_sparse import KERNELS, block_sparse_linear
 from hornbook.ops.native import block_sparse
 from hornbook.ops.native.library import Form, instruction_sets
 

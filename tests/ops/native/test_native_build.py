@@ -42,11 +42,12 @@ def links(tmp_path: Path) -> int:
     return (tmp_path / "log").read_text().count("-shared")
 
 
-def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_path, monkeypatch):
+def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_path, monkeypatch, caplog):
     cache = tmp_path / "cache"
     first = library(cache)
     assert library(cache) == first
     assert links(tmp_path) == 1
+    assert caplog.messages == ["compiling native operators, once on this machine (some 20 s)"]
     (tiny_sources / "cpu.cpp").write_text(TINY + "\n// changed\n")
     second = library(cache)
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hornbook.ops.native import choice, library, linear
+from hornbook.ops.block_sparse import choose_kernel
+from hornbook.ops.native import block_sparse, choice, library, products
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.choice import choose
+from hornbook.ops.native.kernels import BLOCKS, Kernels, using
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
 
 CPU = torch.device("cpu")
@@ -24,7 +26,7 @@ def on_this_machine():
 @pytest.fixture
 def times(monkeypatch):
     """What the linear kernels, the only ones, are told to take, by instruction set; tests change it."""
-    monkeypatch.setattr(choice, "KERNELS", linear.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
     told = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
     monkeypatch.setattr(choice, "seconds", lambda kernel: told)
     return told
@@ -88,7 +90,42 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     assert seconds(kernel) == first
     assert seconds(replace(kernel, name="even_bf16"))
     assert num_calls < len(calls) <= 2 * num_calls
-    (of_processor,) = json.loads(path.read_text()).values()
-    assert set(of_processor) == {"odd_bf16", "even_bf16"}
+    (known,) = json.loads(path.read_text()).values()
+    assert set(known) == {"odd_bf16", "even_bf16"}
+    for changed in ("torch.__version__", "hornbook.ops.native.library.cpu_model"):
+        num_calls = len(calls)
+        with monkeypatch.context() as other:
+            other.setattr(changed, "other" if changed.endswith("version__") else lambda: "other")
+            library._circumstances.cache_clear()
+            seconds(kernel)
+        library._circumstances.cache_clear()
+        assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
+
+
+def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():
+    newest, oldest = instruction_sets()[0], instruction_sets()[-1]
+
+    def blocks(asked="auto", kernel="auto", device="cpu", **earlier):
+        return choose(asked, torch.device(device), torch.float32, blocks=kernel, **earlier).blocks
+
+    assert blocks() == blocks("native") == blocks("torch", "native") == newest
+    assert blocks("torch") == blocks(kernel="torch") == blocks(kernel="reference") == blocks(device="meta") == PYTORCH
+    assert blocks("torch", earlier={BLOCKS: oldest}) == blocks(earlier={BLOCKS: oldest}) == oldest
+    assert blocks(earlier={BLOCKS: PYTORCH}) == PYTORCH
+    assert blocks("native", "native", earlier={BLOCKS: PYTORCH}) == newest
+    assert blocks("torch", earlier={}) == newest, "versions that did not record it computed so"
+    assert choose("auto", CPU, torch.float32).blocks is None
+
+
+def test_the_choice_for_blocks_is_the_form_that_computes_them():
+    newest, oldest = instruction_sets()[0], instruction_sets()[-1]
+    for blocks, found in ((None, Form(newest)), (oldest, Form(oldest)), (PYTORCH, "PyTorch computes this run")):
+        with using(Kernels(why="a test", blocks=blocks)):
+            assert block_sparse.form() == found
+            assert (choose_kernel("auto", 16, 0.1, CPU).kernel == "native") == (blocks != PYTORCH)
+    assert Kernels(why="a test", forms={"linear_bf16": oldest}, blocks=newest).record == {
+        "linear_bf16": oldest,
+        BLOCKS: newest,
+    }

@@ -6,16 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
+from native_forms import NativeCalls, all_native
 
+from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
 from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
+from hornbook.ops.native import products
 from hornbook.ops.native.build import INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.kernels import use, weights_unchanged
+from hornbook.ops.native.kernels import use, using, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
 from hornbook.ops.native.linear import linear
-from hornbook.ops.native.operands import SUFFIXES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -73,9 +74,11 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
     exact_weight = weight.to(dtype).double()
     torch.set_num_threads(threads)
     try:
-        y = module._product(form, x, module._pack(form, weight, dtype, False, None), weight, bias)
-        of_x = module._product(form, g, module._pack(form, weight, dtype, True, None), weight, None, for_gradient=True)
-        module._add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+        y = products.product(form, x, products.pack(form, weight, dtype, False, None), weight, bias)
+        of_x = products.product(
+            form, g, products.pack(form, weight, dtype, True, None), weight, None, for_gradient=True
+        )
+        products.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
     finally:
         torch.set_num_threads(1)
     assert y.dtype == of_x.dtype == dtype
@@ -91,44 +94,63 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
 def test_threads_and_rows_change_no_bit(isa, name):
     dtype, form = DTYPES[name], Form(isa)
     x, g, weight = drawn(391, 70, dtype=dtype), drawn(391, 90, seed=1, dtype=dtype), drawn(90, 70, seed=2)
-    packed = module._pack(form, weight, dtype, False, None)
+    packed = products.pack(form, weight, dtype, False, None)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         of_weight, of_bias = torch.empty(90, 70), torch.empty(90)
-        module._add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
-        found.append((module._product(form, x, packed, weight, None), of_weight, of_bias))
+        products.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
+        found.append((products.product(form, x, packed, weight, None), of_weight, of_bias))
     torch.set_num_threads(1)
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
-    alone = torch.cat([module._product(form, x[row : row + 1], packed, weight, None) for row in range(20)])
+    alone = torch.cat([products.product(form, x[row : row + 1], packed, weight, None) for row in range(20)])
     assert torch.equal(alone, found[0][0][:20])
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
-@pytest.mark.parametrize(("number", "activation"), list(enumerate(("none", "gelu", "gelu_tanh", "relu"))))
-def test_epilogues_fuse_activation_derivative_and_residual(isa, name, number, activation):
-    functions = {
-        "none": lambda u: u,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda u: functional.gelu(u, approximate="tanh"),
-        "relu": torch.relu,
-    }
+@pytest.mark.parametrize("activation", products.ACTIVATIONS)
+def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
+    f = {"none": lambda u: u, **ACTIVATIONS}[activation]
     dtype, form = DTYPES[name], Form(isa)
     tolerance = max(TOLERANCE[dtype], 2e-6)  # exponentials have errors of their own
     x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
-    residual, at = drawn(13, 37, seed=3, dtype=dtype), 3 * drawn(13, 37, seed=4, dtype=dtype)
-    packed = module._pack(form, weight, dtype, False, None)
-    name_c = f"linear_product_{SUFFIXES[dtype]}"
-    exact = x.double() @ weight.to(dtype).double().t()
-    y, before, slope = (torch.empty_like(residual) for _ in range(3))
-    form(name_c, x, 33, packed, 13, 37, 33, number, bias, residual, 37, before, None, 0, y, 37, 1)
+    packed, exact = products.pack(form, weight, dtype, False, None), x.double() @ weight.to(dtype).double().t()
+    before = drawn(13, 37, dtype=dtype)
+    y = products.product(form, x, packed, weight, bias, activation=activation, before=before)
     assert_near(before, exact + bias, tolerance)
-    assert_near(y, functions[activation](exact + bias) + residual.double(), tolerance)
-    form(name_c, x, 33, packed, 13, 37, 33, number, None, None, 0, None, at, 37, slope, 37, 1)
-    place = at.double().requires_grad_()
-    (derivative,) = torch.autograd.grad(functions[activation](place).sum(), place)
+    assert_near(y, f(exact + bias), tolerance)
+    u, g = 3 * drawn(13, 37, seed=4, dtype=dtype), drawn(13, 37, seed=5, dtype=dtype)
+    slope = products.product(form, x, packed, weight, activation=activation, derivative_at=u)
+    place = u.double().requires_grad_()
+    (derivative,) = torch.autograd.grad(f(place).sum(), place)
     assert_near(slope, exact * derivative, tolerance)
+    assert_near(products.activation_gradient(form, g, u, activation), g.double() * derivative, tolerance)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_activations_between_layers_have_the_gradients_of_autograd(name, activation, layers):
+    """One layer with an activation, or a feed-forward of two."""
+    dtype, f = DTYPES[name], ACTIVATIONS[activation]
+    x, up, bias, down = (drawn(*shape, seed=seed) for seed, shape in enumerate(((9, 17), (24, 17), (24,), (7, 24))))
+    leaves = [leaf.requires_grad_() for leaf in (x.to(dtype), up, bias, down)][: 2 + layers]
+    exact = [leaf.detach().to(dtype if leaf.dim() > 1 else leaf.dtype).double().requires_grad_() for leaf in leaves]
+    right = f(exact[0] @ exact[1].t() + exact[2])
+    with using(all_native()), NativeCalls() as calls:
+        if layers == 1:
+            ours = activated_linear(*leaves, activation)
+        else:
+            ours, right = feed_forward(leaves[0], (up, bias), (down, None), activation), right @ exact[3].t()
+        upstream = drawn(*ours.shape, seed=9, dtype=dtype)
+        gradients = torch.autograd.grad(ours, leaves, upstream)
+    assert calls.names >= {"linear_activation", "activation_gradient" if layers == 1 else "linear_input_gradient"}
+    assert (layers == 1) == ("activation_gradient" in calls.names), "a second layer's product applies the derivative"
+    tolerance = max(2 * TOLERANCE[dtype], 2e-6)  # h and u are rounded, too
+    assert_near(ours, right, tolerance)
+    for own, expected in zip(gradients, torch.autograd.grad(right, exact, upstream.double()), strict=True):
+        assert_near(own, expected, tolerance)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -159,6 +181,14 @@ def test_the_operators_pass_opcheck(name):
     torch.library.opcheck(linear, (x, weight, None, isa), test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa), test_utils=tests)
     torch.library.opcheck(module.linear_weight_gradient, (g, x.detach(), True, isa), test_utils=tests)
+    u, up = x.detach().clone().requires_grad_(), drawn(6, 17, seed=1).requires_grad_()
+    torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "gelu"), test_utils=tests)
+    torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa), test_utils=tests)
+    torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa, u.detach(), "silu"), test_utils=tests)
+    torch.library.opcheck(module.of_activation, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
+    sums, rest = (drawn(12, 17), drawn(12)), tests[:1] + tests[2:3]  # it changes its arguments and has no gradient
+    torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), *sums, isa), test_utils=rest)
+    torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), sums[0], None, isa), test_utils=rest)
 
 
 def test_later_micro_batches_add_to_the_gradient_in_place(monkeypatch):
@@ -199,8 +229,8 @@ def test_a_changed_weight_is_packed_anew():
 
 def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch):
     packed = []
-    pack = module._pack
-    monkeypatch.setattr(module, "_pack", lambda *given: packed.append(given) or pack(*given))
+    pack = products.pack
+    monkeypatch.setattr(products, "pack", lambda *given: packed.append(given) or pack(*given))
     weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
     for _ in range(2):
         with weights_unchanged():

@@ -25,6 +25,7 @@ def attention(
     site: int,
     probability: float,
     isa: str,
+    columns_S: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return ``drop(softmax(q kᵀ / √K)) v`` and the logarithms of the softmax's sums.
 
@@ -37,11 +38,13 @@ def attention(
         site: number of the dropout in the model.
         probability: share of weights to drop, in [0, 1).
         isa: instruction set of the form that computes it and its gradients.
+        columns_S: int64, the column of dropout of each sequence's first token; None for 0.
 
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
     """
-    return _forward(Form(isa), qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    return _forward(Form(isa), qkv_N3HK, *sequences, columns_S)
 
 
 @attention.register_fake
@@ -58,6 +61,7 @@ def attention_backward(
     firsts_S: Tensor,
     lengths_S: Tensor,
     keys_HN: Tensor | None,
+    columns_S: Tensor | None,
     log_sums_HN: Tensor,
     is_causal: bool,
     site: int,
@@ -65,7 +69,7 @@ def attention_backward(
     isa: str,
 ) -> Tensor:
     """Return the gradient of ``qkv``; arguments as of ``attention``."""
-    form, sequences = Form(isa), (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    form, sequences = Form(isa), (firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     return _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
 
 
@@ -75,14 +79,14 @@ def _(gradient_NHK: Tensor, qkv_N3HK: Tensor, *others: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, isa = inputs
-    ctx.save_for_backward(qkv_N3HK, firsts_S, lengths_S, keys_HN, output[1])
+    qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, isa, columns_S = inputs
+    ctx.save_for_backward(qkv_N3HK, firsts_S, lengths_S, keys_HN, columns_S, output[1])
     ctx.settings = (is_causal, site, probability, isa)
     ctx.mark_non_differentiable(output[1])
 
 
 def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 7
+    return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 8
 
 
 attention.register_autograd(_of_inputs, setup_context=_setup_context)
@@ -97,12 +101,13 @@ def _forward(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    columns_S: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     qkv_N3HK = qkv_N3HK.contiguous()
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_zeros(num_tokens, num_heads, size)
     log_sums_HN = qkv_N3HK.new_zeros(num_heads, num_tokens, dtype=torch.float32)
-    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     name = f"attention_forward_{SUFFIXES[qkv_N3HK.dtype]}"
     form(name, *problem, *qkv_N3HK.unbind(1), y_NHK, log_sums_HN, torch.get_num_threads())
     return y_NHK, log_sums_HN
@@ -119,10 +124,11 @@ def _backward(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    columns_S: Tensor | None = None,
 ) -> Tensor:
     qkv_N3HK = qkv_N3HK.contiguous()
     of_qkv_N3HK = torch.zeros_like(qkv_N3HK)
-    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     form(
         f"attention_backward_{SUFFIXES[qkv_N3HK.dtype]}", *problem, *qkv_N3HK.unbind(1), log_sums_HN,
         gradient_NHK.contiguous(), *of_qkv_N3HK.unbind(1), torch.get_num_threads(),
@@ -138,6 +144,7 @@ def _problem(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    columns_S: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the arguments of both passes in csrc/attention.cpp: sizes, factors, dropout keys and sequences."""
     num_tokens, _, num_heads, size = qkv_N3HK.shape
@@ -146,7 +153,8 @@ def _problem(
     sizes += [num_heads * size, size, site, int(probability * (1 << 31))]
     factors = torch.tensor([1.0 / math.sqrt(max(size, 1)), 1.0 / (1.0 - probability)], dtype=torch.float32)
     keys_HN = None if keys_HN is None else keys_HN.contiguous()
-    return torch.tensor(sizes), factors, keys_HN, firsts_S.contiguous(), lengths_S.contiguous()
+    columns_S = None if columns_S is None else columns_S.contiguous()
+    return torch.tensor(sizes), factors, keys_HN, firsts_S.contiguous(), lengths_S.contiguous(), columns_S
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
@@ -157,7 +165,9 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     firsts_S, lengths_S = torch.tensor([1, 7, 9]), torch.tensor([6, 1, 81])
     keys_HN = torch.randint(1 << 32, (2, 90), generator=generator)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    for sequences in ((firsts_S, lengths_S, True, None, 0, 0.0), (firsts_S, lengths_S, False, keys_HN, 3, 0.3)):
+    columns_S = torch.tensor([0, 5, 7])
+    dropped = (firsts_S, lengths_S, False, keys_HN, 3, 0.3, columns_S)
+    for sequences in ((firsts_S, lengths_S, True, None, 0, 0.0), dropped):
         y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
         ours = y_NHK, _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
         pairs = zip(ours, exact_attention(gradient_NHK, qkv_N3HK, *sequences), strict=True)
@@ -175,11 +185,13 @@ def exact_attention(
     keys_HN: Tensor | None,
     site: int,
     probability: float,
+    columns_S: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention and the gradient of ``qkv`` by their formulas in float64; arguments as of ``attention``."""
     qkv_N3HK, gradient_NHK = qkv_N3HK.detach().double(), gradient_NHK.double()
     y_NHK, of_qkv_N3HK = torch.zeros_like(gradient_NHK), torch.zeros_like(qkv_N3HK)
-    for first, length in zip(firsts_S.tolist(), lengths_S.tolist(), strict=True):
+    columns_S = torch.zeros_like(firsts_S) if columns_S is None else columns_S
+    for first, length, column in zip(firsts_S.tolist(), lengths_S.tolist(), columns_S.tolist(), strict=True):
         own = slice(first, first + length)
         q_HtK, k_HtK, v_HtK = qkv_N3HK[own].permute(1, 2, 0, 3)
         g_HtK, scale = gradient_NHK[own].transpose(0, 1), 1.0 / math.sqrt(q_HtK.shape[2])
@@ -188,7 +200,9 @@ def exact_attention(
             scores_Htt = scores_Htt.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
         weights_Htt, kept_Htt = scores_Htt.softmax(-1), torch.ones_like(scores_Htt)
         if keys_HN is not None:
-            kept_Htt = keep_mask(keys_HN[:, own], site, length, probability) / (1.0 - probability)
+            kept_Htt = keep_mask(keys_HN[:, own], site, column + length, probability)[..., column:] / (
+                1.0 - probability
+            )
         y_NHK[own] = (weights_Htt * kept_Htt @ v_HtK).transpose(0, 1)
         of_weights_Htt = g_HtK @ v_HtK.mT * kept_Htt
         of_scores_Htt = weights_Htt * (of_weights_Htt - (weights_Htt * of_weights_Htt).sum(-1, keepdim=True)) * scale

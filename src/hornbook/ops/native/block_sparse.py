@@ -6,8 +6,8 @@
     dy --pack--> tiles ----------------------- product--> dx                    the same, of the transposed blocks
     tiles of dy and x ------------------------ weight gradient--> dvalues
 
-Activations of bf16 are widened before and rounded after. The newest form that is right computes: forward products are
-the same in all of them, bit for bit.
+Activations of bf16 are widened before and rounded after. In a new run the newest form that is right computes: forward
+products are the same in all of them, bit for bit.
 """
 
 import functools
@@ -16,14 +16,23 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.library import Form, Kernel, instruction_sets, is_right, load
+from hornbook.ops.native.kernels import BLOCKS, in_use
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 
 
-@functools.cache
 def form() -> Form | str:
-    """Return the form that computes here, or why there is none; builds the library if this machine does not have it."""
+    """Return the form that computes in this process, or why there is none; see ``Kernels.blocks``."""
+    chosen, newest = in_use().blocks, newest_form()
+    if chosen is None or isinstance(newest, str):
+        return newest
+    return "PyTorch computes this run" if chosen == PYTORCH else Form(chosen)
+
+
+@functools.cache
+def newest_form() -> Form | str:
+    """Return the newest form that is right here, or why there is none; builds the library if it is not there."""
     built = load()
     if isinstance(built, BuildError):
         return str(built)
@@ -93,4 +102,4 @@ def _trial(own: Form | None, _: torch.dtype) -> None:
     """Do nothing: forms are taken by their width, not by their time."""
 
 
-KERNEL = Kernel("block_sparse_f32", torch.float32, _agrees, _trial)
+KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial)

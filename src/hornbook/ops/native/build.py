@@ -14,6 +14,7 @@ the library is linked with that very file, so that a process never has two pools
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from pathlib import Path
 from hornbook.storage.files import make_directory, rename
 from hornbook.storage.system import open_own, storage_errors, usable_cores
 
+_logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
@@ -67,6 +69,7 @@ def library(cache: Path | None = None) -> Path:
         make_directory(folder)
         with _lock(folder):
             if not target.exists():  # another process may have built it meanwhile
+                _logger.warning("compiling native operators, once on this machine (some 20 s)")
                 _build(compiler, runtime, target)
     return target
 

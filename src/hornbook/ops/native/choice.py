@@ -6,21 +6,43 @@
     native   each kernel's fastest form, in fp32 too
     torch    PyTorch's operators alone
 
+Block-sparse products are native wherever they can be, in fp32 too, unless ``precision.kernels`` is ``torch`` and
+``sparsity.kernel`` is ``auto``.
+
 A run that goes on keeps the forms that it was computed with, as far as the machine has them, so that it goes on to the
 same bits.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from hornbook.ops.native import attention, cross_entropy, layer_norm, linear
+from hornbook.ops.native import (
+    adamw,
+    attention,
+    block_sparse,
+    cross_entropy,
+    dropout,
+    layer_norm,
+    products,
+    token_block,
+)
 from hornbook.ops.native.build import BuildError
-from hornbook.ops.native.kernels import Kernels
-from hornbook.ops.native.library import PYTORCH, Kernel, instruction_sets, is_right, load, seconds
+from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
 
-KERNELS: tuple[Kernel, ...] = (*linear.KERNELS, *attention.KERNELS, *layer_norm.KERNELS, *cross_entropy.KERNELS)
+KERNELS: tuple[Kernel, ...] = (
+    *products.KERNELS,
+    *attention.KERNELS,
+    *layer_norm.KERNELS,
+    *cross_entropy.KERNELS,
+    *dropout.KERNELS,
+    *adamw.KERNELS,
+    *token_block.KERNELS,
+)
 _AUTO_DTYPES = (torch.bfloat16,)
 """In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
 _MIN_GAIN = 1.05
@@ -32,6 +54,7 @@ def choose(
     dtype: torch.dtype,
     *,
     earlier: Mapping[str, str] | None = None,
+    blocks: str | None = None,
 ) -> Kernels:
     """Return whose operators compute a run.
 
@@ -39,18 +62,49 @@ def choose(
         asked: ``precision.kernels``.
         device: of the run.
         dtype: of the activations.
-        earlier: the forms that the run was computed with before, by kernel; None for a new run.
+        earlier: ``Kernels.record`` of what the run was computed with before; None for a new run.
+        blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
     """
+    dense = _dense(asked, device, dtype, earlier)
+    return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
+
+
+def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None) -> Kernels:
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
     forms = {}
     for kernel in KERNELS:
-        if kernel.dtype == dtype and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
+        if kernel.dtype in (dtype, None) and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
             forms[kernel.name] = isa
     if not forms:
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
     return Kernels(why=why, forms=forms)
+
+
+def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str, str] | None) -> str:
+    """Return the instruction set of block-sparse products, ``PYTORCH`` where none may compute them."""
+    if device.type != "cpu" or kernel not in ("auto", "native"):
+        return PYTORCH
+    # Runs of versions that did not record it were computed by the newest form, whatever precision.kernels was.
+    before = None if earlier is None else earlier.get(BLOCKS, "")
+    if kernel == "auto" and (before == PYTORCH or (before is None and asked == "torch")):
+        return PYTORCH
+    if before and is_right(block_sparse.KERNEL, before):
+        return before
+    newest = block_sparse.newest_form()
+    return newest.isa if isinstance(newest, Form) else PYTORCH
+
+
+def form_for_tokens(x: Tensor) -> Form | None:
+    """Return the form of ``token_block`` for activations like ``x``: the run's, or else the fastest, in fp32 too."""
+    if in_use() is not NOT_CHOSEN:
+        return form_of("token_block", x)
+    kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
+    if kernel is None or _why_not("native", x.device, x.dtype):
+        return None
+    isa = _form(kernel, None, is_free=True)
+    return None if isa is None else Form(isa)
 
 
 def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None:

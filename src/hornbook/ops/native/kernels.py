@@ -14,6 +14,9 @@ from torch import Tensor
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.operands import SUFFIXES
 
+BLOCKS = "block_sparse_f32"
+"""The kernel of block-sparse products."""
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -22,6 +25,13 @@ class Kernels:
     why: str
     forms: Mapping[str, str] = field(default_factory=dict)
     """The instruction set of each kernel that computes, by its name; PyTorch computes all others."""
+    blocks: str | None = None
+    """That of block-sparse products, ``PYTORCH`` where none computes them; None: not chosen, so the newest one may."""
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What a run keeps of them, to be computed in the same way when it goes on."""
+        return dict(self.forms) if self.blocks is None else {**self.forms, BLOCKS: self.blocks}
 
     def __str__(self) -> str:
         forms = ", ".join(f"{kernel} {isa}" for kernel, isa in self.forms.items())
@@ -30,7 +40,9 @@ class Kernels:
 
 FORMS: dict[str, str] = {}
 """``Kernels.forms`` in use; empty where PyTorch computes all, which callers ask before they call anything here."""
-_in_use = Kernels(why="nothing else was asked for")
+NOT_CHOSEN = Kernels(why="nothing else was asked for")
+"""In use before a run chooses; what generates then chooses for itself."""
+_in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None
 

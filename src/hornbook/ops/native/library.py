@@ -13,6 +13,7 @@ library. A form is compared with PyTorch when a process chooses it; one that dis
 
 import ctypes
 import functools
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -60,12 +61,12 @@ class Kernel:
     """A group of C functions that are checked, timed and chosen together."""
 
     name: str
-    """Ends in the dtype: ``linear_bf16``."""
-    dtype: torch.dtype
-    """Of the activations."""
-    check: Callable[[Form, torch.dtype], bool]
+    """Ends in the dtype, if there is one: ``linear_bf16``."""
+    dtype: torch.dtype | None
+    """Of the activations; None: the kernel has to do with none, and serves all dtypes."""
+    check: Callable[[Form, Any], bool]
     """Compares a form with PyTorch's operators on small inputs."""
-    trial: Callable[[Form | None, torch.dtype], None]
+    trial: Callable[[Form | None, Any], None]
     """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
 
 
@@ -108,8 +109,8 @@ def seconds(kernel: Kernel) -> Mapping[str, float]:
     if times is None or not set(times) >= {PYTORCH, *instruction_sets()}:
         times = _measure(kernel)
         with suppress(StorageError):  # a cache that cannot be written is measured again
-            of_processor = {**_known_seconds(), kernel.name: times}
-            replace_file(_times_file(), dump_json({**_all_seconds(), cpu_model(): of_processor}))
+            known = {**_known_seconds(), kernel.name: times}
+            replace_file(_times_file(), dump_json({**_all_seconds(), _circumstances(): known}))
     return {isa: taken for isa, taken in times.items() if isa == PYTORCH or is_right(kernel, isa)}
 
 
@@ -142,9 +143,18 @@ def _all_seconds() -> dict[str, Any]:
 
 
 def _known_seconds() -> dict[str, dict[str, float]]:
-    """Return the measured times of this kind of processor, by kernel."""
-    known = _all_seconds().get(cpu_model())
+    """Return the times measured under the present circumstances, by kernel."""
+    known = _all_seconds().get(_circumstances())
     return known if isinstance(known, dict) else {}
+
+
+@functools.cache
+def _circumstances() -> str:
+    """Return what times depend on beside the compiled library: processor, PyTorch, and the trials, which are Python."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{cpu_model()}, PyTorch {torch.__version__}, trials {digest.hexdigest()[:12]}"
 
 
 @functools.cache

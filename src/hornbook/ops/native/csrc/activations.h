@@ -1,10 +1,13 @@
 // Activations of a feed-forward and their derivatives, in fp32.
 #pragma once
+#include <type_traits>
+
 #include "simd.h"
 
 namespace {
 
-enum class Activation : i64 { none, gelu, gelu_tanh, relu };
+// In the order of ACTIVATIONS in linear.py.
+enum class Activation : i64 { none, gelu, gelu_tanh, relu, relu_squared, silu };
 
 // Φ(u) of the standard normal distribution, absolute error below 1e-7 (Abramowitz and Stegun, formula 7.1.26), and
 // e^(-u²/2), which both the formula and the derivative of GELU need.
@@ -29,11 +32,15 @@ inline Vec tanh_gate(Vec u, Vec u_squared) {
   return set1(1.0f) / (set1(1.0f) + exp(inner));
 }
 
+inline Vec logistic(Vec u) { return set1(1.0f) / (set1(1.0f) + exp(set1(0.0f) - u)); }
+
 template <Activation activation>
 Vec activate(Vec u) {
   if constexpr (activation == Activation::gelu) return u * normal(u).cumulative;
   if constexpr (activation == Activation::gelu_tanh) return u * tanh_gate(u, u * u);
   if constexpr (activation == Activation::relu) return max(set1(0.0f), u);
+  if constexpr (activation == Activation::relu_squared) return max(set1(0.0f), u) * max(set1(0.0f), u);
+  if constexpr (activation == Activation::silu) return u * logistic(u);
   return u;
 }
 
@@ -49,7 +56,26 @@ Vec activation_derivative(Vec u) {
     return fma(u * slope, gate * (set1(1.0f) - gate), gate);
   }
   if constexpr (activation == Activation::relu) return select(less(set1(0.0f), u), set1(1.0f), set1(0.0f));
+  if constexpr (activation == Activation::relu_squared) return max(set1(0.0f), u) * set1(2.0f);
+  if constexpr (activation == Activation::silu) {
+    const Vec gate = logistic(u);
+    return gate * fma(u, set1(1.0f) - gate, set1(1.0f));
+  }
   return set1(1.0f);
+}
+
+// Returns function(std::integral_constant<Activation, activation>()).
+template <class Function>
+auto with_activation(Activation activation, Function function) {
+  using A = Activation;
+  switch (activation) {
+    case A::gelu: return function(std::integral_constant<A, A::gelu>());
+    case A::gelu_tanh: return function(std::integral_constant<A, A::gelu_tanh>());
+    case A::relu: return function(std::integral_constant<A, A::relu>());
+    case A::relu_squared: return function(std::integral_constant<A, A::relu_squared>());
+    case A::silu: return function(std::integral_constant<A, A::silu>());
+    default: return function(std::integral_constant<A, A::none>());
+  }
 }
 
 }  // namespace

@@ -23,10 +23,14 @@ struct Attention {
   i64 site, threshold;     // of dropout
   const i64* keys;         // of dropout, [heads][tokens], or null for none
   const i64 *firsts, *lengths;  // of each sequence, in tokens
+  const i64* columns;           // of dropout, of each sequence's first token, or null for 0
   float scale, factor;     // of scores; 1 / (1 - probability)
 
   i64 visible(i64 query, i64 length) const { return is_causal ? query + 1 : length; }
-  Keep keep(i64 head, i64 token) const { return keys ? Keep(keys[head * tokens + token], site, threshold) : Keep(); }
+  Keep keep(i64 sequence, i64 head, i64 token) const {
+    if (!keys) return Keep();
+    return Keep(keys[head * tokens + token], site, threshold, columns ? columns[sequence] : 0);
+  }
 };
 
 // Parts of one piece of memory; without memory it measures.
@@ -130,7 +134,7 @@ void attend(const Attention& a, const Forward<T>& t, i64 sequence, i64 head) {
                    false, [&](i64 m, i64 rows) { return Part{seen(m, rows), 0, b.width}; });
     float factors[kForwardQueries];
     for (i64 i = 0; i < count; i++) {
-      const Keep keep = a.keep(head, token + i);
+      const Keep keep = a.keep(sequence, head, token + i);
       const i64 group = i / kRows * kRows, end = round_up(seen(group, smaller(kRows, count - group)), W);
       float top;
       const float total = softmax<Kind>(b.scores + i * b.row, seen(i, 1), end, a.scale, a.keys ? &keep : nullptr,
@@ -278,7 +282,7 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
                  score_part);
   Query queries[kBackwardQueries];
   for (i64 i = 0; i < count; i++)
-    queries[i] = {t.log_sums[head * a.tokens + token + i], seen(i, 1), a.keep(head, token + i)};
+    queries[i] = {t.log_sums[head * a.tokens + token + i], seen(i, 1), a.keep(sequence, head, token + i)};
   const Block p =
       differentiate(Kind{}, a, queries, count, round_up(keys, W), b.row, b.scores, b.of_weights, b.of_scores);
   pack_for_rows(Kind{}, q, a.q_token, count, size, b.out, b.queries);
@@ -320,9 +324,10 @@ void for_heads(const Attention& a, i64 threads, Task task) {
   });
 }
 
-Attention of(const i64* s, const float* factors, const i64* keys, const i64* firsts, const i64* lengths) {
+Attention of(const i64* s, const float* factors, const i64* keys, const i64* firsts, const i64* lengths,
+             const i64* columns) {
   return {s[0], s[1], s[2], s[3],  s[4],  s[5], s[6],   s[7],    s[8],       s[9],
-          s[10], s[11], s[12], keys, firsts, lengths, factors[0], factors[1]};
+          s[10], s[11], s[12], keys, firsts, lengths, columns, factors[0], factors[1]};
 }
 
 // How a dtype is multiplied.
@@ -342,16 +347,16 @@ struct KindOf<bf16> {
 // `sizes`: the integers of Attention in its order; `factors`: its floats.
 #define ATTENTION(suffix, T)                                                                                          \
   HB_EXPORT(void, attention_forward_##suffix)                                                                         \
-  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const T* q,        \
-   const T* k, const T* v, T* y, float* log_sums, i64 threads) {                                                      \
-    const Attention a = of(sizes, factors, keys, firsts, lengths);                                                    \
+  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths,                    \
+   const i64* columns, const T* q, const T* k, const T* v, T* y, float* log_sums, i64 threads) {                                                      \
+    const Attention a = of(sizes, factors, keys, firsts, lengths, columns);                                                    \
     const Forward<T> t{q, k, v, y, log_sums};                                                                         \
     for_heads(a, threads, [&](i64 i, i64 head) { attend<KindOf<T>::type>(a, t, i, head); });                          \
   }                                                                                                                   \
   HB_EXPORT(void, attention_backward_##suffix)                                                                        \
-  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const T* q,        \
-   const T* k, const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v, i64 threads) {        \
-    const Attention a = of(sizes, factors, keys, firsts, lengths);                                                    \
+  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths,                    \
+   const i64* columns, const T* q, const T* k, const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v, i64 threads) {        \
+    const Attention a = of(sizes, factors, keys, firsts, lengths, columns);                                                    \
     const Backward<T> t{q, k, v, log_sums, gradient, of_q, of_k, of_v};                                               \
     for_heads(a, threads, [&](i64 i, i64 head) { differentiate_head<KindOf<T>::type>(a, t, i, head); });              \
   }

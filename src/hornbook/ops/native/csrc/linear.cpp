@@ -62,8 +62,6 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
 template <class T>
 struct Epilogue {
   const float* bias;    // [columns] or null
-  const T* residual;    // [rows][columns], added last, or null
-  i64 residual_stride;
   T* before;            // [rows][columns]: the results before the activation, or null
   const T* derivative;  // [rows][columns]: multiply by the activation's derivative there; null: apply the activation
   i64 derivative_stride;
@@ -82,7 +80,6 @@ struct Epilogue {
           y = y * activation_derivative<activation>(load(derivative + r * derivative_stride + at, n));
         else
           y = activate<activation>(y);
-        if (residual) y = y + load(residual + r * residual_stride + at, n);
         store(out + r * out_stride + at, y, n);
       }
   }
@@ -93,12 +90,9 @@ using StoreBlock = void (Epilogue<T>::*)(const float*, i64, i64, i64, i64, i64) 
 
 template <class T>
 StoreBlock<T> store_block(Activation activation) {
-  switch (activation) {
-    case Activation::gelu: return &Epilogue<T>::template store_block<Activation::gelu>;
-    case Activation::gelu_tanh: return &Epilogue<T>::template store_block<Activation::gelu_tanh>;
-    case Activation::relu: return &Epilogue<T>::template store_block<Activation::relu>;
-    default: return &Epilogue<T>::template store_block<Activation::none>;
-  }
+  return with_activation(activation, [](auto fixed) -> StoreBlock<T> {
+    return &Epilogue<T>::template store_block<decltype(fixed)::value>;
+  });
 }
 
 // Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
@@ -205,6 +199,20 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
   });
 }
 
+// The gradient of u for that of f(u), where no product computes it.
+template <class T>
+void activation_gradient(const T* gradient, const T* u, i64 count, Activation activation, T* out, i64 threads) {
+  with_activation(activation, [=](auto fixed) {
+    parallel(threads, [=](int thread, int num_threads) {
+      const Range own = share(count, Vec::lanes, thread, num_threads);
+      for (i64 i = own.begin; i < own.end; i += Vec::lanes) {
+        const i64 n = smaller(Vec::lanes, own.end - i);
+        store(out + i, load(gradient + i, n) * activation_derivative<decltype(fixed)::value>(load(u + i, n)), n);
+      }
+    });
+  });
+}
+
 }  // namespace
 
 #define HB_LINEAR(name, T, P)                                                                                         \
@@ -216,11 +224,9 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
     pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, static_cast<P::Element*>(packed), threads);    \
   }                                                                                                                   \
   HB_EXPORT(void, linear_product_##name)(const T* x, i64 stride, const void* packed, i64 rows, i64 columns, i64 depth, \
-                                        i64 activation, const float* bias, const T* residual, i64 residual_stride,    \
-                                        T* before, const T* derivative, i64 derivative_stride, T* out,                \
-                                        i64 out_stride, i64 threads) {                                                \
-    const Epilogue<T> epilogue{bias, residual, residual_stride, before, derivative, derivative_stride, out,           \
-                               out_stride};                                                                           \
+                                        i64 activation, const float* bias, T* before, const T* derivative,            \
+                                        i64 derivative_stride, T* out, i64 out_stride, i64 threads) {                 \
+    const Epilogue<T> epilogue{bias, before, derivative, derivative_stride, out, out_stride};                         \
     product<P>(x, stride, static_cast<const P::Element*>(packed), rows, columns, depth,                               \
                static_cast<Activation>(activation), epilogue, threads);                                               \
   }                                                                                                                   \
@@ -229,6 +235,10 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
                                                 i64 accumulate, i64 threads) {                                        \
     weight_gradient<P>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
                        threads);                                                                                      \
+  }                                                                                                                   \
+  HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 count, i64 activation, T* out,        \
+                                             i64 threads) {                                                           \
+    activation_gradient(gradient, u, count, static_cast<Activation>(activation), out, threads);                       \
   }
 
 HB_LINEAR(f32, float, FloatProduct)

@@ -1,0 +1,187 @@
+"""Where the time of a step goes, by module and by operator, out of the events of PyTorch's profiler.
+
+::
+
+    hooks of every module ─► ranges "module blocks.0.attention" around its forward pass ─► forward seconds
+    operators inside them ─► sequence numbers of the autograd nodes that they make
+    nodes of the backward pass, by these numbers ─────────────────────────────────────────► backward seconds
+
+On a GPU, seconds are those of the kernels that an operator starts; on a CPU those of the operator itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.profiler import record_function
+
+from hornbook.track.profile import ModuleTime, OperatorTime, Span
+
+PHASE, MODULE, WAITING = "phase ", "module ", "waiting for ranks"
+"""What the names of ranges begin with, and the name of those in which a rank waits."""
+_NODE = "autograd::engine::evaluate_function: "
+_COMMUNICATION = "c10d::"
+OUTSIDE = "(outside modules)"
+
+
+@contextmanager
+def module_ranges(model: nn.Module, *, is_compiled: bool) -> Iterator[None]:
+    """Mark the forward pass of every module inside the block; of a compiled model that of its direct parts alone."""
+    handles, open_ranges = [], list[Any]()
+
+    def begin(name: str) -> None:
+        open_ranges.append(record_function(MODULE + name))
+        open_ranges[-1].__enter__()
+
+    def end() -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    for name, module in _marked(model, is_compiled=is_compiled):
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: begin(name), prepend=True))
+        handles.append(module.register_forward_hook(lambda *_: end(), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _marked(model: nn.Module, *, is_compiled: bool) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        is_part = name in ("embedding", "head") or (name.startswith("blocks.") and name.count(".") == 1)
+        if is_part or (name and not is_compiled and not isinstance(module, nn.ModuleList)):
+            yield name, module
+
+
+def module_times(events: Sequence[Any], num_steps: int) -> list[ModuleTime]:
+    """Return the times of each module in a step, its submodules apart, in the order of the first forward pass.
+
+    Args:
+        events: of the profiler, of several steps in which ``module_ranges`` was active.
+        num_steps: how many.
+    """
+    own = list(_on_host(events))
+    makers = _makers(own)
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for event in own:
+        if event.name.startswith(MODULE):
+            name, kind = _module_of(event), "recomputed" if _inside(_NODE, event) else "forward"
+        elif event.name.startswith(_NODE):
+            name, kind = makers.get(event.sequence_nr, OUTSIDE), "backward"
+        else:
+            continue
+        totals[name][kind] += _own_seconds(event) / num_steps
+        totals[name]["waiting"] += sum(map(_seconds, _nearest(event, WAITING))) / num_steps
+        totals[name]["calls"] += (kind == "forward") / num_steps
+    return [ModuleTime(name, *(row[key] for key in ModuleTime._fields[1:])) for name, row in totals.items()]
+
+
+def _makers(events: Iterable[Any]) -> dict[int, str]:
+    """Return the module of the forward pass that made each node of the backward pass, by its number.
+
+    Operators carry the number of the next node to be made, so the last one that begins with a number has made it.
+    """
+    made: dict[int, tuple[float, str]] = {}
+    for event in events:
+        number, start = event.sequence_nr, event.time_range.start
+        is_forward = number >= 0 and not event.name.startswith(_NODE) and not _inside(_NODE, event)
+        if is_forward and start >= made.get(number, (0.0, ""))[0]:
+            made[number] = (start, _module_of(event))
+    return {number: name for number, (_, name) in made.items()}
+
+
+def _own_seconds(event: Any) -> float:
+    """Return the seconds of a range without the modules inside it and the waits of its own."""
+    return _seconds(event) - sum(map(_seconds, [*_nearest(event, MODULE), *_nearest(event, WAITING)]))
+
+
+def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
+    """Return the time of each operator or, on a GPU, kernel in a step, without what it calls; the longest first."""
+    kernels = [event for event in events if _is_kernel(event)]
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in kernels or _on_host(events):
+        if event.name.startswith((PHASE, MODULE, _NODE)) or event.is_user_annotation:
+            continue
+        seconds = event.time_range.elapsed_us() if kernels else event.self_cpu_time_total
+        totals[event.name][0] += 1e-6 * seconds / num_steps
+        totals[event.name][1] += 1 / num_steps
+    found = [OperatorTime(name=name, seconds=total, calls=calls) for name, (total, calls) in totals.items()]
+    return sorted(found, key=lambda operator: -operator.seconds)
+
+
+def spans_of(events: Sequence[Any], begin: float, end: float, first_module: str) -> list[Span]:
+    """Return what a rank did between two times of the profiler's clock, in microseconds, span by span.
+
+    Args:
+        events: of the profiler.
+        begin: of a step.
+        end: of the same step.
+        first_module: begins a new span of the forward pass each time that it is called.
+    """
+    inside = [event for event in _on_host(events) if begin <= event.time_range.start < end]
+    found = []
+    for event in inside:
+        times = (1e-6 * (event.time_range.start - begin), 1e-6 * (event.time_range.end - begin))
+        if event.name == WAITING or event.name.startswith(_COMMUNICATION):
+            found.append(Span("waiting", *times))
+        elif event.name.startswith(PHASE) and event.name.removeprefix(PHASE) in ("data", "update"):
+            found.append(Span(event.name.removeprefix(PHASE), *times))
+        elif event.name.startswith(_NODE):
+            found.append(Span("backward", *times))
+        elif event.name.startswith(MODULE) and not _inside(MODULE, event) and not _inside(_NODE, event):
+            kind = "forward|" if event.name == MODULE + first_module else "forward"
+            found.append(Span(kind, *times))
+    return _joined(sorted(found, key=lambda span: (span.start, span.end)), gap=1e-8 * (end - begin))
+
+
+def _joined(spans: Iterable[Span], gap: float) -> list[Span]:
+    """Join spans of a kind with nothing of another kind between them; "forward|" begins a new one."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last and last.kind == span.kind and (span.kind != "waiting" or span.start - last.end < gap):
+            joined[-1] = last._replace(end=max(last.end, span.end))
+        else:
+            joined.append(span._replace(kind=span.kind.rstrip("|")))
+    return joined
+
+
+def _on_host(events: Iterable[Any]) -> Iterator[Any]:
+    return (event for event in events if event.device_type.name == "CPU")
+
+
+def _is_kernel(event: Any) -> bool:
+    return event.device_type.name != "CPU" and not event.is_user_annotation
+
+
+def _seconds(event: Any) -> float:
+    """Return the seconds of an event and all that it calls: of its kernels, if it started any, else its own."""
+    return 1e-6 * float(event.device_time_total or event.cpu_time_total)
+
+
+def _ancestors(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _module_of(event: Any) -> str:
+    """Return the innermost module in whose forward pass an event lies."""
+    names = (above.name.removeprefix(MODULE) for above in _ancestors(event) if above.name.startswith(MODULE))
+    return next(names, OUTSIDE)
+
+
+def _inside(name: str, event: Any) -> bool:
+    """Tell whether an event lies in another one whose name begins so."""
+    return any(above.name.startswith(name) for above in _ancestors(event.cpu_parent))
+
+
+def _nearest(event: Any, name: str) -> Iterator[Any]:
+    """Yield the ranges inside an event whose names begin so, but for those inside a module of it."""
+    for child in event.cpu_children:
+        if child.name.startswith(name):
+            yield child
+        elif not child.name.startswith(MODULE):
+            yield from _nearest(child, name)

@@ -1,0 +1,93 @@
+"""Adam and AdamW on a CPU in one pass over memory: clipping, decay, both moments and the step.
+
+It changes fp32 tensors outside of autograd, so it is a plain function.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.native.library import Form, Kernel
+
+_NAME = "adamw"
+
+
+class Numbers(NamedTuple):
+    """The numbers of an update; t counts from 1 and is infinite where moments are not divided by ``1 - βᵗ``."""
+
+    learning_rate: float
+    decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    t: float
+    decoupled: bool
+
+
+def form_for(tensors: Sequence[Tensor]) -> Form | None:
+    """Return the form that updates these tensors, None if PyTorch does."""
+    isa = FORMS.get(_NAME)
+    if isa is None:
+        return None
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    fits = on_cpu and all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+    return Form(isa) if fits else None
+
+
+def adamw(
+    form: Form, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, numbers: Numbers, clip: float = 1.0
+) -> None:
+    """Update weight and moments in place, contiguous fp32 tensors of one size; the gradient counts ``clip`` times."""
+    rate, decay, beta1, beta2, epsilon, t, decoupled = numbers
+    keep, added = (1.0 - rate * decay, 0.0) if decoupled else (1.0, decay)
+    step, unbiased = rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t)
+    values = (clip, keep, added, beta1, beta2, 1.0 - beta2, step, unbiased, epsilon)
+    settings = torch.tensor(values, dtype=torch.float32)
+    form(_NAME, weight, gradient, mean, square, weight.numel(), settings, torch.get_num_threads())
+
+
+def _agrees(form: Form, dtype: torch.dtype) -> bool:
+    """Compare two updates with float64, on a size that no vector divides, both decays."""
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient, mean, square = torch.randn(4, 37, generator=generator)
+    square.square_()
+    for decoupled in (True, False):
+        numbers = Numbers(1e-2, 0.1, 0.9, 0.95, 1e-8, 3.0, decoupled)
+        exact = weight.double(), gradient.double() * 0.5, mean.double(), square.double()
+        adamw(form, weight, gradient, mean, square, numbers, clip=0.5)
+        _update_exactly(*exact, numbers)
+        pairs = ((weight, exact[0]), (mean, exact[2]), (square, exact[3]))
+        if not all(torch.allclose(ours.double(), right, rtol=1e-5, atol=1e-6) for ours, right in pairs):
+            return False
+    return True
+
+
+def _update_exactly(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, numbers: Numbers) -> None:
+    rate, decay, beta1, beta2, epsilon, t, decoupled = numbers
+    if decoupled:
+        weight.mul_(1.0 - rate * decay)
+    else:
+        gradient = gradient + decay * weight
+    mean.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    corrected = mean / (1.0 - beta1**t), square / (1.0 - beta2**t)
+    weight.sub_(rate * corrected[0] / (corrected[1].sqrt() + epsilon))
+
+
+def _trial(form: Form | None, dtype: torch.dtype) -> None:
+    weight, gradient, mean, square = torch.ones(4, 1 << 18)
+    if form is not None:
+        adamw(form, weight, gradient, mean, square, Numbers(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0, True), clip=0.5)
+        return
+    torch._foreach_mul_([gradient], 0.5)
+    torch._fused_adamw_(
+        [weight], [gradient], [mean], [square], [], [torch.ones(())], amsgrad=False, lr=1e-3, beta1=0.9, beta2=0.95,
+        weight_decay=0.1, eps=1e-8, maximize=False,
+    )  # fmt: skip
+
+
+KERNELS = (Kernel(_NAME, None, _agrees, _trial),)

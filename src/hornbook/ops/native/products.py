@@ -1,0 +1,195 @@
+"""The products of a linear layer on tensors, without autograd: weights packed once for all products with them.
+
+::
+
+    weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
+    x, panels  ---------> y, or f(y) with y beside it         product
+    g, panels of Wᵀ ----> gradient of x, or that times f'(x)  product
+    g, x  --------------> dW, db in fp32, stored or added     add_weight_gradient
+"""
+
+import functools
+from collections.abc import MutableMapping
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hornbook.ops.native import kernels
+from hornbook.ops.native.library import Form, Kernel
+from hornbook.ops.native.operands import SUFFIXES, rows
+
+ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
+"""In the order of ``Activation`` in csrc/activations.h."""
+_Key = tuple[torch.dtype, bool, str]
+"""Dtype of the activations, whether for the gradient, instruction set."""
+_State = tuple[int, int]
+"""Of a weight: the period in which it does not change, and its address."""
+_packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
+
+
+class Products:
+    """``x Wᵀ`` of one weight and its gradients outside autograd, as `hornbook.ops.cross_entropy` needs them.
+
+    Args:
+        form: computes them.
+        weight: ``[num_out, num_in]`` fp32, packed at once.
+        dtype: of the other operands.
+    """
+
+    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
+        self._form, self._weight = form, weight
+        self._panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+
+    def product(self, x_MK: Tensor) -> Tensor:
+        """Return ``x Wᵀ`` ``[M, num_out]``."""
+        return product(self._form, rows(x_MK), self._panels[0], self._weight)
+
+    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
+        """Write ``g W`` into ``out`` ``[M, num_in]``, contiguous."""
+        product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
+
+    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
+        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
+        add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
+
+
+def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
+    """Return the weight packed for activations of ``dtype``: an earlier call's where nothing has changed since."""
+    period = kernels.period()
+    if period is None or not isinstance(weight, torch.nn.Parameter):
+        return pack(form, weight, dtype, for_gradient, None)
+    kept, key, state = _packed.setdefault(weight, {}), (dtype, for_gradient, form.isa), (period, weight.data_ptr())
+    known_state, panels = kept.get(key, (None, None))
+    if panels is None or known_state != state:
+        panels = pack(form, weight, dtype, for_gradient, panels)
+        kept[key] = (state, panels)
+    return panels
+
+
+def pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, panels: Tensor | None) -> Tensor:
+    """Pack a weight into the memory of ``panels``, or into new memory."""
+    name, matrix = SUFFIXES[dtype], rows(weight.detach())
+    num_out, num_in = matrix.shape
+    columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
+    size = form.integer(f"linear_packed_bytes_{name}", columns, depth)
+    if panels is None or panels.numel() != size:
+        panels = torch.empty(size, dtype=torch.uint8)
+    threads = torch.get_num_threads()
+    form(f"linear_pack_{name}", matrix, matrix.stride(0), num_out, num_in, int(for_gradient), panels, threads)
+    return panels
+
+
+def product(
+    form: Form,
+    x_MK: Tensor,
+    panels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    for_gradient: bool = False,
+    activation: str = "none",
+    before: Tensor | None = None,
+    derivative_at: Tensor | None = None,
+) -> Tensor:
+    """Return ``f(x Wᵀ + b)``, or ``x W`` for a gradient, ``[M, columns]``.
+
+    Args:
+        form: computes it.
+        x_MK: fp32 or bf16, columns side by side.
+        panels: of the weight, packed for this product.
+        weight: gives the number of columns.
+        bias: fp32.
+        out: contiguous, is written if given.
+        for_gradient: whether the product is with ``W`` rather than ``Wᵀ``.
+        activation: f, of ``ACTIVATIONS``.
+        before: ``[M, columns]``, contiguous, takes what comes before f.
+        derivative_at: ``[M, columns]``; instead of f, multiplies by f' of these.
+    """
+    (num_rows, depth), columns = x_MK.shape, weight.shape[-1]
+    if not for_gradient:
+        columns = weight.numel() // columns
+    y_MN = x_MK.new_empty(num_rows, columns) if out is None else out
+    bias = None if bias is None else bias.detach().contiguous()
+    at_stride = 0 if derivative_at is None else derivative_at.stride(0)
+    form(
+        f"linear_product_{SUFFIXES[x_MK.dtype]}", x_MK, x_MK.stride(0), panels, num_rows, columns, depth,
+        ACTIVATIONS.index(activation), bias, before, derivative_at, at_stride, y_MN, columns, torch.get_num_threads(),
+    )  # fmt: skip
+    return y_MN
+
+
+def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str) -> Tensor:
+    """Return ``gradient · f'(u)``, of one shape and dtype."""
+    gradient, u = gradient.contiguous(), u.contiguous()
+    result = torch.empty_like(u)
+    name, number = f"activation_gradient_{SUFFIXES[u.dtype]}", ACTIVATIONS.index(activation)
+    form(name, gradient, u, u.numel(), number, result, torch.get_num_threads())
+    return result
+
+
+def add_weight_gradient(
+    form: Form, gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, *, accumulate: bool
+) -> None:
+    """Store, or add, the gradients of weight and bias in contiguous fp32 tensors."""
+    g_MN, x_MK = rows(gradient), rows(x)
+    form(
+        f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
+        g_MN.shape[1], x_MK.shape[1], of_weight, of_bias, int(accumulate), torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _agrees(form: Form, dtype: torch.dtype) -> bool:
+    """Compare all products with float64, on sizes that no block divides."""
+    generator = torch.Generator().manual_seed(0)
+    x, g, weight, bias = (torch.randn(shape, generator=generator) for shape in ((55, 131), (55, 75), (75, 131), (75,)))
+    x, g = x.to(dtype), g.to(dtype)
+    y = product(form, x, pack(form, weight, dtype, False, None), weight, bias)
+    before = torch.empty_like(g)
+    active = product(form, x, pack(form, weight, dtype, False, None), weight, bias, activation="gelu", before=before)
+    back = pack(form, weight, dtype, True, None)
+    of_x = product(form, g, back, weight, for_gradient=True)
+    of_u = product(form, g, back, weight, for_gradient=True, activation="relu", derivative_at=x)
+    of_weight, of_bias = torch.ones(75, 131), torch.ones(75)
+    add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+    exact_x, exact_g, exact_weight = x.double(), g.double(), weight.to(dtype).double()
+    exact_y = exact_x @ exact_weight.t() + bias
+    pairs = (
+        (y, exact_y),
+        (before, exact_y),
+        (active, functional.gelu(exact_y)),
+        (of_u, exact_g @ exact_weight * (exact_x > 0)),
+        (of_x, exact_g @ exact_weight),
+        (of_weight, exact_g.t() @ exact_x + 1),
+        (of_bias, exact_g.sum(0) + 1),
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    return all(torch.allclose(ours.double(), exact, rtol=tolerance, atol=tolerance) for ours, exact in pairs)
+
+
+@functools.cache
+def _trial_weights() -> tuple[Tensor, Tensor]:
+    return torch.nn.Parameter(torch.ones(384, 384)), torch.empty(384, 384)
+
+
+def _trial(form: Form | None, dtype: torch.dtype) -> None:
+    x, g = torch.ones(2, 192, 384, dtype=dtype)
+    weight, of_weight = _trial_weights()
+    if form is None:
+        functional.linear(x, weight.to(dtype), weight[0].to(dtype))
+        _ = g @ weight.to(dtype), g.t() @ x, g.sum(0)
+    else:
+        with kernels.weights_unchanged():
+            panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+        product(form, x, panels[0], weight, weight[0])
+        product(form, g, panels[1], weight, for_gradient=True)
+        add_weight_gradient(form, g, x, of_weight, of_weight[0].clone(), accumulate=False)
+
+
+KERNELS = (
+    Kernel("linear_f32", torch.float32, _agrees, _trial),
+    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial),
+)

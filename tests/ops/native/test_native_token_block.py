@@ -1,0 +1,120 @@
+"""A token of each text through the native block, against its formula in float64 and against PyTorch's blocks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_forms import all_native, forms, threads
+from tiny import tiny_model
+from torch.nn import functional
+
+from hornbook.generate import make_decoder
+from hornbook.generate.incremental_model import IncrementalModel, incremental
+from hornbook.ops.native import token_block as module
+from hornbook.ops.native.kernels import Kernels, using
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+
+def assert_near(ours, right, tolerance):
+    assert (ours.double() - right).norm() <= tolerance * max(float(right.norm()), 1.0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 19),
+    heads=st.integers(1, 3),
+    head_size=st.sampled_from([1, 8, 15, 16, 33]),
+    size=st.sampled_from([1, 7, 16, 70]),
+    wide=st.sampled_from([1, 16, 61]),
+    columns=st.integers(1, 40),
+    starts=st.booleans(),
+    has_biases=st.booleans(),
+    num_threads=st.integers(1, 3),
+)
+def test_a_block_is_its_formula(dtype, rows, heads, head_size, size, wide, columns, starts, has_biases, num_threads):
+    draws = torch.Generator().manual_seed(columns)
+    parameters = module._drawn(dtype, size, heads * head_size, wide)
+    if not has_biases:
+        parameters = [None if number in (3, 5, 9, 11) else tensor for number, tensor in enumerate(parameters)]
+    x = torch.randn(rows, 1, size, generator=draws).to(dtype)
+    cache = torch.randn(rows, 2, heads, columns + 5, head_size, generator=draws)
+    mask = None
+    if starts:
+        mask = torch.zeros(rows, 1, 1, columns + 5).masked_fill_(
+            torch.arange(columns + 5) < columns // 2 + 2, -torch.inf
+        )
+    exact_cache = cache[:, :, :, 2 : 2 + columns].double()
+    window = cache[:, :, :, 2 : 2 + columns]
+    visible = None if mask is None else mask[..., 2 : 2 + columns]
+    exact = [None if tensor is None else tensor.double() for tensor in parameters]
+    right = module.exact_block(x.double(), exact_cache, None if mask is None else visible.double(), exact, "gelu")
+    untouched = cache.clone()
+    for form in forms():
+        cache.copy_(untouched)
+        block = module.TokenBlock(
+            form, parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5
+        )
+        block._most_threads = num_threads  # small ones have one
+        with threads(num_threads):
+            assert block.takes(x, window, visible)
+            ours = block(x, window, visible)
+        assert_near(ours, right, TOLERANCE[dtype])
+        assert_near(window, exact_cache, TOLERANCE[dtype])
+        assert torch.equal(cache[:, :, :, :2], untouched[:, :, :, :2]), "written outside of the window"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 11])
+def test_logits_are_the_norm_times_the_table(dtype, rows):
+    draws = torch.Generator().manual_seed(0)
+    x, gain, bias = (torch.randn(shape, generator=draws) for shape in ((rows, 45), (45,), (45,)))
+    table = torch.randn(103, 45, generator=draws).to(dtype)
+    right = functional.layer_norm(x.to(dtype).double(), (45,), gain.double(), bias.double(), 1e-5) @ table.double().t()
+    for form in forms():
+        assert_near(module.TokenLogits(form, gain, bias, table, 1e-5)(x.to(dtype)), right, 2e-6)
+
+
+def test_rows_and_threads_change_no_bit():
+    parameters = module._drawn(torch.float32, 70, 64, 100)
+    x, cache = torch.randn(9, 1, 70), torch.randn(9, 2, 4, 33, 16)
+    for form in forms():
+        block = module.TokenBlock(form, parameters, num_heads=4, head_size=16, activation="gelu", epsilon=1e-5)
+        together = block(x, cache, None)
+        alone = torch.cat([block(x[row : row + 1], cache[row : row + 1], None) for row in range(9)])
+        block._most_threads = 3
+        with threads(3):
+            shared = block(x, cache, None)
+        assert torch.equal(together, alone) and torch.equal(together, shared)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_texts_are_those_of_pytorchs_blocks(dtype):
+    """Prompts of unequal lengths, which need a mask, and texts that outgrow the window."""
+    model = tiny_model(compute_dtype=dtype).eval()
+    prompts, native = [[1, 2, 3], [4], [5, 6]], all_native()
+
+    def texts(kernels, given):
+        with using(kernels):
+            decoder = make_decoder(model)
+            logits = [decoder.start(given, 40)]
+            for token in range(1, 40):
+                logits.append(decoder.advance([token % 7 + row for row in range(len(given))]))
+        return torch.stack(logits)
+
+    theirs, ours = (texts(kernels, prompts) for kernels in (Kernels(why="test"), native))
+    assert_near(ours, theirs.double(), 2 * TOLERANCE[dtype])
+
+
+def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
+    model = tiny_model().eval()
+    times = {"torch": 1.0, forms()[0].isa: 0.1}
+    monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel: times)
+    quick = incremental(model)
+    assert isinstance(quick, IncrementalModel)
+    assert quick._blocks[0]._native is not None and isinstance(quick._logits, module.TokenLogits)
+    with using(Kernels(why="precision.kernels")):
+        assert incremental(model)._blocks[0]._native is None
+    times["torch"] = 0.01
+    assert incremental(model)._blocks[0]._native is None

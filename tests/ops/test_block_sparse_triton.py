@@ -1,0 +1,55 @@
+"""Triton's kernels through its interpreter, on a CPU, in a process of their own: Triton reads the setting once."""
+
+import importlib.util
+
+import pytest
+import torch
+from ranks import python
+
+from hornbook.errors import UserError
+from hornbook.ops.block_sparse import choose_kernel
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+COMPARE = """
+import torch
+from hornbook.ops.block_pattern import Pattern
+from hornbook.ops.block_sparse import block_sparse_linear, choose_kernel
+
+assert choose_kernel("triton", 16, 0.1, torch.device("cpu")) == ("triton", "as asked")
+random = torch.Generator().manual_seed(0)
+compared = 0
+for size in (16, 32):
+    for positions in ([], [0, 2, 5, 7, 8], [11]):
+        chosen = torch.tensor(positions, dtype=torch.int64)
+        pattern = Pattern.of(chosen // 4, chosen % 4, 3, 4)
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)):
+            for num_tokens in (0, 1, 75):
+                x = torch.randn(4 * size, num_tokens, generator=random).to(dtype).t()  # not contiguous
+                values = torch.randn(len(positions), size, size, generator=random).to(dtype)
+                upstream = torch.randn(num_tokens, 3 * size, generator=random).to(dtype)
+                found = []
+                for kernel, kind in (("triton", dtype), ("reference", torch.float64)):
+                    leaves = [tensor.to(kind).clone().requires_grad_() for tensor in (x, values)]
+                    y = block_sparse_linear(*leaves, pattern, kernel)
+                    assert y.dtype == kind
+                    y.backward(upstream.to(kind))
+                    found.append([y.detach(), *(leaf.grad for leaf in leaves)])
+                for ours, exact in zip(*found, strict=True):
+                    torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance * 3)
+                    compared += 1
+print(compared)
+"""
+
+
+@pytest.mark.slow
+@needs_triton
+def test_products_and_gradients_are_those_of_the_reference() -> None:
+    done = python("-c", COMPARE, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 2 * 3 * 3 * 3 * 3
+
+
+def test_a_cpu_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r'"triton" cannot compute here: Triton is .*; set it to "auto"$'):
+        choose_kernel("triton", 16, 0.1, torch.device("cpu"))
