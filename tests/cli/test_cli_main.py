@@ -288,3 +288,15 @@ def test_python_m_and_the_console_script():
     script = Path(sys.executable).with_name("hornbook")
     console = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert module.stdout == console.stdout == "hornbook 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_that_wait_do_not_spin_for_long_unless_asked(given, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    main(["--version"])
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

@@ -60,6 +60,17 @@ def closed_door(run: TrackedRun) -> Recording:
     raise PermissionError("no key")
 
 
+class Slow(Recording):
+    """Opens when it is let go."""
+
+    let_go = threading.Event()
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.let_go.wait()
+        super().__init__(run)
+
+
+register_tracker("slow")(Slow)
 register_tracker("recording")(Recording)
 register_tracker("failing")(Failing)
 register_tracker("hanging")(Hanging)

@@ -7,7 +7,9 @@ import pytest
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
+from hornbook.errors import UserError
 from hornbook.measure import peers, throughput
+from hornbook.measure.peer_process import transformers_step_apart
 from hornbook.measure.peers import transformers_step
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
 from hornbook.parallel.world import World
@@ -100,3 +102,36 @@ def test_data_are_refused_since_steps_are_timed_on_random_tokens(capsys):
 def test_a_model_that_the_peer_lacks_is_refused(capsys):
     assert main(["bench", "step", "bert-tiny", *SIZES, "--model.family", "groupbert", "--peer", "transformers"]) == 2
     assert "transformers has no model of the family groupbert" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_peer_in_a_process_of_its_own_makes_the_same_steps():
+    recipe = small("bert-tiny")
+    twin = transformers_step(recipe, World(), precision="fp32")
+    with transformers_step_apart(recipe, World(), precision="fp32") as step:
+        assert [step(), step()] == [twin(), twin()]
+
+
+@pytest.mark.slow
+def test_a_peer_that_transformers_lacks_is_one_line_in_its_own_process_too(capfd):
+    recipe = load_recipe("demo", [*SIZES, "--model.activation", "relu_squared"], require_data=False).recipe
+    with (
+        pytest.raises(UserError, match="ended in a process of its own"),
+        transformers_step_apart(recipe, World(), precision="fp32"),
+    ):
+        pass
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_operators_and_neighbors_of_a_step(capsys):
+    words = ["bench", "step", "demo", *SIZES, "--threads", "1", "--rounds", "1", "--operators", "--neighbor", "--json"]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out.splitlines()[-1])
+    shares = [row["share"] for row in result["operators"]]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == sorted(shares, reverse=True)
+    assert any(row["name"] == "aten::_fused_adamw_" for row in result["operators"])
+    cost = result["neighbor"]
+    assert cost["loss"] == pytest.approx(1.0 - cost["beside"] / cost["alone"])
+    assert "aten::" in err and "lost beyond the share of the processor" in err

@@ -99,6 +99,16 @@ def test_ranks_learn_what_one_process_learns(layout: str, corpus: Path, tmp_path
             torch.testing.assert_close(ours[name], tensor, rtol=1e-2, atol=1e-3)
 
 
+def test_phased_execution_learns_the_same(tmp_path: Path) -> None:
+    sizes = ("--model.family=factorized_gpt", "--model.embedding-size=16", "--model.attention-dropout=0.1")
+    losses = []
+    for execution in ("resident", "phased"):
+        tiny_runs.run_tiny(tmp_path / execution, *sizes, f"--memory.execution={execution}")
+        rows = read(tmp_path / execution / "run/metrics.jsonl")
+        losses.append([row["loss"] for row in rows if row["kind"] == "train"])
+    assert len(losses[0]) == 8 and losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -31,6 +31,15 @@ def test_processes_train_what_torchrun_trains(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_ranks_of_a_script_have_its_parts(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import recording_tracker\nfrom hornbook import extend\n\nraise SystemExit(extend.main())\n")
+    done = python(script, *words(tmp_path, "run"), "--tracking.trackers=recording", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "trackers.json").is_file()
+
+
+@pytest.mark.slow
 def test_a_user_error_of_all_ranks_is_one_line_with_its_exit_code(tmp_path):
     missing = ("--data.synthetic=false", f"--data.train={tmp_path / 'nothing'}")
     ours = python("-m", "hornbook", *words(tmp_path, "run"), *missing, "--processes", "2", "--json")

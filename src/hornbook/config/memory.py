@@ -6,12 +6,19 @@ the vocabulary leave all but rounding. So a run may resume with other values.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 from hornbook.config.options import Problem, option
 
-if TYPE_CHECKING:  # a recipe has this section
-    from hornbook.config.recipe import Recipe
+_NOT_PHASED: dict[str, tuple[object, str]] = {
+    "training.compile": ("none", "takes layers that stay in memory"),
+    "parallel.pipeline_parallel": (1, "spreads layers over ranks"),
+    "parallel.tensor_parallel": (1, "cuts layers that stay in memory"),
+    "checkpoint.background": (False, "copies all state into memory"),
+    "sparsity.linears": ((), "keeps blocks in memory"),
+}
+"""Options that exclude phased execution, each with the value that does not, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +81,14 @@ class MemoryConfig:
             problems.append(Problem(("recompute_layers", "recompute_budget"), message))
         return problems
 
-    def conflicts(self, recipe: "Recipe") -> Iterator[Problem]:
+    def conflicts(self, recipe: Any) -> Iterator[Problem]:
         """Yield listed layers that the model does not have, and what ``recipe`` combines with phased execution."""
         num_layers: int | None = getattr(recipe.model, "num_layers", None)  # a model of one's own may count otherwise
         if num_layers is not None and (strays := [layer for layer in self.recompute_layers if layer >= num_layers]):
             message = f"layer {strays[0]} does not exist; the layers are 0 to {num_layers - 1}"
             yield Problem(("memory.recompute_layers", "model.num_layers"), message)
-        if self.execution == "resident":
-            return
-        for key, chosen, safe, reason in (
-            ("training.compile", recipe.training.compile, "none", "takes layers that stay in memory"),
-            ("parallel.pipeline_parallel", recipe.parallel.pipeline_parallel, 1, "spreads layers over ranks"),
-            ("parallel.tensor_parallel", recipe.parallel.tensor_parallel, 1, "cuts layers that stay in memory"),
-            ("checkpoint.background", recipe.checkpoint.background, False, "copies all state into memory"),
-            ("sparsity.linears", recipe.sparsity.linears, (), "keeps blocks in memory"),
-        ):
-            if chosen != safe:
-                option_name = key.rpartition(".")[2]
-                message = f'{option_name} {reason}; remove it, or set memory.execution to "resident"'
+        for key, (safe, reason) in _NOT_PHASED.items():
+            if self.execution == "phased" and attrgetter(key)(recipe) != safe:
+                name = key.rpartition(".")[2]
+                message = f'{name} {reason}; remove it, or set memory.execution to "resident"'
                 yield Problem(("memory.execution", key), message)

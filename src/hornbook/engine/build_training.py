@@ -142,24 +142,15 @@ def build_training(
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":
         store_weights(model, DTYPES[precision.weights])
-    pipeline, phased, is_pipelined = None, None, world.pipeline.size > 1
-    is_compiled = recipe.training.compile == "blocks"
-    if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
-        make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
-        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
-    if recipe.memory.execution == "phased":
-        phased = build_phased(model, update, recipe, world, scratch)
-    else:
-        model.allocate(world.device, pipeline.stages if pipeline else None)
+    elsewhere = place(model, update, recipe, world, scratch)
     initialize(model, recipe.training.seed)
     topology = None
     if recipe.sparsity.linears:
         update = with_blocks(update, model, recipe.sparsity)
         topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
-    elsewhere = pipeline or phased
     config = StepConfig(
         objective=build_objective(recipe.objective),
         update=update,
@@ -172,8 +163,26 @@ def build_training(
         topology=topology,
         forward=elsewhere.forward if elsewhere else forward_resident if world.mesh is None else forward_cut,
     )
-    home: Home = phased.home if phased else home_of(model, update, recipe, world)
+    home: Home = elsewhere.home if isinstance(elsewhere, Phased) else home_of(model, update, recipe, world)
     return TrainState(model=model, home=home), config
+
+
+def place(
+    model: LanguageModel, update: Update, recipe: Recipe, world: World, scratch: Path | None = None
+) -> Pipeline | Phased | None:
+    """Cut ``model``, which is on the meta device, over the ranks, and give what this rank holds of it memory or files.
+
+    Returns:
+        The execution of a model that does not lie whole on the device; None if it does, or PyTorch gathers it.
+    """
+    pipeline, is_pipelined, is_compiled = None, world.pipeline.size > 1, recipe.training.compile == "blocks"
+    if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
+        make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
+        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
+    if recipe.memory.execution == "phased":
+        return build_phased(model, update, recipe, world, scratch)
+    model.allocate(world.device, pipeline.stages if pipeline else None)
+    return pipeline
 
 
 def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:

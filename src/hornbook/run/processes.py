@@ -67,6 +67,15 @@ def run_ranks(words: Sequence[str], processes: int, *, device: str = "auto", max
     return code
 
 
+def _program(words: Sequence[str]) -> list[str]:
+    """Return what Python runs as a rank: the script of one's own parts that runs with ``words`` now, or hornbook."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) or ""
+    is_script = main.__spec__ is None and file.endswith(".py")
+    has_these_words = without(sys.argv[1:], "--processes", "--max-restarts") == [*words]
+    return [file] if is_script and has_these_words else ["-m", "hornbook"]
+
+
 class _Ranks:
     """The processes of one start."""
 
@@ -76,7 +85,7 @@ class _Ranks:
         """What no rank says itself."""
         self._size, self._restart = size, restart
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
-        command = [sys.executable, "-m", "hornbook", *words]
+        command = [sys.executable, *_program(words), *words]
         # in sessions of their own, so that Ctrl-C on the terminal reaches them once, through this process
         self._processes = [
             subprocess.Popen(command, env=self._environment(rank), start_new_session=True) for rank in range(size)

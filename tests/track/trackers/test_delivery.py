@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recording_tracker import OPENED, Hanging
+from recording_tracker import OPENED, Hanging, Slow
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StoppedBySignal
@@ -85,6 +85,18 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     finally:
         Hanging.let_go.set()
     assert told == ["tracker hanging does not answer: 5 records not delivered"]
+
+
+def test_a_tracker_that_is_slow_to_open_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SECONDS_TO_OPEN", 0.1)
+    told: list[str] = []
+    with Trackers(["slow"], run_in(tmp_path), told.append) as trackers:
+        trackers.row(train_row(1))
+        assert not (tmp_path / "trackers.json").exists()
+        Slow.let_go.set()
+    assert told == ["tracker slow is slow to open; training begins, and its records wait"]
+    assert OPENED[-1].of_kind("numbers") == {1: {"train/loss": 1.0}}
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"slow": OPENED[-1].run_id}
 
 
 @pytest.mark.parametrize(("error", "ended"), [(StoppedBySignal("SIGTERM"), "stopped"), (ValueError(), "failed")])

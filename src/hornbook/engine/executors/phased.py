@@ -156,7 +156,7 @@ class Rows:
 
     def __init__(self, space: Space, num_layers: int, model: LanguageModel) -> None:
         self._space, self._in, self._out = space, Lane("rows-in"), Lane("rows-out")
-        self._num_rows, self._hidden_size = num_layers + 2, model.embedding.tokens.shape[1]
+        self._num_rows, self._hidden_size = num_layers + 2, model.hidden_size
         self._dtype = model.compute_dtype
         self._shapes: list[tuple[int, ...]] = []
         self._offsets: list[int] = []

@@ -6,12 +6,13 @@
     sample, histograms ───────────────►   queue of wandb ───────► thread ─► ...
 
 A tracker that raises is dropped with one warning. One that hangs, say on a network that is gone, only fills its queue:
-entries are small. The end of a run waits a minute at most. The price of the threads: a process that is killed loses
-what its trackers had not written yet, which ``metrics.jsonl`` has.
+entries are small. The start of a run waits 20 seconds for it at most, the end a minute. The price of the threads: a
+process that is killed loses what its trackers had not written yet, which ``metrics.jsonl`` has.
 """
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +26,7 @@ from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.trackers.tracker import Ended, Histogram, Open, TrackedRun, Tracker, open_function
 from hornbook.wording import counted
 
-SECONDS_AT_THE_END = 60.0
+SECONDS_TO_OPEN, SECONDS_AT_THE_END = 20.0, 60.0
 IDS = "trackers.json"
 """File of a run's folder: the run's id by tracker."""
 
@@ -65,25 +66,16 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
-        self._warn, self._deliveries = warn, list[_Delivery]()
-        ids = read_ids(run.folder / IDS)
-        for name in names:
-            if delivery := self._opened(name, open_function(name), run, ids.get(name)):
-                self._deliveries.append(delivery)
-                ids[name] = delivery.tracker.run_id
-        if self._deliveries:
-            try:
-                replace_file(run.folder / IDS, dump_json(ids))
-            except StorageError as error:
-                warn(f"a resume would begin new runs at the trackers: {error}")
-
-    def _opened(self, name: str, function: Open, run: TrackedRun, run_id: str | None) -> "_Delivery | None":
-        own = TrackedRun(**{**vars(run), "run_id": run_id})
-        try:
-            return _Delivery(name, function(own))
-        except Exception as error:
-            self._warn(f"tracker {name} cannot be opened, training continues without it: {_described(error)}")
-            return None
+        self._warn, self._folder, self._ids = warn, run.folder, read_ids(run.folder / IDS)
+        functions = {name: open_function(name) for name in names}
+        self._deliveries = [
+            _Delivery(name, function, replace(run, run_id=self._ids.get(name))) for name, function in functions.items()
+        ]
+        until = monotonic() + SECONDS_TO_OPEN
+        for delivery in self._deliveries:
+            if not delivery.is_ready.wait(max(0.0, until - monotonic())):
+                warn(f"tracker {delivery.name} is slow to open; training begins, and its records wait")
+        self._look_after()
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Send the numbers of a row of ``metrics.jsonl``."""
@@ -103,11 +95,19 @@ class Trackers:
     def _send(self, entry: _Entry) -> None:
         for delivery in self._deliveries:
             delivery.queue.put(entry)
-        self._drop_failed()
+        self._look_after()
 
-    def _drop_failed(self) -> None:
+    def _look_after(self) -> None:
+        """Keep the ids of trackers that have been opened, and drop those that have failed."""
+        opened = {delivery.name: delivery.run_id for delivery in self._deliveries if delivery.run_id is not None}
+        if opened.items() - self._ids.items():
+            self._ids |= opened
+            try:
+                replace_file(self._folder / IDS, dump_json(self._ids))
+            except StorageError as error:
+                self._warn(f"a resume would begin new runs at the trackers: {error}")
         for delivery in [delivery for delivery in self._deliveries if delivery.failure]:
-            self._warn(f"tracker {delivery.name} failed, training continues without it: {delivery.failure}")
+            self._warn(f"tracker {delivery.name} {delivery.failure}")
             self._deliveries.remove(delivery)
 
     def close(self, ended: Ended) -> None:
@@ -119,9 +119,9 @@ class Trackers:
         for delivery in self._deliveries:
             delivery.thread.join(max(0.0, until - monotonic()))
             if delivery.thread.is_alive():
-                waiting = counted(max(delivery.queue.qsize() - 1, 1), "record")
-                self._warn(f"tracker {delivery.name} does not answer: {waiting} not delivered")
-        self._drop_failed()
+                left = delivery.queue.qsize() - 2 + delivery.is_ready.is_set()  # one is under way
+                self._warn(f"tracker {delivery.name} does not answer: {counted(max(left, 0), 'record')} not delivered")
+        self._look_after()
 
     def __enter__(self) -> Self:
         return self
@@ -132,22 +132,29 @@ class Trackers:
 
 
 class _Delivery:
-    """A tracker with its queue and its thread, which ends after the first failure."""
+    """A tracker with its queue and its thread, which opens it and ends after the first failure."""
 
-    def __init__(self, name: str, tracker: Tracker) -> None:
-        self.name, self.tracker = name, tracker
+    def __init__(self, name: str, function: Open, run: TrackedRun) -> None:
+        self.name, self._open, self._run = name, function, run
         self.queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self.is_ready = threading.Event()
+        """Set when the tracker is open, or cannot be opened."""
+        self.run_id: str | None = None
         self.failure: str | None = None
         self.thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
         self.thread.start()
 
     def _deliver(self) -> None:
-        while (entry := self.queue.get()) is not None:
-            try:
-                entry(self.tracker)
-            except Exception as error:
-                self.failure = _described(error)
-                return
+        doing = "cannot be opened"
+        try:
+            tracker = self._open(self._run)
+            self.run_id, doing = tracker.run_id, "failed"
+            self.is_ready.set()
+            while (entry := self.queue.get()) is not None:
+                entry(tracker)
+        except Exception as error:
+            self.failure = f"{doing}, training continues without it: {_described(error)}"
+            self.is_ready.set()
 
 
 def _described(error: Exception) -> str:
