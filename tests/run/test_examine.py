@@ -13,6 +13,8 @@ from hornbook.errors import UserError
 from hornbook.run.examine import Findings, choose_devices, examine
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
+from hornbook.run.planning import plan_here
+from hornbook.run.preflight import bytes_of_training
 from hornbook.storage import lock_folder
 
 CPU = torch.device("cpu")
@@ -95,23 +97,29 @@ def test_a_model_and_a_batch_without_memory(tmp_path: Path) -> None:
 
 
 def test_ranks_that_need_more_memory_than_there_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: 1_400_000)
+    alone, beside = (plan_here(tiny_recipe(tmp_path).recipe, ranks, CPU).peak for ranks in (1, 2))
+    assert alone < 1.9 * beside, "or one rank would not fit"
+    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: int(1.95 * beside))
     assert look(tmp_path) == []
     ((level, about, message),) = look(tmp_path, processes=2)
     assert (level, about) == ("warning", "memory")
     assert "each of 2 ranks is predicted to need up to" in message
-    assert "1.3 MiB is available now for all of them: add --" in message
+    assert "is available now for all of them: add --" in message
 
 
 def test_activations_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state alone would fit; the advice makes the rest fit, too."""
-    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: 800_000)
+    recipe = tiny_recipe(tmp_path).recipe
+    available = int(0.95 * plan_here(recipe, 1, CPU).peak)
+    assert bytes_of_training(recipe) < available
+    monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: available)
     ((level, about, message),) = look(tmp_path)
     assert (level, about) == ("warning", "memory")
     assert "the run is predicted to need" in message
     words = message.partition(": add ")[2].partition(", or end other programs")[0].split()
     options = [f"{key}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
-    assert options and look(tmp_path, *options) == []
+    assert options
+    assert look(tmp_path, *options) == []
 
 
 def test_a_layout_that_the_ranks_do_not_fill(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class Head:
         is_cast = layers.compute.weights != layers.compute.dtype
         casts = rows * size * item if is_cast else 0
         logits = tokens * rows
-        summing = logits * (2 * FP32 + (FP32 if item == FP32 else 0) + FP32)
+        summing = logits * (2 * FP32 + (item if item < FP32 else 0))
         products = logits * (FP32 + (item if item < FP32 else 0)) + rows * size * (item + FP32 * (item < FP32))
         layers.tape.use(tokens * size * FP32 + 2 * casts + max(summing, products), "logits")
 

@@ -126,6 +126,11 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
             f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, bert, "
             "roberta or groupbert, or measure with `hornbook bench step`"
         )
+    if recipe.memory.execution == "phased":
+        raise UserError(
+            'there are no formulas for memory.execution = "phased": plan it "resident", or measure with '
+            "`hornbook bench step`"
+        )
     sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
     ranks = sizes.replicate * sizes.shard
     if training.global_batch_size % (ranks * training.micro_batch_size):
