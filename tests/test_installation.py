@@ -24,12 +24,16 @@ def canonical(name: str) -> str:
 
 
 def required() -> list[Requirement]:
-    """What hornbook and the tests require, all extras, and what builds hornbook; PyTorch is installed apart."""
+    """What hornbook and the tests require, and what builds hornbook; PyTorch is installed apart."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    lines = [*table["build-system"]["requires"], *project["dependencies"], *extras]
-    return [wanted for wanted in map(Requirement, lines) if wanted.name not in ("hornbook", "torch")]
+    lines = [Requirement(line) for line in (*table["build-system"]["requires"], *project["dependencies"])]
+    extras = ["dev"]
+    for extra in extras:  # grows
+        wanted = [Requirement(line) for line in project["optional-dependencies"][extra]]
+        extras += [name for requirement in wanted if requirement.name == "hornbook" for name in requirement.extras]
+        lines += wanted
+    return [wanted for wanted in lines if wanted.name not in ("hornbook", "torch")]
 
 
 def locked() -> dict[str, list[Requirement]]:
