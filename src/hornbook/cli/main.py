@@ -35,7 +35,7 @@ from hornbook.wording import one_line
 
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
-    "plan": "predict memory, time and cost of a training, and search its layout",
+    "plan": "predict memory, time and cost of a training; search layouts",
     "doctor": "check this machine, and whether a recipe would train on it",
     "recipes": "list, show and copy the bundled recipes",
     "corpus": "build, convert, inspect and verify token stores",
@@ -46,7 +46,7 @@ COMMANDS = {
     "embed": "write a vector for each text of a file",
     "checkpoint": "list and verify checkpoints; import and export models",
     "verify": "verify that a recipe resumes and scales with the same numbers",
-    "runs": "list, compare and report runs",
+    "runs": "list, compare and report runs, or show them on a live board",
     "profile": "profile training steps as a page, or compare two profiles",
     "bench": "time training steps, generation or corpus builds",
     "demo": "run the whole pipeline on Python's source files",
