@@ -107,6 +107,15 @@ def test_the_backward_pass_makes_no_second_gradient_of_the_table():
     assert [(name, size) for name, size in sizes if size >= 128 * 8] == []
 
 
+def test_a_second_backward_pass_gives_the_same_gradients():
+    """As zero-bubble schedules ask for: first the gradient of the input, later that of the weights."""
+    x, weight, targets = example()
+    loss = linear_cross_entropy(x, weight, targets, 13) * 0.5
+    first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (x, weight))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
 def test_gradient_is_the_slope_of_the_loss():
     """Central difference along a random direction, against the analytic gradients; no other implementation involved."""
     x, weight, targets = example(unscored=0.0)

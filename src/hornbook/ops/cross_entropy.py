@@ -111,7 +111,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        weight_gradient.mul_(scale)  # in place, since it is as large as the table
+        # In place, since it is as large as the table; not where the pass comes again, as in zero-bubble schedules.
+        is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        weight_gradient = weight_gradient * scale if is_kept else weight_gradient.mul_(scale)
         return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
 
 
