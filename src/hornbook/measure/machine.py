@@ -45,6 +45,10 @@ _EXTRAS = {
     "patterns": "re2",
     "language": "py3langid",
     "transformers": "transformers",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
 }
 """The module that an extra of ``pyproject.toml`` brings."""
 

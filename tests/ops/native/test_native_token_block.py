@@ -11,7 +11,7 @@ from torch.nn import functional
 from hornbook.generate import make_decoder
 from hornbook.generate.incremental_model import IncrementalModel, incremental
 from hornbook.ops.native import token_block as module
-from hornbook.ops.native.kernels import Kernels, using
+from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
@@ -111,10 +111,11 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
     model = tiny_model().eval()
     times = {"torch": 1.0, forms()[0].isa: 0.1}
     monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel: times)
-    quick = incremental(model)
-    assert isinstance(quick, IncrementalModel)
-    assert quick._blocks[0]._native is not None and isinstance(quick._logits, module.TokenLogits)
     with using(Kernels(why="precision.kernels")):
         assert incremental(model)._blocks[0]._native is None
-    times["torch"] = 0.01
-    assert incremental(model)._blocks[0]._native is None
+    with using(NOT_CHOSEN):
+        quick = incremental(model)
+        assert isinstance(quick, IncrementalModel)
+        assert quick._blocks[0]._native is not None and isinstance(quick._logits, module.TokenLogits)
+        times["torch"] = 0.01
+        assert incremental(model)._blocks[0]._native is None
