@@ -9,16 +9,20 @@ import torch
 
 from hornbook.__main__ import main
 from hornbook.config import load_recipe
-from hornbook.run.utilization import Product, Utilization, measure_rates, peak_of
+from hornbook.engine.build_training import build_samples
+from hornbook.parallel.world import World
+from hornbook.run import utilization
+from hornbook.run.utilization import Product, Utilization, measure_rates, measure_utilization, peak_of
+from hornbook.samples.sources import open_sources
 from hornbook.track.metrics import read
 
 CPU = torch.device("cpu")
 
 
 def test_speed_becomes_operations_and_their_share_of_the_peak() -> None:
-    utilization = Utilization(flops_per_token=2e9, peak=4e12, source="measured")
-    assert utilization.at(500.0) == {"tflops": 1.0, "mfu": 0.25}
-    assert utilization.describe() == "4 TFLOP/s, measured"
+    measured = Utilization(flops_per_token=2e9, peak=4e12, source="measured")
+    assert measured.at(500.0) == {"tflops": 1.0, "mfu": 0.25}
+    assert measured.describe() == "4 TFLOP/s, measured"
     assert Utilization(flops_per_token=1.0, peak=2.5e10, source="measured").describe() == "25 GFLOP/s, measured"
 
 
@@ -60,6 +64,20 @@ def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
     (rate,) = measure_rates([Product.of(recipe, 256, torch.float32, CPU)], CPU)
     assert 1e8 < rate < 1e14
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
+def test_the_faster_product_of_a_cpu_is_the_peak(monkeypatch: pytest.MonkeyPatch, faster: torch.dtype) -> None:
+    recipe = load_recipe("demo", ["--data.synthetic", "--model.vocab-size=64"]).recipe
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
+    monkeypatch.setattr(
+        utilization,
+        "measure_rates",
+        lambda products, device: [2e9 if product.left.dtype == faster else 1e9 for product in products],
+    )
+    found = measure_utilization(recipe, samples, World(), torch.bfloat16)
+    assert found is not None and found.peak == 2e9
+    assert found.source.endswith("product in bf16" if faster == torch.bfloat16 else "product in fp32")
 
 
 def test_every_logged_step_has_both_and_a_checkpoint_neither(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
