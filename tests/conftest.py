@@ -1,6 +1,7 @@
-"""One thread, no network and the ordinary arithmetic for all tests: they share a machine, and some share a process."""
+"""One thread, no network, ordinary arithmetic and signals for all tests: they share a machine, and some a process."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,10 @@ import pytest
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell's ``&`` and ``nohup`` let what they start ignore these, and all processes that the tests start after it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,7 +39,7 @@ def kernels_are_back() -> Iterator[None]:
     before = module.in_use() if module else None
     yield
     if module := sys.modules.get("hornbook.ops.native.kernels"):
-        module.use(before or module.Kernels(why="a test has ended"))
+        module.use(before or module.NOT_CHOSEN)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,14 +12,6 @@ from hornbook.track.console import Console
 NAMES = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"]
 
 
-@pytest.fixture(autouse=True)
-def no_nohup():
-    """Hang-ups reach the process, though the tests may have been started with ``nohup``."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quiet", [False, True])
 def test_first_signal_is_noted_by_name_and_told_at_once(capfd, name, quiet):
