@@ -55,6 +55,18 @@ def test_a_corpus_is_read_as_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert profile(tmp_path, capsys, "corpus-profile", *given)["facts"]["data"] == str(tmp_path / "corpus")
 
 
+def test_ids_beyond_a_cut_vocabulary_are_read_as_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_tiny(tmp_path / "corpus")
+    words = "--model.num-layers=1 --model.hidden-size=32 --model.num-heads=2 --model.embedding-size=16"
+    words += " --model.max-positions=16 --data.sequence-length=16 --model.vocab-size=40 --model.clamp-tokens=true"
+    words += " --objective.unscored-tokens=2 --training.global-batch-size=4 --training.micro-batch-size=2"
+    words += (
+        f" --sparsity.block-size=4 --data.windows=stream --data.train={tmp_path / 'corpus'} --precision.compute=fp32"
+    )
+    output = ["--steps", "1", "--threads", "1", "--output", str(tmp_path / "cut"), "--json"]
+    assert main(["profile", "sparse-gpt", *words.split(), *output]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from hornbook.config import Recipe, load_recipe
-from hornbook.engine.build_training import build_samples, build_training
+from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.measure.verification import keeping_gradients, whole_tensors
@@ -151,16 +151,7 @@ def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]
     samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
     state, config = build_training(recipe, recipe.training.steps, world)
     state.model.train()
-    loader = Loader(
-        samples.maker,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=world.data.rank,
-        world_size=world.data.size,
-        start_sample=0,
-        prefetch=0,
-    )
-    return state, config, loader
+    return state, config, build_loader(recipe, samples, world, prefetch=0)
 
 
 def train(recipe: Recipe, world: World, steps: int = 20) -> Trained:

@@ -4,11 +4,11 @@ import os
 import shutil
 import signal
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from held import hold_in_child
 
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage import faults
@@ -19,25 +19,8 @@ from hornbook.storage.system import is_locked
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-def hold_in_child(folder) -> int:
-    """Fork a child that holds the lock until it is killed; return its number once it does."""
-    ready, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with lock_folder(folder):
-                os.write(tell, b"!")
-                time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(tell)
-    assert os.read(ready, 1) == b"!"
-    os.close(ready)
-    return child
-
-
 def test_a_second_process_is_refused_in_one_line_that_names_the_first(tmp_path):
-    child = hold_in_child(tmp_path)
+    child = hold_in_child(lock_folder(tmp_path))
     try:
         with pytest.raises(UserError) as caught, lock_folder(tmp_path):
             pass
@@ -49,7 +32,7 @@ def test_a_second_process_is_refused_in_one_line_that_names_the_first(tmp_path):
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    child = hold_in_child(tmp_path)
+    child = hold_in_child(lock_folder(tmp_path))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with lock_folder(tmp_path):

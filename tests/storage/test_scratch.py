@@ -4,9 +4,10 @@ import errno
 import os
 import resource
 import signal
-import time
+from contextlib import contextmanager
 
 import pytest
+from held import hold_in_child
 
 from hornbook.errors import StorageError, UserError
 from hornbook.storage.scratch import ScratchFile, remove_leftovers, scratch_folder, scratch_path
@@ -14,22 +15,11 @@ from hornbook.storage.scratch import ScratchFile, remove_leftovers, scratch_fold
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-def hold_in_child(folder) -> int:
-    """Fork a child that holds scratch and has written to it; return its number once it has."""
-    ready, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with scratch_folder(folder, 1000):
-                ScratchFile(folder / "state").reserve(100_000)
-                os.write(tell, b"!")
-                time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(tell)
-    assert os.read(ready, 1) == b"!"
-    os.close(ready)
-    return child
+@contextmanager
+def written_scratch(folder):
+    with scratch_folder(folder, 1000):
+        ScratchFile(folder / "state").reserve(100_000)
+        yield
 
 
 def test_pieces_come_back_and_show_in_the_map(tmp_path):
@@ -68,7 +58,7 @@ def test_a_folder_is_gone_after_the_block(tmp_path):
 
 def test_a_second_process_is_refused_in_one_line(tmp_path):
     folder = scratch_path(tmp_path, 0)
-    child = hold_in_child(folder)
+    child = hold_in_child(written_scratch(folder))
     try:
         with pytest.raises(UserError, match=rf"{folder} is in use by another process \({child}\)"):
             scratch_folder(folder, 1000).__enter__()
@@ -82,7 +72,7 @@ def test_a_second_process_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize("how", ["by the next to start", "by the next to hold it"])
 def test_what_a_killed_process_left_is_removed(how, tmp_path):
     folder = scratch_path(tmp_path, 0)
-    child = hold_in_child(folder)
+    child = hold_in_child(written_scratch(folder))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert (folder / "state").stat().st_size == 100_000

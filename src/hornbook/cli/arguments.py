@@ -208,6 +208,11 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
         _document(parser.add_argument_group(f"recipe, [{section}]"), section)
 
 
+def with_some_vocabulary(recipe: "Recipe") -> "Recipe":
+    """Return ``recipe``, whose tokens will be random, with a vocabulary of 4,096 where it leaves that to the data."""
+    return replace(recipe, model=replace(recipe.model, vocab_size=recipe.model.vocab_size or 4096))
+
+
 def _document(group: "argparse._ArgumentGroup", section: str) -> None:
     """List a section's options for ``--help``; their values never get here, since the recipe's validator takes them."""
     for name, owners in specs(section).items():

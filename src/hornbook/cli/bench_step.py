@@ -11,6 +11,7 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     positive_integer,
     start_processes,
+    with_some_vocabulary,
 )
 from hornbook.cli.table import print_columns
 from hornbook.errors import UserError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
 """The precisions of each library that steps can be compared with."""
-_DEFAULT_VOCAB_SIZE = 4096
 _MOST_OPERATORS = 25
 
 
@@ -237,8 +237,6 @@ def recipe_of(arguments: argparse.Namespace) -> "Recipe":
 
     Raises UserError if it names data, which are not looked at.
     """
-    from dataclasses import replace
-
     from hornbook.config import load_recipe
 
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
@@ -247,6 +245,4 @@ def recipe_of(arguments: argparse.Namespace) -> "Recipe":
             "the benchmark uses random tokens: remove data.train and set the size of its vocabulary by "
             "--model.vocab-size"
         )
-    if recipe.model.vocab_size is None:
-        recipe = replace(recipe, model=replace(recipe.model, vocab_size=_DEFAULT_VOCAB_SIZE))
-    return recipe
+    return with_some_vocabulary(recipe)

@@ -15,6 +15,7 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     positive_integer,
     start_processes,
+    with_some_vocabulary,
 )
 from hornbook.cli.table import print_columns
 from hornbook.errors import UserError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from hornbook.track.profile import Profile
 
 _COMPARE = "compare"
-_DEFAULT_VOCAB_SIZE = 4096
 _SHOWN = 8
 
 
@@ -103,8 +103,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         return recipe
-    size = recipe.model.vocab_size or _DEFAULT_VOCAB_SIZE
-    return replace(recipe, model=replace(recipe.model, vocab_size=size), data=replace(recipe.data, synthetic=True))
+    return with_some_vocabulary(replace(recipe, data=replace(recipe.data, synthetic=True)))
 
 
 def _numbers(profile: "Profile") -> dict[str, float | None]:

@@ -28,13 +28,7 @@ from hornbook.config.models import (
     SpanConfig,
     TransformerConfig,
 )
-from hornbook.config.optimizers import (
-    AdamWConfig,
-    ByStepConfig,
-    CosineConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-)
+from hornbook.config.optimizers import AdamWConfig, ByStepConfig, CosineConfig, OptimizerConfig, ScheduleConfig
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
 from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
@@ -249,7 +243,8 @@ class Recipe:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
             yield Problem(("training.compile", "parallel.pipeline_schedule"), message)
         if self.training.compile == "blocks" and self.memory.offload_activations:
-            yield Problem(("training.compile", "memory.offload_activations"), "was not tried together; remove one")
+            message = "compiled blocks do not offload their activations; remove one of the two"
+            yield Problem(("training.compile", "memory.offload_activations"), message)
         if self.training.compile == "blocks" and self.memory.recompute == "attention":
             message = "compiled blocks cannot recompute a part of theirs; choose all"
             yield Problem(("training.compile", "memory.recompute"), message)

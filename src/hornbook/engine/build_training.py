@@ -41,7 +41,7 @@ from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
-from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.batches import HeldOutWindows, Loader, Samples, WindowBatches
 from hornbook.samples.document_windows import EvaluationDocumentWindows
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
@@ -108,6 +108,38 @@ def num_steps(recipe: Recipe, samples: Samples) -> int:
         return math.ceil(training.tokens / (training.global_batch_size * samples.tokens_per_sample))
     assert training.epochs is not None, "the validator asks for exactly one length"
     return math.ceil(training.epochs * samples.num_samples / training.global_batch_size)
+
+
+def build_loader(
+    recipe: Recipe,
+    samples: Samples,
+    world: World,
+    *,
+    start_sample: int = 0,
+    vocab_size: int | None = None,
+    prefetch: int = 2,
+) -> Loader:
+    """Return the micro-batches of this rank, step by step; other arguments as for ``Loader``.
+
+    Args:
+        recipe: gives the sizes of a batch.
+        samples: of ``build_samples``.
+        world: gives this rank's share; for a GPU, batches lie in page-locked memory.
+        start_sample: where to go on.
+        vocab_size: ``num_ids`` of the model, to refuse other tokens; None to let all pass.
+        prefetch: how many steps to make ahead.
+    """
+    return Loader(
+        samples.maker,
+        global_batch_size=recipe.training.global_batch_size,
+        micro_batch_size=recipe.training.micro_batch_size,
+        rank=world.data.rank,
+        world_size=world.data.size,
+        start_sample=start_sample,
+        vocab_size=vocab_size,
+        pin_memory=world.device.type == "cuda",
+        prefetch=prefetch,
+    )
 
 
 def build_training(

@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from hornbook.config import LabelledConfig, Recipe
-from hornbook.engine.build_training import build_samples, build_training
+from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import UserError
@@ -32,7 +32,7 @@ from hornbook.measure.traffic import blocked, exposed_of
 from hornbook.parallel.device import dtype_name, memory_in_use, synchronize
 from hornbook.parallel.world import World
 from hornbook.run.utilization import Utilization, measure_utilization
-from hornbook.samples.batches import Batch, Loader, Samples
+from hornbook.samples.batches import Batch, Samples
 from hornbook.samples.sources import complete, open_sources
 from hornbook.storage.files import make_directory
 from hornbook.storage.system import storage_errors
@@ -101,16 +101,7 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     make_directory(output)
     state, config = build_training(recipe, 1 << 30, world)
-    with Loader(
-        samples.maker,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=world.data.rank,
-        world_size=world.data.size,
-        start_sample=0,
-        vocab_size=state.model.vocab_size,
-        pin_memory=world.device.type == "cuda",
-    ) as batches:
+    with build_loader(recipe, samples, world, vocab_size=state.model.num_ids) as batches:
         steps = _Steps(state, config, batches, world.device)
         for _ in range(_WARM_UP):
             steps.make()

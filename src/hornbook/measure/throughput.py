@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hornbook.config import DataConfig, LabelledConfig, Recipe
-from hornbook.engine.build_training import build_samples, build_training
+from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
 from hornbook.ops.native.kernels import in_use, using
@@ -97,16 +97,8 @@ def synthetic_loader(recipe: Recipe, world: World) -> Loader:
         )
     data = replace(recipe.data, train=DataConfig.train, weights=DataConfig.weights, synthetic=True)
     recipe = replace(recipe, data=data)
-    on_cpu = world.device.type == "cpu"
-    return Loader(
-        build_samples(recipe, open_sources(recipe), on_cpu=on_cpu).maker,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=world.data.rank,
-        world_size=world.data.size,
-        start_sample=0,
-        prefetch=0,
-    )
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=world.device.type == "cpu")
+    return build_loader(recipe, samples, world, prefetch=0)
 
 
 def hornbook_step(recipe: Recipe, world: World) -> Step:

@@ -23,7 +23,7 @@ from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.parallel import Sizes
 from hornbook.config.pipeline import PipelineSchedule
-from hornbook.engine.build_training import build_samples, build_training
+from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import StoppedBySignal, UserError
@@ -34,7 +34,7 @@ from hornbook.parallel.world import World
 from hornbook.run.launch import open_data, open_run
 from hornbook.run.loop import train_until_done
 from hornbook.run.run_folder import RunFolder
-from hornbook.samples.batches import Batch, Loader, refuse_misfit
+from hornbook.samples.batches import Batch, refuse_misfit
 from hornbook.samples.sources import Sources
 from hornbook.track.metrics import read
 
@@ -242,15 +242,7 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
     state, config = build_training(recipe, num_steps, world)
     state.model.train()
     observed, gradients = keeping_gradients(config)
-    with Loader(
-        samples.maker,
-        global_batch_size=recipe.training.global_batch_size,
-        micro_batch_size=recipe.training.micro_batch_size,
-        rank=world.data.rank,
-        world_size=world.data.size,
-        start_sample=0,
-        vocab_size=state.model.num_ids,
-    ) as loader:
+    with build_loader(recipe, samples, world, vocab_size=state.model.num_ids) as loader:
         results = [train_step(state, next(loader), observed) for _ in range(num_steps)]
     return gradients, [float("nan") if result.loss is None else result.loss for result in results]
 

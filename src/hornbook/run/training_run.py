@@ -16,6 +16,7 @@ import torch
 
 import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
+from hornbook.engine.build_training import build_loader
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, losses
 from hornbook.errors import DivergedError, StorageError
@@ -26,7 +27,7 @@ from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.saving import Saver, Snapshot
 from hornbook.run.utilization import Utilization
-from hornbook.samples.batches import Batch, HeldOut, Loader, Samples
+from hornbook.samples.batches import Batch, HeldOut, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.metrics import STORE_LOSS, MetricsLog
@@ -105,17 +106,8 @@ class TrainingRun:
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
         """Give this rank's micro-batches, step by step from where the run is, in the host's memory."""
-        training = self.recipe.training
-        with Loader(
-            self.samples.maker,
-            global_batch_size=training.global_batch_size,
-            micro_batch_size=training.micro_batch_size,
-            rank=self.world.data.rank,
-            world_size=self.world.data.size,
-            start_sample=self.state.progress.samples,
-            vocab_size=self.state.model.num_ids,
-            pin_memory=self.device.type == "cuda",
-        ) as loader:
+        start, num_ids = self.state.progress.samples, self.state.model.num_ids
+        with build_loader(self.recipe, self.samples, self.world, start_sample=start, vocab_size=num_ids) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
             self._logged = (progress.seconds, progress.tokens)
             self.recent.append(self._logged)
