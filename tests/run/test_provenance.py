@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
             return batches
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hornbook.run.training_run.Loader", Recording)
+        patched.setattr("hornbook.engine.build_training.Loader", Recording)
         run_mixture(folder, build_corpora(folder), "--data.weights=0.7,0.3")
     return folder / "run", steps
 

@@ -51,7 +51,7 @@ def trained(request, tmp_path_factory):
     given = ("--model.family=bert", "--model.vocab-size=none", "--model.max-positions=40", "--data.synthetic=false")
     given += (f"--data.train={','.join(stores)}", "--data.layout=padded", "--training.steps=8", *KINDS[request.param])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hornbook.run.training_run.Loader", Recording)
+        patched.setattr("hornbook.engine.build_training.Loader", Recording)
         with pytest.MonkeyPatch.context() as stopping, pytest.raises(StoppedBySignal):
             stop_after(stopping, 3)
             run_tiny(folder, *given)
