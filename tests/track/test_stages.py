@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_run import RECIPE, make_run
+from fake_run import RECIPE, make_run, train_row
 
 from hornbook.track.report import write_report
 from hornbook.track.runs import read_run
@@ -58,6 +58,16 @@ def test_each_stage_has_its_rank_and_what_it_holds(
 def test_balanced_stages_are_those_of_the_run_and_the_report_shows_them(tmp_path: Path) -> None:
     assert [row[2] for row in rows_of(tmp_path, PIPELINE)] == ["embedding, layers 0 to 2", "layers 3 to 5, head"]
     assert "<h2>Pipeline stages</h2>" in write_report(tmp_path / "run").read_text()
+
+
+def test_the_measured_idle_share_of_each_rank_is_shown_with_its_stages(tmp_path: Path) -> None:
+    recipe = f'{PIPELINE}layers_per_stage = [0, 3, 3, 0]\npipeline_schedule = "v-shaped"\n'
+    shares = [(0.9, 0.1), (0.25, 0.15), (0.2, 0.2)]
+    rows = [train_row(step, **{"idle/0": first, "idle/1": last}) for step, (first, last) in enumerate(shares, 1)]
+    run = make_run(tmp_path / "run", recipe=recipe, rows=rows)
+    cells = re.findall(r'<td class="num">(\d+%)</td>', stage_table(read_run(run)))
+    assert cells == ["25%", "15%", "15%", "25%"]
+    assert ">Idle<" not in stage_table(read_run(make_run(tmp_path / "unmeasured", recipe=recipe)))
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, PIPELINE.replace("pipeline_parallel = 2", "pipeline_parallel = 1"), ""])

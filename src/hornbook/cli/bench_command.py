@@ -1,4 +1,4 @@
-"""Measure speed: ``step`` times training steps, ``generate`` texts, ``corpus`` text to tokens; ``run`` repeats those.
+"""Measure the speed of training steps, block-sparse products, generation and corpus builds, or run named benchmarks.
 
 hornbook bench step demo --peer transformers
 hornbook bench step gpt2-small --processes 2

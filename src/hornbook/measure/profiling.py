@@ -9,6 +9,7 @@
 Batches are made ahead in a thread, as in a run. All ranks call this together.
 """
 
+import os
 import statistics
 import time
 from collections import defaultdict
@@ -28,8 +29,9 @@ from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import UserError
 from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times, spans_of
-from hornbook.measure.traffic import blocked, exposed_of
+from hornbook.measure.traffic import exposed_of
 from hornbook.parallel.device import dtype_name, memory_in_use, synchronize
+from hornbook.parallel.waits import blocked
 from hornbook.parallel.world import World
 from hornbook.run.utilization import Utilization, measure_utilization
 from hornbook.samples.batches import Batch, Samples
@@ -41,6 +43,8 @@ from hornbook.version import __version__
 from hornbook.wording import counted
 
 _WARM_UP = 3
+_NO_MESSAGES = "6"
+"""A log level of Kineto, the library below PyTorch's profiler, above that of its ``USDT:`` lines."""
 
 
 @dataclass
@@ -170,6 +174,7 @@ def _timed(steps: _Steps, world: World, num_steps: int) -> tuple[_Phases, tuple[
 def _profiled(steps: _Steps, recipe: Recipe, world: World, output: Path, num_steps: int) -> _Profiled:
     """Make steps under PyTorch's profiler, and write their trace."""
     is_gpu, seconds = world.device.type == "cuda", []
+    os.environ.setdefault("KINETO_LOG_LEVEL", _NO_MESSAGES)  # read when the first profiler of a process starts
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
     is_compiled = recipe.training.compile != "none"
     with module_ranges(steps.state.model, is_compiled=is_compiled), profile(activities=activities) as profiler:

@@ -12,8 +12,7 @@ pipeline schedule. A message counts as the bytes that a ring of its ranks sends 
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.config.communication import factor
 from hornbook.parallel.device import synchronize
+from hornbook.parallel.waits import blocked
 
 _OWN_PART = {
     "allreduce_": ("all_reduce", 0),
@@ -105,29 +105,6 @@ def exposed(spans: Iterable[tuple[str, float, float]]) -> float:
         running[is_communication] += change
         last = now
     return total
-
-
-@contextmanager
-def blocked(marked: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[list[float]]:
-    """Collect the seconds of each wait for a message: all of PyTorch's communication ends in ``Work.wait``.
-
-    Each wait is made inside ``marked()``.
-    """
-    wait, seconds = dist.Work.wait, []
-
-    def timed(work: Any, *args: Any, **options: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            with marked():
-                return wait(work, *args, **options)
-        finally:
-            seconds.append(time.perf_counter() - start)
-
-    dist.Work.wait = timed  # type: ignore[method-assign, assignment]
-    try:
-        yield seconds
-    finally:
-        dist.Work.wait = wait  # type: ignore[method-assign]
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

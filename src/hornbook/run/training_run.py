@@ -17,6 +17,7 @@ import torch
 import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.build_training import build_loader
+from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, losses
 from hornbook.errors import DivergedError, StorageError
@@ -30,7 +31,7 @@ from hornbook.run.utilization import Utilization
 from hornbook.samples.batches import Batch, HeldOut, Samples
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
-from hornbook.track.metrics import STORE_LOSS, MetricsLog
+from hornbook.track.metrics import IDLE, STORE_LOSS, MetricsLog
 from hornbook.track.trackers.delivery import Trackers
 
 MAX_FAILED_SAVES = 3
@@ -352,7 +353,8 @@ class TrainingRun:
         self, result: StepResult, loss: float | None, terms: Mapping[str, float | None], speed: float
     ) -> dict[str, Any]:
         """Return the row of a step, with the loss and terms of that step or of several, at ``speed`` tokens/s."""
-        progress = self.state.progress
+        progress, executor = self.state.progress, self.step_config.executor
+        idle = executor.idle if isinstance(executor, Pipeline) else ()
         return {
             "kind": "train",
             "step": progress.step,
@@ -369,5 +371,6 @@ class TrainingRun:
             "seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
             **({} if progress.loss_scale is None else {"loss_scale": result.loss_scale}),
+            **{f"{IDLE}{rank}": share for rank, share in enumerate(idle)},
             **self.state.home.traffic,
         }

@@ -3,6 +3,7 @@
     {"kind": "train", "step": 10, "loss": 7.1, "learning_rate": 0.001, ...}
     {"kind": "train", "step": 20, "loss": null, "non_finite": {"loss": "nan"}, ...}
     {"kind": "validation", "step": 20, "loss": 6.9, "loss/wiki": 6.7, "loss/books": 7.2, ...}   of a mixture
+    {"kind": "train", "step": 20, "idle/0": 0.31, "idle/1": 0.18, ...}     of a pipeline, by rank; see `IDLE`
     {"kind": "topology", "step": 20, "layer": "blocks.0.attention.out", ...}    an update of a block-sparse pattern
     {"kind": "train", "step": 30, "lo        <- the process was killed here: a torn last line is no error
 
@@ -34,6 +35,9 @@ _logger = logging.getLogger("hornbook.track")
 Row = dict[str, Any]
 STORE_LOSS = "loss/"
 """What a column begins with that holds the validation loss of one store; the rest is the store's name."""
+IDLE = "idle/"
+"""What a column begins with that holds the share of a step's forward and backward passes for which a rank of a pipeline
+waited for another; the rest is the rank within the pipeline."""
 
 
 def store_losses(row: Mapping[str, Any]) -> dict[str, str]:

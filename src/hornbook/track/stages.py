@@ -1,16 +1,22 @@
 """The stages of a run's pipeline as a table: which rank computes which layers, and how the work is spread."""
 
+from statistics import median
+
 from hornbook.config.build import recipe_from_dict
 from hornbook.config.pipeline import head_cost, rank_of
 from hornbook.config.recipe import Recipe
 from hornbook.errors import RecipeError
+from hornbook.track.metrics import IDLE
 from hornbook.track.page import Html, join, table, tag
 from hornbook.track.runs import RunFiles
 from hornbook.track.units import significant
 
 
 def stage_table(run: RunFiles) -> Html:
-    """Return a line for each stage; nothing for a run without a pipeline or whose recipe is of another version."""
+    """Return a row for each stage, with its idle share if the run measured it.
+
+    Nothing for a run without a pipeline, or whose recipe is of another version.
+    """
     try:
         recipe = recipe_from_dict(run.recipe)
     except RecipeError:
@@ -20,20 +26,34 @@ def stage_table(run: RunFiles) -> Html:
     head = head_cost(recipe.model, recipe.objective)
     stages = recipe.parallel.stages(recipe.model, recipe.objective)
     costs = [len(layers) + (head if layers is stages[-1] else 0.0) for layers in stages]
+    ranks = [_rank(recipe, stage) for stage in range(len(stages))]
+    idle = [_idle(run, rank) for rank in ranks]
     rows = [
-        (stage, _rank(recipe, stage), _holds(layers, stage, len(stages)), _bar(cost, max(costs)))
+        (stage, ranks[stage], _holds(layers, stage, len(stages)), _bar(cost, max(costs)), idle[stage])
         for stage, (layers, cost) in enumerate(zip(stages, costs, strict=True))
     ]
     note = (
         f"Schedule {recipe.parallel.pipeline_schedule} on {recipe.parallel.pipeline_parallel} ranks; work in layers, "
         "the head counted by its weights."
     )
-    found = table(("Stage", "Rank", "Holds", "Work"), rows, frozenset({0, 1}))
+    columns, width = ("Stage", "Rank", "Holds", "Work", "Idle"), 4
+    if any(idle):
+        note += (
+            " Idle is the share of the forward and backward passes for which the stage's rank waited for other ranks, "
+            "the median over the logged steps."
+        )
+        width = 5
+    found = table(columns[:width], (row[:width] for row in rows), frozenset({0, 1, 4}))
     return tag("div", join([found, tag("p", note, class_="note")]), class_="stages")
 
 
 def _rank(recipe: Recipe, stage: int) -> int:
     return rank_of(stage, recipe.parallel.pipeline_parallel, recipe.parallel.pipeline_schedule)
+
+
+def _idle(run: RunFiles, rank: int) -> str:
+    shares = [row[key] for row in run.of_kind("train") if isinstance(row.get(key := f"{IDLE}{rank}"), float)]
+    return f"{median(shares):.0%}" if shares else ""
 
 
 def _holds(layers: range, stage: int, num_stages: int) -> str:
