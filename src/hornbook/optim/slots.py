@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 
 Role = Literal["matrix", "norm", "bias"]
 
