@@ -66,13 +66,6 @@ class Slot:
         return tensor.chunk(self.num_parts)
 
 
-def clip_gradients(slots: Sequence[Slot]) -> None:
-    """Multiply gradients by ``Slot.clip``, in place."""
-    clipped = [slot for slot in slots if slot.clip != 1.0]
-    if clipped:
-        torch._foreach_mul_([slot.gradient for slot in clipped], [slot.clip for slot in clipped])
-
-
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
     """Yield slots whose update is the same: whether weight decay applies, factor of the learning rate, slots."""
     groups = sorted({(slot.decay, slot.rate_scale) for slot in slots}, reverse=True)
