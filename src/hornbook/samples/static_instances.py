@@ -62,7 +62,6 @@ class StaticInstances:
         path: TFRecords of either schema, a folder of them, or an Arrow data set.
         seed: of the order.
         format_name: one of ``INSTANCE_FORMATS``; None to tell by the content.
-        split: which split of an Arrow data set.
 
     Attributes:
         sequence_length: tokens that all are padded to in the file.
@@ -78,9 +77,7 @@ class StaticInstances:
         StorageError: it cannot be read.
     """
 
-    def __init__(
-        self, path: str | Path, *, seed: int, format_name: str | None = None, split: str | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, seed: int, format_name: str | None = None) -> None:
         self._path, self._seed = Path(path), seed
         found = format_name or detect_source(self._path)
         if found == "bert-tfrecord-packed":
@@ -90,9 +87,7 @@ class StaticInstances:
             )
         if found not in INSTANCE_FORMATS:
             raise UserError(f"{path} is of the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
-        self._table: _Numbered = (
-            _ArrowTable(self._path, split) if found == "bert-arrow" else _RecordTable(self._path, found)
-        )
+        self._table: _Numbered = _ArrowTable(self._path) if found == "bert-arrow" else _RecordTable(self._path, found)
         self.num_sequences = len(self._table)
         if not self.num_sequences:
             raise DataError(f"{path}: holds no instance")
@@ -163,8 +158,8 @@ class _RecordTable:
 
 
 class _ArrowTable:
-    def __init__(self, path: Path, split: str | None) -> None:
-        self._rows = NumberedRows(path, split)
+    def __init__(self, path: Path) -> None:
+        self._rows = NumberedRows(path)
         self.files = self._rows.files
 
     def __len__(self) -> int:

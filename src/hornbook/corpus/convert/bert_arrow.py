@@ -90,12 +90,16 @@ def write_arrow(path: Path, instances: Instances) -> None:
 class NumberedRows:
     """The rows of a data set by their number; its files are mapped into memory, and each is read through once.
 
-    Takes and raises what ``read_arrow`` does.
+    Args:
+        path: an ``.arrow`` file, or a data set that has one split.
+
+    Raises:
+        UserError, DataError: as ``read_arrow``.
     """
 
-    def __init__(self, path: Path, split: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         import_pyarrow()
-        self.files = (path,) if path.is_file() else list_dataset_files(path, split)
+        self.files = (path,) if path.is_file() else list_dataset_files(path, None)
         self._batches = [(file, batch) for file in self.files for batch in _batches(file)]
         self._ends = np.cumsum([batch.num_rows for _, batch in self._batches], dtype=np.int64)
 
