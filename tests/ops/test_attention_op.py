@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hornbook.config import chunks
+from hornbook.config import shapes
 from hornbook.ops.attention import WeightDropout, blocked_attention, cached_attention, causal_attention, fits
 from hornbook.ops.dropout import keep_mask
 
@@ -82,7 +82,7 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
     keys = torch.randint(1 << 32, (2, 3, num_tokens), generator=draws)
     dropout = WeightDropout(keys, 7, probability) if probability else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "SCORES", at_once)
+        patch.setattr(shapes, "SCORES", at_once)
         y = blocked_attention(*qkv, is_token_BT=there, dropout=dropout, block_size=block)
         y.backward(gradient)
     double = [tensor.detach().double().requires_grad_() for tensor in qkv]

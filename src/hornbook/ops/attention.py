@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.config.chunks import QUERIES, attention_blocks, keeps_weights
+from hornbook.config.shapes import QUERIES, attention_blocks, keeps_weights
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
 

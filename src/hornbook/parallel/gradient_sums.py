@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hornbook.config.chunks import BUCKET_ELEMENTS
+from hornbook.config.shapes import BUCKET_ELEMENTS
 from hornbook.parallel.cuts import local
 from hornbook.parallel.world import Ranks
 

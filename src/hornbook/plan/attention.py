@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hornbook.config.chunks import attention_blocks, keeps_weights
+from hornbook.config.shapes import attention_blocks, keeps_weights
 from hornbook.plan.layers import FP32, Layers
 
 _KEY = 8
