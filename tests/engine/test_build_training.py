@@ -9,7 +9,8 @@ import torch
 from hornbook.config import AdamWConfig, CausalLMConfig, GPTConfig, MemoryConfig, ParallelConfig, Recipe
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
-from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.world import Axes, World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ QUERIES: Final = 128
 SCORES: Final = 1 << 19
 """Most scores of such a block: it takes as many heads at once as stay below."""
 MOST_WEIGHTS: Final = 1 << 26
-"""Most attention weights that a layer keeps on a CPU."""
+"""Most attention weights that a layer keeps on a CPU: 128 MiB in bf16."""
 BUCKET_ELEMENTS: Final = 1 << 22
 """Gradients that ranks sum in one message (`hornbook.parallel.gradient_sums`)."""
 
@@ -79,6 +79,9 @@ def attention_blocks(
             yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
 
 
-def keeps_weights(num_heads: int, num_tokens: int, *, is_causal: bool) -> bool:
-    """Tell whether a layer on a CPU keeps its attention weights; arguments as for `attention_blocks`."""
-    return num_heads * num_tokens**2 // (2 if is_causal else 1) <= MOST_WEIGHTS
+def is_blocked(device: str, num_heads: int, num_tokens: int, *, is_causal: bool) -> bool:
+    """Tell whether blocks are the better form of attention: on a CPU, with weights that are not too many to keep.
+
+    Other arguments as for `attention_blocks`.
+    """
+    return device == "cpu" and num_heads * num_tokens**2 // (2 if is_causal else 1) <= MOST_WEIGHTS
