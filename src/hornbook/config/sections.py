@@ -115,6 +115,11 @@ class PrecisionConfig:
     kernels: Literal["auto", "torch", "native"] = option(
         "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
     )
+    partials: Literal["auto", "fp32", "half"] = option(
+        "auto",
+        help="dtype in which a GPU adds up the parts of a product of bf16 or fp16: fp32; half: their own, which is "
+        "faster and less exact; auto: PyTorch's choice",
+    )
     weights: Dtype = option(
         "fp32", help="dtype of the stored weights; below fp32 there is no fp32 copy, and updates round stochastically"
     )
@@ -167,6 +172,13 @@ class PrecisionConfig:
 
     def problems(self) -> list[Problem]:
         """List mistakes in the table, and options that have no effect."""
+        problems = []
+        if self.partials == "half" and self.compute == "fp32":
+            message = "fp32 products have no partial sums in 16 bits; remove partials, or set compute to bf16 or fp16"
+            problems.append(Problem(("partials", "compute"), message))
+        return [*problems, *self._problems_of_scale()]
+
+    def _problems_of_scale(self) -> list[Problem]:
         if not self.loss_scale_by_step:
             return []
         if self.effective_loss_scaling != "static":
