@@ -16,12 +16,12 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.corpus.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
-from hornbook.corpus.convert.bert_arrow import NumberedRows
-from hornbook.corpus.convert.bert_instances import Instance
-from hornbook.corpus.convert.bert_tfrecord import decode_instance
-from hornbook.corpus.convert.detect import detect_source
-from hornbook.corpus.store import splits_of
+from hornbook.corpora.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.corpora.convert.bert_arrow import NumberedRows
+from hornbook.corpora.convert.bert_instances import Instance
+from hornbook.corpora.convert.bert_tfrecord import decode_instance
+from hornbook.corpora.convert.detect import detect_source
+from hornbook.corpora.store import splits_of
 from hornbook.errors import DataError, UserError
 from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
 from hornbook.samples.hashing import permute
