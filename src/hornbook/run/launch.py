@@ -120,8 +120,6 @@ def open_run(
     folder = RunFolder(path=output)
     recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
-    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
-        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     refuse_large_model(recipe, world)
     refuse_large_batch(recipe, samples, world)
@@ -245,6 +243,8 @@ def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> 
         recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
     else:
         sources = open_sources(recipe)
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     return complete(recipe, sources), sources
 
 
