@@ -90,7 +90,7 @@ def memory_of(
     num_micro_batches = max(1, recipe.training.global_batch_size // (ranks * recipe.training.micro_batch_size))
     step = Step(recipe, compute, tokens, part, num_micro_batches, tape)
     step.write()
-    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {})
+    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {})
     weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
     weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
     moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
