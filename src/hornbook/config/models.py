@@ -18,7 +18,7 @@ much text needs none.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hornbook.config.options import Problem, choice_of, option
@@ -61,8 +61,17 @@ class TransformerConfig(ABC):
         return self.feed_forward_size or 4 * self.hidden_size
 
     @abstractmethod
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+
     def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        """Count the parameters; the tied token table once, and without it when no vocabulary size is known.
+
+        The blocks are alike, so the model's first block and its second tell the rest: 10 million layers take no longer.
+        """
+        one = count(replace(self, num_layers=1).shapes(vocab_size))
+        two = count(replace(self, num_layers=2).shapes(vocab_size))
+        return one + (self.num_layers - 1) * (two - one)
 
     def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
         """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
@@ -126,10 +135,6 @@ class GPTConfig(TransformerConfig):
 
     family: str = "gpt"
 
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
-
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""
         hidden = self.hidden_size
@@ -169,10 +174,6 @@ class EncoderConfig(TransformerConfig):
     def head_activation(self) -> Activation:
         """Activation of the head."""
         return self.activation
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""

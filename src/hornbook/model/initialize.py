@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hornbook.parallel.cuts import box_of, local
+from hornbook.parallel.ranks import box_of, local
 
 
 class Draw:

@@ -34,7 +34,7 @@ from hornbook.ops.layers import (
 )
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
-from hornbook.parallel.cuts import is_cut
+from hornbook.parallel.ranks import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
 
