@@ -13,6 +13,7 @@ from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
 from hornbook.engine.state import Progress
+from hornbook.engine.topology import patterns
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
@@ -95,6 +96,8 @@ def train(
             if run.world.is_first:
                 run.prune()  # a process that was killed in its last prune left that to us
         else:
+            if run.recipe.sparsity.is_sparse and not run.state.progress.step:
+                run.log_patterns(patterns(run.state.model, run.world))
             try:
                 train_until_done(run)
             except DivergedError:
@@ -223,7 +226,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
     tokens = batch * run.samples.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
-        **({"blocks": describe_blocks(model)} if recipe.sparsity.linears else {}),
+        **({"blocks": describe_blocks(model)} if recipe.sparsity.is_sparse else {}),
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
