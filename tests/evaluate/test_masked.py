@@ -23,7 +23,7 @@ from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task
 from hornbook.exchange.restore import LoadedModel
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
 from hornbook.samples.instance_builder import InstanceOptions, build_instances
 from hornbook.samples.layout import lay_out

@@ -39,6 +39,12 @@ class FactorizedGPTConfig(TransformerConfig):
         "fastest way",
         minimum=1,
     )
+    activation_dropout: float = option(0.0, help="dropout after the activation of the feed-forward", minimum=0, below=1)
+    initializer: Literal["normal", "glorot_uniform"] = option(
+        "normal",
+        help="initial weights: all of standard deviation initializer_std (normal); or those of linear maps within "
+        "√(6 / (inputs + outputs)), and tables of standard deviation 1 / √embedding_size (glorot_uniform)",
+    )
     clamp_tokens: bool = option(False, help="read ids beyond vocab_size as its last id, instead of refusing them")
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:

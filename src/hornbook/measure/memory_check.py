@@ -20,7 +20,7 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.measure.throughput import synthetic_loader
-from hornbook.parallel.cuts import local
+from hornbook.parallel.ranks import local
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.memory import Memory, full_tokens, memory_of

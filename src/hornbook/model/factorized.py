@@ -3,6 +3,7 @@
 The head's table is the embedding's, so gradients of look-ups and of logits meet in ``[V, E]``.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -112,6 +113,7 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
             attention=attention,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
+            activation_dropout=config.activation_dropout,
         )
         for index in range(config.num_layers)
     ]
@@ -119,7 +121,20 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
     model = LanguageModel(embedding, blocks, FactorizedHead(config, make_norm), max_positions=config.max_positions)
     if config.clamp_tokens:
         model.num_ids = sys.maxsize
+    if config.initializer == "glorot_uniform":
+        _start_as_glorot(model, config.embedding_size)
     return model
+
+
+def _start_as_glorot(model: LanguageModel, embedding_size: int) -> None:
+    """Let linear maps start as Glorot and Bengio (2010, equation 16) describe, stacked ones as one map.
+
+    The rows of the token table start with a mean square length of 1 (variance scaling by the outputs).
+    """
+    model.embedding.std = 1.0 / math.sqrt(embedding_size)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.std, module.is_uniform = math.sqrt(2.0 / (module.in_features + module.out_features)), True
 
 
 def _norm(config: FactorizedGPTConfig, size: int) -> LayerNorm:

@@ -34,7 +34,7 @@ from hornbook.ops.layers import (
 )
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
-from hornbook.parallel.cuts import is_cut
+from hornbook.parallel.ranks import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
 
@@ -55,7 +55,12 @@ class Linear(nn.Linear):
         num_out: size of the last dimension of the output.
         std: standard deviation of the initial weights; biases start at zero.
         bias: whether there is a ``b``.
+
+    Attributes:
+        is_uniform: whether initial weights are uniform, within ±√3 std, rather than normal.
     """
+
+    is_uniform = False
 
     def __init__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> None:
         super().__init__(num_in, num_out, bias=bias)
@@ -66,7 +71,7 @@ class Linear(nn.Linear):
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters with their initial values."""
-        draw.normal(self.weight, "weight", self.std)
+        (draw.uniform if self.is_uniform else draw.normal)(self.weight, "weight", self.std)
         draw.constant(self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:

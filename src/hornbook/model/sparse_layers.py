@@ -50,6 +50,7 @@ class BlockSparseLinear(nn.Module):
         std: standard deviation of the weights if the map were dense; that of the blocks is ``std / √density``. None:
             ``1 / √num_in``.
         bias: whether there is a ``b``, which starts at zero.
+        is_uniform: whether initial weights are uniform rather than normal.
         num_parts: maps of equal shape side by side, as query, key and value; tensors have a first dimension for them.
         kernel: ``auto`` or a name of ``hornbook.ops.block_sparse.KERNELS``.
         seed: of the initial weights and positions.
@@ -75,6 +76,7 @@ class BlockSparseLinear(nn.Module):
         block_size: int,
         density: float,
         std: float | None = None,
+        is_uniform: bool = False,
         bias: bool = True,
         num_parts: int = 1,
         kernel: str = "auto",
@@ -92,7 +94,7 @@ class BlockSparseLinear(nn.Module):
             raise UserError(f"{problem.keys[0].rpartition('.')[2]} {problem.message}")
         (grid,) = config.grids(shape).values()
         self.grid_shape, self.density = (grid.rows, grid.columns), grid.density  # of a part
-        self.std = 1.0 / math.sqrt(num_in) if std is None else std
+        self.std, self.is_uniform = 1.0 / math.sqrt(num_in) if std is None else std, is_uniform
         parts = (num_parts,) if num_parts > 1 else ()
         self.values = nn.Parameter(torch.empty(*parts, grid.num_kept, block_size, block_size))
         self.bias = nn.Parameter(torch.empty(*parts, num_out // num_parts)) if bias else None
@@ -105,7 +107,8 @@ class BlockSparseLinear(nn.Module):
 
     def draw(self, draw: Draw) -> None:
         """Fill parameters and buffers with their initial values."""
-        draw.normal(self.values, "values", self.std / math.sqrt(self.density))
+        fill = draw.uniform if self.is_uniform else draw.normal
+        fill(self.values, "values", self.std / math.sqrt(self.density))
         draw.constant(self.bias, 0.0)
         if self.rows.is_meta:  # another rank of the pipeline holds it
             return
@@ -236,6 +239,7 @@ def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> N
             block_size=config.block_size,
             density=grid.density,
             std=module.std,
+            is_uniform=module.is_uniform,
             bias=module.bias is not None,
             num_parts=shape.num_parts,
             kernel=config.kernel,

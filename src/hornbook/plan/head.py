@@ -7,8 +7,8 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from hornbook.config.linears import linears_of
 from hornbook.config.models import LabelledConfig, MaskingConfig
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.layers import Compute
 from hornbook.plan.step import Step

@@ -13,9 +13,9 @@ from typing import Final
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.pipeline import PipelineSchedule, rounds_of
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of, embed, embed_backward
 from hornbook.plan.head import Head
