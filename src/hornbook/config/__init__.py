@@ -23,6 +23,7 @@ from hornbook.config.models import (
     RobertaConfig,
     SpanConfig,
     TransformerConfig,
+    TunableConfig,
 )
 from hornbook.config.optimizers import (
     AdamConfig,
@@ -92,6 +93,7 @@ __all__ = [
     "SparsityConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "TunableConfig",
     "UnknownPart",
     "WarmupStableDecayConfig",
     "bundled_recipes",

@@ -3,10 +3,11 @@
 ::
 
     TransformerConfig                 sizes, dropouts, initial weights
-      GPTConfig                       decoder: causal attention
-      FactorizedGPTConfig             the same with a narrow token table (`hornbook.config.factorized`)
-      EncoderConfig                   bidirectional attention; segments
-        BertConfig, RobertaConfig, GroupBertConfig
+      FactorizedGPTConfig             decoder with a narrow token table (`hornbook.config.factorized`)
+      TunableConfig                   heads for labels
+        GPTConfig                     decoder: causal attention
+        EncoderConfig                 bidirectional attention; segments
+          BertConfig, RobertaConfig, GroupBertConfig
 
     CausalLMConfig
     MaskingConfig                     MaskedLMConfig, PretrainingConfig
@@ -119,16 +120,30 @@ class TransformerConfig(ABC):
         return (self.vocab_size or 0) * self.hidden_size
 
 
-@choice_of("model")
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig(TransformerConfig):
-    """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
+class TunableConfig(TransformerConfig):
+    """The options of every transformer that can be fine-tuned on labels, which then has another head."""
 
-    family: str = "gpt"
+    head: Literal["pretraining", "classification", "span"] = option(
+        "pretraining", help="task head; set by the objective"
+    )
+    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
         return count(self.shapes(vocab_size))
+
+    @abstractmethod
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+
+
+@choice_of("model")
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(TunableConfig):
+    """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
+
+    family: str = "gpt"
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""
@@ -137,10 +152,12 @@ class GPTConfig(TransformerConfig):
         yield "embedding.positions", (self.max_positions, hidden)
         yield from blocks(self.num_layers, self._two_norm_block_shapes())
         yield from norm("head.norm", hidden)
+        if self.head == "classification":
+            yield "head.labels.weight", (self.num_labels or 0, hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(TransformerConfig):
+class EncoderConfig(TunableConfig):
     """The options of every encoder: bidirectional attention; the sum of the three embeddings is normed."""
 
     activation: Activation = option(
@@ -156,10 +173,6 @@ class EncoderConfig(TransformerConfig):
     projection_bias: bool = option(True, help="add a bias to the output projection of attention")
     head_transform: bool = option(True, help="dense layer, activation and layer norm before the token logits")
     prediction_bias: bool = option(True, help="add a bias for each vocabulary entry to the token logits")
-    head: Literal["pretraining", "classification", "span"] = option(
-        "pretraining", help="task head; set by the objective"
-    )
-    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
     first_position: ClassVar[int] = 0
     """Row of the position table at which sequences begin."""
     has_pair_head: ClassVar[bool] = True
@@ -169,10 +182,6 @@ class EncoderConfig(TransformerConfig):
     def head_activation(self) -> Activation:
         """Activation of the head."""
         return self.activation
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""
