@@ -68,6 +68,7 @@ FOUR = {
         ("bert packed", "lamb", "sequence 2 x shard 2"),
         ("gpt", "adamw", "sequence 2 x data 2"),
         ("gpt by 1", "lamb", "hybrid 2x2"),
+        ("gpt", "adamw", "hybrid 2x2, phased"),
         ("groupbert", "lamb", "hybrid 2x2, phased"),
         ("gpt by 8", "adamw", "tensor 4"),
     ],
