@@ -17,7 +17,8 @@ from hornbook.config import (
 )
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
-from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.world import Axes, World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ much text needs none.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hornbook.config.options import Problem, choice_of, option
@@ -62,8 +62,17 @@ class TransformerConfig(ABC):
         return self.feed_forward_size or 4 * self.hidden_size
 
     @abstractmethod
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+
     def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        """Count the parameters; the tied token table once, and without it when no vocabulary size is known.
+
+        The blocks are alike, so the model's first block and its second tell the rest: 10 million layers take no longer.
+        """
+        one = count(replace(self, num_layers=1).shapes(vocab_size))
+        two = count(replace(self, num_layers=2).shapes(vocab_size))
+        return one + (self.num_layers - 1) * (two - one)
 
     def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
         """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
@@ -124,18 +133,8 @@ class TransformerConfig(ABC):
 class TunableConfig(TransformerConfig):
     """The options of every transformer that can be fine-tuned on labels, which then has another head."""
 
-    head: Literal["pretraining", "classification", "span"] = option(
-        "pretraining", help="task head; set by the objective"
-    )
+    head: Literal["pretraining", "classification", "span"] = option("pretraining", help="head; set by the objective")
     num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
-
-    @abstractmethod
-    def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter, the tied token table once."""
 
 
 @choice_of("model")

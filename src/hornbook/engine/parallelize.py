@@ -32,7 +32,7 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
 from hornbook.optim.slots import num_parts_of
-from hornbook.parallel.cuts import is_cut, local
+from hornbook.parallel.ranks import is_cut, local
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 

@@ -23,7 +23,7 @@ from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.parallel.device import dtype_name
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.text.tokenizer import Tokenizer
 
 Learned = TypeVar("Learned", bound=LabelledConfig)

@@ -27,7 +27,7 @@ from hornbook.ops.cross_entropy import (
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenLogits
-from hornbook.parallel.cuts import local
+from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
 
 

@@ -7,8 +7,8 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 
@@ -83,9 +83,8 @@ class Head:
                 layers.scratch("product", num * size, FP32)
                 layers.scratch("gradient", num * size)
                 tape.free("product")
-            layers.scratch("head.table/new", self.num_rows * size, FP32)
-            tape.free("head/dx", "head/dtable", "head/dbias")
-            layers.add_gradient("head.table", self.num_rows * size, FP32, new="head.table/new")
+            tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
+            layers.add_gradient("head.table", self.num_rows * size, FP32)
         if self.is_causal_classifier:
             sequences = self.tokens.num_sequences
             layers.norm_backward("head.norm", sequences, size, "branch", "gradient", "head/last tokens")
