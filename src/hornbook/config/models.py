@@ -131,9 +131,7 @@ class TransformerConfig(ABC):
 class TunableConfig(TransformerConfig):
     """The options of every transformer that can be fine-tuned on labels, which then has another head."""
 
-    head: Literal["pretraining", "classification", "span"] = option(
-        "pretraining", help="task head; set by the objective"
-    )
+    head: Literal["pretraining", "classification", "span"] = option("pretraining", help="head; set by the objective")
     num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
 
 
