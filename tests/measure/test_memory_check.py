@@ -19,6 +19,9 @@ MODES = {
     "recompute all": "memory.recompute=all",
     "recompute attention": "memory.recompute=attention",
     "budget": "memory.recompute=all memory.recompute_budget=1",
+    "phased": "memory.execution=phased training.global_batch_size=16",
+    "phased in 16 bits": f"memory.execution=phased {SIXTEEN_BITS}",
+    "phased with chunks": "memory.execution=phased memory.vocabulary_chunks=8",
     "chunks": "memory.vocabulary_chunks=4",
     "16 bits": SIXTEEN_BITS,
     "16-bit moments": "precision.first_moment=bf16",
@@ -43,9 +46,12 @@ def known():
     ]
 
 
-@pytest.mark.parametrize("name", ["demo", "bert-tiny", "sparse-demo"])
-def test_three_recipes(name):
-    assert abs(error_of(name)) < TOLERANCE
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("demo", ""), ("bert-tiny", ""), ("sparse-demo", ""), ("demo", "memory.execution=phased")],
+)
+def test_four_runs(name, options):
+    assert abs(error_of(name, options)) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from tiny_mixtures import build_corpora, run_mixture
 from tiny_runs import record_batches, run_tiny
 from tiny_text import one_line, tiny_tokenizer
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.run.provenance import trace_step
 

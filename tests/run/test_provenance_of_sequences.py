@@ -8,7 +8,7 @@ from tiny_lines import build_lines, line_tokenizer
 from tiny_runs import record_batches, run_tiny, stop_after
 from tiny_text import one_line
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.run.provenance import trace_step
 

@@ -35,11 +35,11 @@ def tensors(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
     return {f"{group}/{name}": tensor for group, found in contents.tensors.items() for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("update", ["rigl", "rigl_sample", "random"])
+@pytest.mark.parametrize(("update", "table"), [("rigl", "none"), ("rigl_sample", "4"), ("random", "none")])
 def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
-    update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    update: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = (*MOVING, f"--sparsity.update={update}")
+    overrides = (*MOVING, f"--sparsity.update={update}", f"--sparsity.embedding-block-size={table}")
     tiny_runs.run_tiny(tmp_path / "whole", *overrides)
     for step in (3, 4):  # before and after the second update
         with monkeypatch.context() as patch:
@@ -51,8 +51,11 @@ def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
     rows = tiny_runs.metrics_without_time(tmp_path / "whole")
     assert tiny_runs.metrics_without_time(tmp_path / "parts") == rows
     assert "Block-sparse patterns" in (tmp_path / "whole" / "run" / "report.html").read_text()
-    moved = [row for row in rows if row["kind"] == "topology"]
-    assert {row["step"] for row in moved} == {2, 4, 6} and len({row["layer"] for row in moved}) == 8
+    logged = [row for row in rows if row["kind"] == "topology"]
+    started, moved = ([row for row in logged if (row["step"] > 0) == late] for late in (False, True))
+    assert {row["layer"] for row in started} == {row["layer"] for row in moved}
+    assert all(row["tried"] == row["density"] and row["pruned"] == 0 and row["pattern"] for row in started)
+    assert {row["step"] for row in moved} == {2, 4, 6} and len({row["layer"] for row in moved}) == 8 + (table != "none")
     for row in moved:
         assert len(row["pattern"]) <= 32 and any(set(line) - {"0"} for line in row["pattern"])
         assert row["tried"] > row["density"] and row["pruned"] > 0

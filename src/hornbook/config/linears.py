@@ -37,6 +37,18 @@ def linears_of(model: object) -> dict[str, LinearShape] | None:
     return blocks | (_of_head(model) if isinstance(model, EncoderConfig) else {})
 
 
+def table_of(model: object) -> LinearShape | None:
+    """Return the token table of the model that a recipe's section describes; None for a model of one's own.
+
+    It has no rows as long as the vocabulary is not known.
+    """
+    if type(model) not in _KNOWN:
+        return None
+    assert isinstance(model, TransformerConfig), "all known ones are"
+    width = model.embedding_size if isinstance(model, FactorizedGPTConfig) else model.hidden_size
+    return LinearShape(model.vocab_size or 0, width)
+
+
 def _of_attention(model: TransformerConfig) -> dict[str, LinearShape]:
     hidden, heads = model.hidden_size, model.num_heads * model.effective_head_size
     return {"attention.qkv": LinearShape(3 * heads, hidden, 3), "attention.out": LinearShape(hidden, heads)}

@@ -87,7 +87,7 @@ class Recipe:
     def num_parameters(self) -> int:
         """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
         count: int = getattr(self.model, "num_parameters", int)()
-        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
+        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.is_sparse else count
 
     def flops_per_token(self, length: float) -> float | None:
         """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
@@ -98,7 +98,7 @@ class Recipe:
         if formula is None:
             return None
         scored: float = getattr(self.objective, "scored_share", 1.0)
-        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.linears else 0.0
+        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.is_sparse else 0.0
         flops: float = formula(length, scored=scored) - saved
         return flops
 

@@ -143,8 +143,11 @@ def train_step(
         look(count)
         for part in home.parts:
             with home.slots(part, count) as slots:
-                clipped = clip(slots, norm, config.clip_norm, config.clip_scope, by_update=config.update.clips)
-                config.update.apply(clipped, learning_rate, count)
+                config.update.apply(
+                    clip(slots, norm, config.clip_norm, config.clip_scope, by_update=config.update.clips),
+                    learning_rate,
+                    count,
+                )
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)

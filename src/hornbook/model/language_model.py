@@ -76,7 +76,8 @@ class LanguageModel(nn.Module):
 
     def tie(self) -> None:
         """Let a tied head share the embedding's table; call it again after moving the model to another device."""
-        self.head.tie(self.embedding.tokens)
+        if self.embedding.tokens is not None:  # None where the table is block-sparse
+            self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
@@ -141,7 +142,7 @@ class LanguageModel(nn.Module):
 
     def fold_tied_gradients(self) -> None:
         """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
-        if not self.head.is_tied:
+        if not self.head.is_tied or self.embedding.tokens is None:
             return
         tokens, table = self.embedding.tokens, self.head.table
         if tokens.grad is None:

@@ -222,8 +222,12 @@ class Scores:
 
     def add(self, gradient_NC: Tensor, x_NC: Tensor) -> None:
         """Add a micro-batch's: its gradient of the output ``[N, R·b]``, and its input ``[N, C·b]``."""
+        self.add_dense(gradient_NC.t() @ x_NC)
+
+    def add_dense(self, gradient: Tensor) -> None:
+        """Add a micro-batch's dense gradient ``[R·b, C·b]``, which is overwritten."""
         num_rows, num_columns = self.total.shape
-        dense = (gradient_NC.t() @ x_NC).abs_().float()
+        dense = gradient.abs_().float()
         grid = dense.view(num_rows, len(dense) // num_rows, num_columns, -1)
         # rows first: the sum of whole lines of memory takes a third of the time of one over both dimensions
         pools: dict[str, Callable[[Tensor], Tensor]] = {

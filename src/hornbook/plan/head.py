@@ -75,9 +75,8 @@ class Head:
                 layers.scratch("product", num * size, FP32)
                 layers.scratch("gradient", num * size)
                 tape.free("product")
-            layers.scratch("head.table/new", self.num_rows * size, FP32)
-            tape.free("head/dx", "head/dtable", "head/dbias")
-            layers.add_gradient("head.table", self.num_rows * size, FP32, new="head.table/new")
+            tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
+            layers.add_gradient("head.table", self.num_rows * size, FP32)
         if isinstance(self.model, GPTConfig):
             layers.norm_backward("head.norm", num, size, "branch", "gradient", x)
             layers.scratch("gradient", num * size)
