@@ -26,8 +26,8 @@ from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.cuts import box_of, local
 from hornbook.parallel.device import DTYPES
+from hornbook.parallel.ranks import box_of, local
 from hornbook.parallel.world import World
 
 
@@ -116,6 +116,7 @@ class NarrowHome(InMemory):
                 for key, tensor in target.state.items():
                     values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
                     self._store(tensor, values, slot.name, f"{count}/{key}")
+            slots.clear()  # the caller's list, so that nothing stays open while the next part is opened
 
     def _stored(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
         """Give slots with weights and states as they are stored, and gradients in fp32."""
