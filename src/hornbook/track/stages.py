@@ -28,22 +28,28 @@ def stage_table(run: RunFiles) -> Html:
     costs = [len(layers) + (head if layers is stages[-1] else 0.0) for layers in stages]
     ranks = [_rank(recipe, stage) for stage in range(len(stages))]
     idle = [_idle(run, rank) for rank in ranks]
+    has_idle = any(idle)
     rows = [
-        (stage, ranks[stage], _holds(layers, stage, len(stages)), _bar(cost, max(costs)), idle[stage])
+        (
+            stage,
+            ranks[stage],
+            _holds(layers, stage, len(stages)),
+            *idle[stage : stage + has_idle],
+            _bar(cost, max(costs)),
+        )
         for stage, (layers, cost) in enumerate(zip(stages, costs, strict=True))
     ]
     note = (
         f"Schedule {recipe.parallel.pipeline_schedule} on {recipe.parallel.pipeline_parallel} ranks; work in layers, "
         "the head counted by its weights."
     )
-    columns, width = ("Stage", "Rank", "Holds", "Work", "Idle"), 4
-    if any(idle):
+    if has_idle:
         note += (
             " Idle is the share of the forward and backward passes for which the stage's rank waited for other ranks, "
             "the median over the logged steps."
         )
-        width = 5
-    found = table(columns[:width], (row[:width] for row in rows), frozenset({0, 1, 4}))
+    columns = ("Stage", "Rank", "Holds", *["Idle"] * has_idle, "Work")
+    found = table(columns, rows, frozenset({0, 1, *[3] * has_idle}))
     return tag("div", join([found, tag("p", note, class_="note")]), class_="stages")
 
 
