@@ -136,3 +136,11 @@ def test_a_source_that_is_not_there_is_refused_without_torch_and_without_the_hub
             require_source(source)
     with pytest.raises(CheckpointError, match='no such folder; did you mean "runs/mine"'):
         require_source("runs/mien")
+
+
+def test_a_run_whose_only_checkpoint_is_damaged_says_how_to_go_on(tmp_path):
+    damaged = tmp_path / "run" / "checkpoints" / "step-00000002"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint, but 1 damaged one: restore .* or train again"):
+        resolve(tmp_path / "run")

@@ -17,6 +17,7 @@ from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError
 from hornbook.storage.system import storage_errors
 from hornbook.text.hub_client import is_model_name
+from hornbook.wording import counted
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
@@ -96,9 +97,12 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     folder = checkpoints_of(path)
     found = newest_sound(folder, warn)
     if found is None:
-        num_damaged = len(committed(folder))
-        state = f"{num_damaged} damaged checkpoints and no sound one" if num_damaged else "no checkpoint"
-        raise CheckpointError(f"{path} holds {state}; {_EXPECTED}")
+        if num_damaged := len(committed(folder)):
+            raise CheckpointError(
+                f"{path} has no intact checkpoint, but {counted(num_damaged, 'damaged one')}: restore the files from a "
+                "copy, or train again with another --output"
+            )
+        raise CheckpointError(f"{path} holds no checkpoint; {_EXPECTED}")
     return found
 
 
