@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import block_of, embed, embed_backward
 from hornbook.plan.head import Head
