@@ -251,7 +251,7 @@ def imported_by(program: str) -> set[str]:
     """Import or run something in a fresh interpreter and return the top-level names of all that was imported."""
     tail = "; import sys; sys.stdout.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules}))"
     run = [sys.executable, "-c", program + tail]
-    finished = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run(run, capture_output=True, text=True, timeout=600, check=True)
     return set(finished.stdout.splitlines()[-1].split())
 
 
