@@ -32,6 +32,7 @@ _NOT_PHASED: dict[str, tuple[object, str]] = {
     "parallel.tensor_parallel": (1, "cuts layers that stay in memory"),
     "checkpoint.background": (False, "copies all state into memory"),
     "sparsity.linears": ((), "keeps blocks in memory"),
+    "sparsity.embedding_block_size": (None, "keeps blocks in memory"),
 }
 """Options that exclude phased execution, each with the value that does not, and why."""
 

@@ -182,7 +182,7 @@ def build_training(
     elsewhere = place(model, update, recipe, world, scratch)
     initialize(model, recipe.training.seed)
     topology = None
-    if recipe.sparsity.linears:
+    if recipe.sparsity.is_sparse:
         update = with_blocks(update, model, recipe.sparsity)
         topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate

@@ -55,12 +55,17 @@ class FactorizedEmbedding(Embedding):
         """Return ``[B, T, D]`` in the compute dtype; see ``Embedding``."""
         if self.clamps_tokens:
             tokens_BT = tokens_BT.clamp(max=self.vocab_size - 1)
-        tokens_BTE = functional.embedding(tokens_BT, self.tokens.float()).to(self.compute_dtype)
+        if self.sparse_tokens is not None:
+            tokens_BTE = self.sparse_tokens.look_up(tokens_BT)
+        else:
+            tokens_BTE = functional.embedding(tokens_BT, self.tokens.float())
         if self.positions is None:
             positions_BTE = sinusoidal(positions_BT, tokens_BTE.shape[-1])
         else:
             positions_BTE = functional.embedding(positions_BT, self.positions.float())
-        x_BTE = self.token_norm(tokens_BTE) + self.position_norm(positions_BTE.to(self.compute_dtype))
+        x_BTE = self.token_norm(tokens_BTE.to(self.compute_dtype)) + self.position_norm(
+            positions_BTE.to(self.compute_dtype)
+        )
         x_BTD: Tensor = self.projection(self.sum_norm(self.dropout(x_BTE, keys_BT)))
         return x_BTD
 

@@ -15,7 +15,6 @@ than ``normal_`` on a CPU. What is left has a smaller deviation: 0.88 std where 
 
 import hashlib
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,9 @@ class Draw:
         self.prefix = prefix
         self.cut = cut
 
-    def normal(self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None) -> None:
+    def normal(
+        self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None, is_uniform: bool = False
+    ) -> None:
         """Draw ``parameter`` from N(0, std²), or from what is left of it inside the cut.
 
         Args:
@@ -42,38 +43,21 @@ class Draw:
             name: the parameter's name inside its module.
             std: standard deviation.
             num_rows: rows that exist logically; those after it are padding and become zero.
+            is_uniform: whether to draw from the uniform distribution of that deviation instead, within ±√3 std.
         """
-
-        def fill(values: Tensor, random: torch.Generator) -> None:
-            if self.cut is None:
-                values.normal_(0.0, std, generator=random)
-                return
-            edge = math.erf(self.cut / math.sqrt(2))
-            values.uniform_(-edge, edge, generator=random).erfinv_().mul_(math.sqrt(2) * std)
-            values.clamp_(-self.cut * std, self.cut * std)
-
-        self._fill(parameter, name, fill, num_rows)
-
-    def uniform(self, parameter: Tensor, name: str, std: float) -> None:
-        """Draw ``parameter`` from the uniform distribution of that standard deviation, within ±√3 std.
-
-        Arguments as for ``normal``.
-        """
-        edge = math.sqrt(3) * std
-        self._fill(parameter, name, lambda values, random: values.uniform_(-edge, edge, generator=random))
-
-    def _fill(
-        self,
-        parameter: Tensor,
-        name: str,
-        fill: Callable[[Tensor, torch.Generator], object],
-        num_rows: int | None = None,
-    ) -> None:
         if parameter.is_meta:  # another rank of the pipeline holds it
             return
         rows = parameter.shape[0] if num_rows is None else num_rows
         values = torch.empty((rows, *parameter.shape[1:]))
-        fill(values, generator(self.seed, f"{self.prefix}.{name}"))
+        random = generator(self.seed, f"{self.prefix}.{name}")
+        if is_uniform:
+            values.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=random)
+        elif self.cut is None:
+            values.normal_(0.0, std, generator=random)
+        else:
+            edge = math.erf(self.cut / math.sqrt(2))
+            values.uniform_(-edge, edge, generator=random).erfinv_().mul_(math.sqrt(2) * std)
+            values.clamp_(-self.cut * std, self.cut * std)
         begin, shape = box_of(parameter)
         values = values[tuple(slice(first, first + size) for first, size in zip(begin, shape, strict=True))]
         with torch.no_grad():

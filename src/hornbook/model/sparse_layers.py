@@ -10,8 +10,9 @@ checkpoints hold; `hornbook.engine.topology` changes them in training.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from hornbook.ops.block_pattern import Pattern, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.wording import counted
+
+TABLE: Final = "embedding.sparse_tokens"
+"""The name of a block-sparse token table in its model."""
 
 
 class BlockSparseLinear(nn.Module):
@@ -107,8 +111,7 @@ class BlockSparseLinear(nn.Module):
 
     def draw(self, draw: Draw) -> None:
         """Fill parameters and buffers with their initial values."""
-        fill = draw.uniform if self.is_uniform else draw.normal
-        fill(self.values, "values", self.std / math.sqrt(self.density))
+        draw.normal(self.values, "values", self.std / math.sqrt(self.density), is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
         if self.rows.is_meta:  # another rank of the pipeline holds it
             return
@@ -254,14 +257,23 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
 
 def describe_blocks(model: LanguageModel) -> str:
     """Return in words how many linear maps of a model are sparse, what share of their weights exists, and by what."""
-    layers = sparse_layers(model).values()
+    found = sparse_layers(model)
+    table = found.pop(TABLE, None)
+    parts = []
+    if layers := list(found.values()):
+        choices = {layer.kernel(model.compute_dtype) for layer in layers}
+        kernels = "; ".join(sorted(f"{choice.kernel}: {choice.reason}" for choice in choices))
+        parts.append(f"{counted(len(layers), 'linear map')}, {_share(layers)}; kernel {kernels}")
+    if table is not None:
+        parts.append(f"token table, {_share([table])}")
+    return "; ".join(parts) or "none on this rank"
+
+
+def _share(layers: Sequence[BlockSparseLinear]) -> str:
     kept = sum(layer.values.numel() for layer in layers)
     total = sum(layer.num_out * layer.num_in for layer in layers)
     sizes = sorted({layer.block_size for layer in layers})
-    choices = {layer.kernel(model.compute_dtype) for layer in layers}
-    kernels = "; ".join(sorted(f"{choice.kernel}: {choice.reason}" for choice in choices))
-    share = f"{kept / max(total, 1):.1%} of {total:,} weights in blocks of {', '.join(map(str, sizes))}"
-    return f"{counted(len(layers), 'linear map')}, {share}; kernel {kernels}"
+    return f"{kept / max(total, 1):.1%} of {total:,} weights in blocks of {', '.join(map(str, sizes))}"
 
 
 def dense_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:

@@ -221,7 +221,7 @@ def _blocks_of(recipe: Recipe) -> dict[str, int]:
     """Return how many weights each sparse linear map has."""
     absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
     linears = linears_of(recipe.model) or {}
-    return {name: linears[name].num_out * linears[name].num_in - count for name, count in absent.items()}
+    return {name: size.num_out * size.num_in - absent[name] for name, size in linears.items() if name in absent}
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:

@@ -13,6 +13,7 @@ from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
 from hornbook.engine.state import Progress
+from hornbook.engine.topology import patterns
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
@@ -95,6 +96,8 @@ def train(
             if run.world.is_first:
                 run.prune()  # a process that was killed in its last prune left that to us
         else:
+            if run.recipe.sparsity.is_sparse and not run.state.progress.step:
+                run.log_patterns(patterns(run.state.model, run.world))
             try:
                 train_until_done(run)
             except DivergedError:
@@ -111,12 +114,7 @@ def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
 
 @contextmanager
 def open_run(
-    recipe: Recipe,
-    output: Path,
-    world: World,
-    init_from: InitFrom | None = None,
-    *,
-    allow_rate_change: bool = False,
+    recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None, *, allow_rate_change: bool = False
 ) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile.
 
@@ -125,8 +123,6 @@ def open_run(
     folder = RunFolder(path=output)
     recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
-    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
-        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     refuse_large_model(recipe, world)
     refuse_large_batch(recipe, samples, world)
@@ -142,9 +138,8 @@ def open_run(
         has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # of a run that was killed
         scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
-        has_begun = bool(world.from_first(first and folder.has_begun))
-        if has_begun or folder.origin:
-            restore(state, recipe, folder, world, console, has_begun=has_begun)
+        if world.from_first(first and folder.has_begun) or folder.origin:
+            restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
@@ -231,7 +226,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
     tokens = batch * run.samples.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
-        **({"blocks": describe_blocks(model)} if recipe.sparsity.linears else {}),
+        **({"blocks": describe_blocks(model)} if recipe.sparsity.is_sparse else {}),
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
@@ -251,6 +246,8 @@ def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> 
         recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
     else:
         sources = open_sources(recipe)
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     return complete(recipe, sources), sources
 
 

@@ -149,7 +149,7 @@ class Sorted {
       places_[i] = lines_.others[lines_.order[i]];
       std::memcpy(copies_ + i * size_, values_ + lines_.order[i] * size_, size_ * sizeof(float));
     }
-    if (running > 1) GOMP_barrier();
+    if (running > 1) hb_runtime.barrier();
   }
   const float* values() const { return copies_ ? copies_ : values_; }
   Lines lines() const { return {lines_.starts, copies_ ? places_ : lines_.others, nullptr, lines_.count}; }
@@ -324,7 +324,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
       const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
       Own::pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
                 packed + packs.begin * width, width);
-      if (running > 1) GOMP_barrier();
+      if (running > 1) hb_runtime.barrier();
       for (i64 first = own.begin; first < own.end; first += kStep) {
         const i64 last = smaller(first + kStep, own.end);
         Own::pack(along + token * stride + first * b, stride, real, (last - first) * b, of_lines, width);
@@ -335,7 +335,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
                                       real, width, of_values + block * b * b);
           }
       }
-      if (running > 1) GOMP_barrier();
+      if (running > 1) hb_runtime.barrier();
     }
   });
 }
