@@ -17,8 +17,8 @@ from tiny_text import build_tiny, one_line
 from torch.nn import functional
 
 from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
-from hornbook.corpus.build.builder import BuildOptions, build_corpus
-from hornbook.corpus.store import open_store
+from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task

@@ -145,7 +145,7 @@ def _page_faults(*, prepared: bool) -> int:
     for the alignment that ``posix_memalign`` looks for before glibc 2.38.
     """
     program = TOUCH.format(prepared=prepared, numbers=16 << 20)
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     return int(finished.stdout)
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from full_loads import load_of
 
 from hornbook.config import load_recipe
-from hornbook.config.communication import bytes_sent, load_of
+from hornbook.config.communication import bytes_sent
 from hornbook.errors import UserError
 from hornbook.plan.devices import DEVICES, device_of
 from hornbook.plan.planner import Machine, make_plan, with_options
@@ -104,8 +105,6 @@ def test_what_cannot_be_planned_is_refused():
     recipe = recipe_of("gpt2-small")
     with pytest.raises(UserError, match="not a multiple of 3 data-parallel ranks"):
         make_plan(recipe, Machine(device=DEVICES["h100"], num_ranks=3))
-    with pytest.raises(UserError, match=r"no formulas for memory\.execution"):
-        make_plan(with_options(recipe, memory={"execution": "phased"}), Machine(device=DEVICES["h100"]))
     own = type("OwnConfig", (type(recipe.model),), {})
     with pytest.raises(UserError, match="no formulas for the memory of OwnConfig"):
         make_plan(replace(recipe, model=own(vocab_size=100)), Machine(device=DEVICES["h100"]))

@@ -8,6 +8,7 @@ from hornbook.track.units import duration, flop_rate, short, significant, size
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
+    from hornbook.config import Recipe
     from hornbook.plan.memory import Memory
     from hornbook.plan.planner import Plan
     from hornbook.plan.search import Layout
@@ -37,6 +38,7 @@ def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
     names = {"pipeline": sizes.pipeline, "replicas": sizes.replicate, "shards": sizes.shard, "tensor": sizes.tensor}
     axes = " x ".join(f"{name} {number}" for name, number in names.items() if number > 1) or "one rank"
     again = f"; recompute {recipe.memory.recompute}" if recipe.memory.recompute else ""
+    again += "; phased" if recipe.memory.execution == "phased" else ""
     kernels = ", hornbook's operators" if plan.compute.is_native else ""
     yield "layout", f"{axes}{again}; activations in {plan.compute.dtype}{kernels}"
     micro_batches = training.global_batch_size // (sizes.replicate * sizes.shard * training.micro_batch_size)
@@ -61,6 +63,11 @@ def _activations(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "activations", "; ".join(_by_layer(worst.activations)) or "none at the peak"
     moved = f"; {size(worst.offloaded)} a step move between device and host" if worst.offloaded else ""
     yield "host", f"{size(worst.host)} a rank{moved}"
+    if (transfer := worst.transfer) is not None:
+        read, written = (sum(each) for each in zip(transfer.passes, transfer.update, strict=True))
+        has_files = plan.machine.device.kind == "cpu" or plan.recipe.memory.scratch is not None
+        where = f"in files, at {size(plan.machine.device.disk)}/s" if has_files else "in the host's pinned memory"
+        yield "phased", f"{size(transfer.size)} {where}; {size(read)} read and {size(written)} written a step"
 
 
 def _by_layer(activations: Mapping[str, float]) -> Iterator[str]:
@@ -135,7 +142,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
                 f"{parallel.data_parallel} {data}" if data > 1 else "1",
                 str(sizes.tensor),
                 str(sizes.pipeline),
-                plan.recipe.memory.recompute or "none",
+                _execution(plan.recipe),
                 str(plan.recipe.training.micro_batch_size),
                 size(plan.peak),
                 _seconds(plan.speed.seconds),
@@ -146,6 +153,10 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
     print_columns(rows, right=range(1, 9))
     left = len(layouts) - _MOST_LAYOUTS
     print(f"\n{f'{left} more fit. ' if left > 0 else ''}The quickest: {layouts[0].words or 'the recipe as it is'}")
+
+
+def _execution(recipe: "Recipe") -> str:
+    return "phased" if recipe.memory.execution == "phased" else recipe.memory.recompute or "none"
 
 
 def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
@@ -179,7 +190,15 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
 
 
 def _stage(rank: int, memory: "Memory") -> dict[str, Any]:
+    told = {}
+    if (transfer := memory.transfer) is not None:
+        told = {
+            "scratch": transfer.size,
+            "bytes_read": transfer.passes.read + transfer.update.read,
+            "bytes_written": transfer.passes.written + transfer.update.written,
+        }
     return {
+        **told,
         "rank": rank,
         "peak": memory.peak,
         "weights": memory.weights,

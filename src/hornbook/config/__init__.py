@@ -22,6 +22,7 @@ from hornbook.config.models import (
     RobertaConfig,
     SpanConfig,
     TransformerConfig,
+    TunableConfig,
 )
 from hornbook.config.optimizers import (
     AdamConfig,
@@ -82,6 +83,7 @@ __all__ = [
     "SparsityConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "TunableConfig",
     "UnknownPart",
     "WarmupStableDecayConfig",
     "bundled_recipes",

@@ -34,6 +34,8 @@ def linears_of(model: object) -> dict[str, LinearShape] | None:
         wide, narrow = model.hidden_size, model.embedding_size
         projections = {"embedding.projection": (wide, narrow), "head.projection": (narrow, wide)}
         return blocks | {name: LinearShape(*shape) for name, shape in projections.items()}
+    if isinstance(model, GPTConfig) and model.head == "classification":
+        return blocks | {"head.labels": LinearShape(model.num_labels or 0, model.hidden_size)}
     return blocks | (_of_head(model) if isinstance(model, EncoderConfig) else {})
 
 

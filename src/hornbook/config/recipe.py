@@ -25,6 +25,7 @@ from hornbook.config.models import (
     RobertaConfig,
     SpanConfig,
     TransformerConfig,
+    TunableConfig,
 )
 from hornbook.config.optimizers import AdamWConfig, ByStepConfig, CosineConfig, OptimizerConfig, ScheduleConfig
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of
@@ -156,7 +157,8 @@ class Recipe:
             yield Problem(("checkpoint.best_by", "evaluation.tasks"), message)
         if is_encoder and isinstance(objective, CausalLMConfig):
             yield Problem(by_family, f'encoders cannot learn "causal_lm"; set objective.name to {_ENCODER_OBJECTIVES}')
-        if not is_encoder and isinstance(objective, MaskingConfig | LabelledConfig):
+        is_classifier = is_encoder or (isinstance(model, GPTConfig) and isinstance(objective, ClassificationConfig))
+        if not is_classifier and isinstance(objective, MaskingConfig | LabelledConfig):
             yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
@@ -184,12 +186,15 @@ class Recipe:
             (encoder and data.windows != "stream", "data.windows", "model.family", "decoders"),
             (not encoder and data.layout != "auto", "data.layout", "model.family", "encoders"),
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
+            (is_labeled and not encoder and is_sampled, "tracking.sample_every_steps", name, "causal_lm"),
+            (is_labeled and not encoder and data.document_mask, "data.document_mask", name, "token stores"),
+            (is_labeled and not encoder and data.windows != "stream", "data.windows", name, "token stores"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),
         ]
-        if encoder:
-            is_foreign, is_counted = encoder.head not in ("pretraining", head), encoder.num_labels is not None
+        if isinstance(model, TunableConfig):
+            is_foreign, is_counted = model.head not in ("pretraining", head), model.num_labels is not None
             rules += [
-                (is_foreign, "model.head", name, f'{name} = "{encoder.head}"'),
+                (is_foreign, "model.head", name, f'{name} = "{model.head}"'),
                 (is_counted and head != "classification", "model.num_labels", name, f'{name} = "classification"'),
             ]
         for broken, key, other, kind in rules:

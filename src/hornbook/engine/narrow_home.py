@@ -116,6 +116,7 @@ class NarrowHome(InMemory):
                 for key, tensor in target.state.items():
                     values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
                     self._store(tensor, values, slot.name, f"{count}/{key}")
+            slots.clear()  # the caller's list, so that nothing stays open while the next part is opened
 
     def _stored(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
         """Give slots with weights and states as they are stored, and gradients in fp32."""

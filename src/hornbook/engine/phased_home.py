@@ -80,7 +80,7 @@ class PhasedHome(NarrowHome):
         self._by_name = {held.name: held for held in self._held}
         self._parts = {name: {name: 0} for name in self._by_name}
         self.parts = tuple(self._parts)
-        self._in, self._out = Lane("weights-in"), Lane("weights-out")
+        self.reader, self.writer = Lane("weights-in"), Lane("weights-out")
         self._moved_before = self._moved()
         self._norms: dict[str, Tensor] = {}
         """Of the gradients that are kept, by name."""
@@ -111,7 +111,7 @@ class PhasedHome(NarrowHome):
         """Yield the weights of each part on the device, those of the next one being on their way."""
         self.settle()
         reads = [partial(self._load, self._names_in(part)) for part in parts]
-        with closing(self._in.ahead(reads)) as loaded:
+        with closing(self.reader.ahead(reads)) as loaded:
             yield from map(self._to_leaves, parts, loaded)
 
     def _names_in(self, part: str) -> dict[str, str]:
@@ -147,7 +147,7 @@ class PhasedHome(NarrowHome):
         kept = self._summed(gradients)
         if tied is not None:
             kept[_TIED], self._has_tied = {_GRADIENT: tied}, True
-        self._out.behind(partial(self._save, kept, [_GRADIENT]))
+        self.writer.behind(partial(self._save, kept, [_GRADIENT]))
 
     def _summed(self, gradients: dict[str, Tensor | None]) -> dict[str, dict[str, Tensor]]:
         """Return what this rank keeps of the sums, and note their norms; a rank without a gradient adds zeros."""
@@ -177,7 +177,7 @@ class PhasedHome(NarrowHome):
 
     def settle(self) -> None:
         """Wait until all is written."""
-        self._out.settle()
+        self.writer.settle()
 
     def gradient_norms(self, part: str) -> Tensor:
         """See ``Home``."""
@@ -205,7 +205,7 @@ class PhasedHome(NarrowHome):
                 holders=held.holders,
             )
         ]
-        self._out.behind(partial(self._save, {part: stored}, list(stored)))
+        self.writer.behind(partial(self._save, {part: stored}, list(stored)))
 
     def _arrived(self, name: str) -> dict[str, Tensor]:
         """Return all that is stored of a tensor, on the device, and begin to read the next one that has a gradient."""
@@ -214,7 +214,7 @@ class PhasedHome(NarrowHome):
         later = self.parts[self.parts.index(name) + 1 :]
         following = next((other for other in later if other in self._norms), None)
         if following is not None:
-            self._ahead = following, self._in.begin(partial(self._load_all, following))
+            self._ahead = following, self.reader.begin(partial(self._load_all, following))
         return values
 
     def _load_all(self, name: str) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ be seen at rest, as a tensor in its place, so that checkpoints and initial weigh
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import torch
@@ -144,15 +144,18 @@ class Lane:
 
     Args:
         name: of the thread.
+
+    Attributes:
+        thread: begins the calls; `hornbook.measure.memory_check` replaces it.
     """
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"hornbook-{name}")
+        self.thread: Executor = ThreadPoolExecutor(1, thread_name_prefix=f"hornbook-{name}")
         self._behind: Future[None] | None = None
 
     def begin(self, call: Callable[[], T]) -> "Future[T]":
         """Call ``call`` in the thread, after what was begun before."""
-        return self._thread.submit(call)
+        return self.thread.submit(call)
 
     def ahead(self, calls: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
         """Yield what each call returns; the next one runs while the caller has the last one's result."""

@@ -101,7 +101,7 @@ class _Block(nn.Module):
         out_std: float,
         qkv_bias: bool = True,
         out_bias: bool = True,
-        make_linear: MakeLinear,
+        make_linear: MakeLinear = Linear,
         make_norm: MakeNorm | None = None,
         activation_dropout: float = 0.0,
     ) -> None:
@@ -247,10 +247,9 @@ class PostNormBlock(_Block):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: EncoderConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
+    def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__(
             config,
             index,
@@ -258,7 +257,6 @@ class PostNormBlock(_Block):
             out_std=config.initializer_std,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
-            make_linear=make_linear,
         )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:

@@ -102,6 +102,11 @@ class OutputHead(nn.Module):
         first_SD: Tensor = self.norm(at_places(x_BTD, firsts_S))
         return first_SD
 
+    def last_tokens(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return the normed hidden states of sequences' last tokens, ``[S, D]``."""
+        last_SD: Tensor = self.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1))
+        return last_SD
+
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
         prepared: Tensor = self.norm(x)

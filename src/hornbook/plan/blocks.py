@@ -48,8 +48,8 @@ def add_residual(layers: Layers, size: float) -> None:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
         layers.tape.free("sum")
-        layers.scratch("gradient", size)
     layers.tape.free("branch")
+    layers.scratch("gradient", size)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ class Device:
     link: float
     """To the other devices of its machine."""
     host_link: float
-    """To the host's memory."""
+    """To the host's memory, in each direction."""
+    disk: float = 2e9
+    """Of files, reads and writes together; an NVMe disk."""
     price: float
     """US dollars an hour."""
 

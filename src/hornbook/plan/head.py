@@ -45,25 +45,33 @@ class Head:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether it looks at first tokens of sequences."""
+        """Whether it pools the first tokens of sequences."""
         return isinstance(self.model, EncoderConfig) and getattr(self.objective, "name", "") in (
             "mlm_nsp",
             "classification",
         )
+
+    @property
+    def is_causal_classifier(self) -> bool:
+        """Whether it looks at last tokens of sequences."""
+        return isinstance(self.model, GPTConfig) and not self.has_loss_of_tokens
 
     def forward(self, layers: Layers, x: str) -> None:
         """Compute the loss of the hidden states ``x``, and gradients of the table."""
         num, size, tape = self.tokens.num_scored, self.size, layers.tape
         if self.has_pairs:
             self._pool(layers)
-        if isinstance(self.model, GPTConfig):
+        if self.is_causal_classifier:
+            layers.activation("head/last tokens", self.tokens.num_sequences * size)
+            layers.norm("head.norm", self.tokens.num_sequences, size, "head/normed")
+        elif isinstance(self.model, GPTConfig):
             layers.norm("head.norm", num, size, "head/normed")
         elif self.has_loss_of_tokens:
             self._transform(layers)
         if self.has_loss_of_tokens:
             self._cross_entropy(layers)
         tape.free("head/normed")
-        if not isinstance(self.model, GPTConfig):
+        if self.is_causal_classifier or not isinstance(self.model, GPTConfig):
             tape.free(x)
 
     def backward(self, layers: Layers, x: str) -> None:
@@ -75,9 +83,14 @@ class Head:
                 layers.scratch("product", num * size, FP32)
                 layers.scratch("gradient", num * size)
                 tape.free("product")
-            layers.scratch("head.table/new", self.num_rows * size, FP32)
-            tape.free("head/dx", "head/dtable", "head/dbias")
-            layers.add_gradient("head.table", self.num_rows * size, FP32, new="head.table/new")
+            tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
+            layers.add_gradient("head.table", self.num_rows * size, FP32)
+        if self.is_causal_classifier:
+            sequences = self.tokens.num_sequences
+            layers.norm_backward("head.norm", sequences, size, "branch", "gradient", "head/last tokens")
+            layers.scratch("gradient", self.tokens.num * size)
+            tape.free("branch")
+            return
         if isinstance(self.model, GPTConfig):
             layers.norm_backward("head.norm", num, size, "branch", "gradient", x)
             layers.scratch("gradient", num * size)

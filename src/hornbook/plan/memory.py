@@ -20,6 +20,7 @@ from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.layers import Compute
+from hornbook.plan.phased import PhasedStep, Transfer, transfer_of
 from hornbook.plan.step import Step
 from hornbook.plan.tape import Tape
 
@@ -49,6 +50,8 @@ class Memory:
     """Token ids that are made ahead, and what was moved off the device."""
     offloaded: float
     """Bytes that a step moves between device and host."""
+    transfer: Transfer | None = None
+    """Of phased execution."""
 
     @property
     def peak(self) -> float:
@@ -88,24 +91,29 @@ def memory_of(
     tape = Tape()
     ranks = sizes.replicate * sizes.shard
     num_micro_batches = max(1, recipe.training.global_batch_size // (ranks * recipe.training.micro_batch_size))
-    step = Step(recipe, compute, tokens, part, num_micro_batches, tape)
+    is_phased = recipe.memory.execution == "phased"
+    step = (PhasedStep if is_phased else Step)(recipe, compute, tokens, part, num_micro_batches, tape)
     step.write()
     numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {})
     weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
     weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
     moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
     is_offloaded = recipe.memory.offload_optimizer
+    transfer = transfer_of(recipe, part, tokens.num * num_micro_batches, compute.itemsize) if is_phased else None
     by_kind, by_layer = _split(tape)
     num_ids = _IDS.get(recipe.model.family, _IDS_OF_ENCODER) * tokens.num * num_micro_batches
-    host = _STEPS_AHEAD * _BYTES_OF_ID * num_ids
+    host = float(_STEPS_AHEAD * _BYTES_OF_ID * num_ids)
+    if transfer is not None and compute.device == "cuda" and recipe.memory.scratch is None:
+        host += transfer.size
     return Memory(
-        weights=weights,
+        weights=by_kind["weights"] if is_phased else weights,
         gradients=by_kind["gradients"],
-        moments=0.0 if is_offloaded else moments,
+        moments=by_kind["moments"] if is_phased else 0.0 if is_offloaded else moments,
         activations=by_layer,
         workspace=by_kind["workspace"] + (_CUBLAS_WORKSPACE if compute.device == "cuda" else 0),
         host=host + is_offloaded * moments + step.offloaded,
         offloaded=2 * (is_offloaded * moments + step.offloaded * num_micro_batches),
+        transfer=transfer,
     )
 
 

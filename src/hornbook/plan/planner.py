@@ -8,7 +8,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hornbook.config.options import Problem
 from hornbook.config.parallel import KNOWN_MODELS
@@ -20,6 +20,17 @@ from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory, full_tokens, memory_of
 from hornbook.plan.speed import EFFICIENCY, Speed, speed_of
 
+PHASED: Final = {
+    "execution": "phased",
+    "recompute": None,
+    "recompute_layers": (),
+    "recompute_budget": None,
+    "offload_activations": False,
+    "offload_optimizer": False,
+}
+"""Options of ``[memory]``."""
+RESIDENT: Final = {"execution": "resident", "scratch": None}
+"""The same."""
 _MOST_RANKS = 1 << 12
 
 
@@ -125,11 +136,6 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
         raise UserError(
             f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, bert, "
             "roberta or groupbert, or measure with `hornbook bench step`"
-        )
-    if recipe.memory.execution == "phased":
-        raise UserError(
-            'there are no formulas for memory.execution = "phased": plan it "resident", or measure with '
-            "`hornbook bench step`"
         )
     sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
     ranks = sizes.replicate * sizes.shard
@@ -264,6 +270,8 @@ def _changes(plan: Plan) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
         yield again | one | half, devices
     if devices > 1:
         yield sharded | again | one, devices
+    yield {"memory": PHASED}, devices
+    yield {"memory": PHASED} | one, devices
     more = 2 * devices
     while plan.machine.can_grow and more <= _MOST_RANKS and more <= recipe.training.global_batch_size:
         yield sharded | again | one, more

@@ -1,4 +1,4 @@
-"""A search for the layout with the quickest step: data x shard x tensor x pipeline x recomputation x micro-batch.
+"""A search for the layout with the quickest step: data x shard x tensor x pipeline x recomputation (or phased) x batch.
 
 Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits, and ranked by the time
 that `hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
@@ -10,6 +10,8 @@ from typing import Any
 
 from hornbook.config.recipe import Recipe
 from hornbook.plan.planner import (
+    PHASED,
+    RESIDENT,
     Machine,
     Plan,
     differing,
@@ -82,7 +84,8 @@ def _layouts(recipe: Recipe, num_ranks: int) -> Iterator[dict[str, dict[str, Any
                 }
                 for recompute in (None, "attention", "all"):
                     memory = {"recompute": recompute, "recompute_layers": (), "recompute_budget": None}
-                    yield {"parallel": parallel, "memory": memory}
+                    yield {"parallel": parallel, "memory": RESIDENT | memory}
+                yield {"parallel": parallel, "memory": PHASED}
 
 
 def _divisors(number: int, most: int) -> list[int]:

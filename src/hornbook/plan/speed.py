@@ -6,7 +6,7 @@
     bubble          products · (stages - 1) / micro-batches of a round
     communication   bytes by link; tensor parallel and stages wait, sums of gradients overlap with the backward pass
     update          bytes of weights, gradients and moments / bandwidth of the memory
-    offload         bytes / link to the host
+    offload         bytes / link to the host; of phased execution, what neither products nor update hide
 
 The efficiency is the share of its peak that a device reaches in a step, everything else within it left out. It is an
 assumption, not a measurement: `hornbook bench step` measures.
@@ -23,6 +23,7 @@ from hornbook.plan.attention import Tokens
 from hornbook.plan.devices import Device
 from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory
+from hornbook.plan.phased import Moved
 
 EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.6}
 """Share of the peak by kind of device, where none is given."""
@@ -103,6 +104,9 @@ def speed_of(
     sent = max((bytes_sent(recipe, num_ranks, rank, load) for rank in memories), key=lambda each: sum(each.values()))
     worst = max(memories.values(), key=lambda memory: memory.weights + memory.moments)
     state = worst.weights + worst.gradients + worst.moments
+    if worst.transfer is not None:
+        state = sum(worst.transfer.update) / 2
+    update = _PASSES_OF_UPDATE * state / device.bandwidth
     return Speed(
         flops=flops,
         hardware_flops=hardware,
@@ -110,15 +114,31 @@ def speed_of(
         products=products,
         bubble=products * _bubble(recipe, num_ranks, num_micro_batches),
         communication=_exposed(recipe, num_ranks, sent, device, products),
-        update=_PASSES_OF_UPDATE * state / device.bandwidth,
-        offload=max(memory.offloaded for memory in memories.values()) / device.host_link,
+        update=update,
+        offload=_offload(recipe, worst, device, products, update),
         tokens=num_tokens,
     )
+
+
+def _offload(recipe: Recipe, memory: Memory, device: Device, products: float, update: float) -> float:
+    """Return the seconds that a step waits for transfers; those of phased execution go on beside its work."""
+    if memory.transfer is None:
+        return memory.offloaded / device.host_link
+    has_files = device.kind == "cpu" or recipe.memory.scratch is not None
+
+    def waits(moved: Moved, work: float) -> float:
+        """Return how much longer the transfers take than the work; a link has both directions at once."""
+        seconds = sum(moved) / device.disk if has_files else max(moved) / device.host_link
+        return max(0.0, seconds - work)
+
+    return waits(memory.transfer.passes, products) + waits(memory.transfer.update, update)
 
 
 def _recomputed(recipe: Recipe) -> float:
     """Return how much of a forward pass is computed a second time."""
     memory, model = recipe.memory, recipe.model
+    if memory.execution == "phased":
+        return 1.0
     if memory.recompute is None:
         return 0.0
     share = len(memory.recompute_layers) / model.num_layers if memory.recompute_layers else 1.0

@@ -12,7 +12,7 @@ The layers of a model write it (`hornbook.plan.layers`), so that a peak is found
 from collections import Counter
 from typing import Literal
 
-Kind = Literal["gradients", "activations", "workspace"]
+Kind = Literal["weights", "gradients", "moments", "activations", "workspace"]
 
 
 class Tape:

@@ -19,7 +19,7 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.config import Recipe
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError

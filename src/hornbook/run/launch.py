@@ -114,12 +114,7 @@ def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
 
 @contextmanager
 def open_run(
-    recipe: Recipe,
-    output: Path,
-    world: World,
-    init_from: InitFrom | None = None,
-    *,
-    allow_rate_change: bool = False,
+    recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None, *, allow_rate_change: bool = False
 ) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile.
 
@@ -143,9 +138,8 @@ def open_run(
         has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # of a run that was killed
         scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
-        has_begun = bool(world.from_first(first and folder.has_begun))
-        if has_begun or folder.origin:
-            restore(state, recipe, folder, world, console, has_begun=has_begun)
+        if world.from_first(first and folder.has_begun) or folder.origin:
+            restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:

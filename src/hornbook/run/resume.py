@@ -22,15 +22,13 @@ from hornbook.track.console import Console
 from hornbook.wording import counted
 
 
-def restore(
-    state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console, *, has_begun: bool
-) -> None:
-    """Load the newest sound checkpoint of a run that ``has_begun``, or else the weights to start from, if any.
+def restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
+    """Load the newest sound checkpoint, or else the weights to start from, if any.
 
     Raises:
         CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
     """
-    step = _newest_sound(folder.checkpoints, world, console) if has_begun else None
+    step = _newest_sound(folder.checkpoints, world, console)
     if not step:
         if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
             console.note(note)

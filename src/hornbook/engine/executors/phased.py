@@ -44,7 +44,7 @@ class Phased:
     def __init__(self, home: PhasedHome, device: torch.device) -> None:
         self.home, self._model, self._device = home, home.model, device
         self._blocks = [f"blocks.{layer}" for layer in range(len(home.model.blocks))]
-        self._rows = Rows(home.rows, len(self._blocks), home.model)
+        self.rows = Rows(home.rows, len(self._blocks), home.model)
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Phased:
 
         ``begin`` is called for each micro-batch of each phase.
         """
-        rows = self._rows
+        rows = self.rows
         rows.lay_out(micro_batches)
         self.home.restart_traffic()
 
@@ -83,12 +83,12 @@ class Phased:
     @torch.no_grad()
     def _embed(self, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
         for number, batch, _ in batches:
-            self._rows.write(0, number, self._embedded(leaves, batch))
+            self.rows.write(0, number, self._embedded(leaves, batch))
 
     @torch.no_grad()
     def _compute(self, layer: int, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
         for number, batch, states in batches:
-            self._rows.write(layer + 1, number, self._block(layer, leaves, states.pop(), batch))
+            self.rows.write(layer + 1, number, self._block(layer, leaves, states.pop(), batch))
 
     def _both(
         self,
@@ -103,24 +103,25 @@ class Phased:
             x_BTD = states.pop().requires_grad_()
             sums = functional_call(self._model.head, leaves, (objective.sums, x_BTD, batch))
             weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
-            self._rows.write(self._rows.gradients, number, _gradient(x_BTD))
-            for name, total in sums.items():
-                totals[name] += total.detach()
+            self.rows.write(self.rows.gradients, number, _gradient(x_BTD))
+            totals = {name: total + sums[name].detach() for name, total in totals.items()}
+            del sums, x_BTD  # before the micro-batch after the next one is read
         self.home.keep("head", leaves)
         return totals
 
     def _return(self, layer: int, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
         """Take a block forward again, and backward."""
-        for number, batch, (x_BTD, gradient) in batches:
-            y_BTD = self._block(layer, leaves, x_BTD.requires_grad_(), batch)
+        for number, batch, states in batches:
+            gradient, x_BTD = states.pop(), states.pop().requires_grad_()
+            y_BTD = self._block(layer, leaves, x_BTD, batch)
             y_BTD.backward(gradient)  # type: ignore[no-untyped-call]
-            del y_BTD
-            self._rows.write(self._rows.gradients, number, _gradient(x_BTD))
+            self.rows.write(self.rows.gradients, number, _gradient(x_BTD))
+            del gradient, x_BTD, y_BTD  # before the micro-batch after the next one is read
         self.home.keep(self._blocks[layer], leaves)
 
     def _return_embedding(self, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
-        for _, batch, (gradient,) in batches:
-            self._embedded(leaves, batch).backward(gradient)  # type: ignore[no-untyped-call]
+        for _, batch, states in batches:
+            self._embedded(leaves, batch).backward(states.pop())  # type: ignore[no-untyped-call]
         self.home.keep("embedding", leaves)
 
     @torch.no_grad()
@@ -155,7 +156,7 @@ class Rows:
     """
 
     def __init__(self, space: Space, num_layers: int, model: LanguageModel) -> None:
-        self._space, self._in, self._out = space, Lane("rows-in"), Lane("rows-out")
+        self._space, self.reader, self.writer = space, Lane("rows-in"), Lane("rows-out")
         self._num_rows, self._hidden_size = num_layers + 2, model.hidden_size
         self._dtype = model.compute_dtype
         self._shapes: list[tuple[int, ...]] = []
@@ -176,9 +177,9 @@ class Rows:
 
     def read(self, rows: Sequence[int]) -> Generator[list[Tensor], None, None]:
         """Yield what ``rows`` hold of one micro-batch after the other, the next ones being on their way."""
-        self._out.settle()
+        self.writer.settle()
         numbers = range(len(self._shapes))
-        with closing(self._in.ahead([partial(self._load, rows, number) for number in numbers])) as loaded:
+        with closing(self.reader.ahead([partial(self._load, rows, number) for number in numbers])) as loaded:
             yield from loaded
 
     def _load(self, rows: Sequence[int], number: int) -> list[Tensor]:
@@ -187,7 +188,7 @@ class Rows:
 
     def write(self, row: int, number: int, states: Tensor) -> None:
         """Write the hidden states, or gradients, of a micro-batch to a row, behind the caller."""
-        self._out.behind(partial(self._space.save, self._offset(row, number), states.detach()))
+        self.writer.behind(partial(self._space.save, self._offset(row, number), states.detach()))
 
 
 def _gradient(x_BTD: Tensor) -> Tensor:

@@ -1,0 +1,209 @@
+"""A step of phased execution on a tape, and what it moves: `hornbook.engine.executors.phased` and its home.
+
+::
+
+    head, blocks, embedding     weights of a part and of the next, gradients of the part and of the last one
+    update                      a tensor, the next one on its way here, the last one on its way back
+
+Forward passes without gradients come first and need less, and all blocks need the same. Transfers take no time here or
+all of it, whichever needs more memory: what is read is there when its read begins, and what is written goes when the
+next write begins.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from hornbook.config.optimizers import LambConfig
+from hornbook.config.rank_part import RankPart, shard_size
+from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
+from hornbook.plan.attention import Tokens
+from hornbook.plan.blocks import block_of, embed, embed_backward
+from hornbook.plan.head import Head
+from hornbook.plan.layers import FP32, Compute, Layers
+from hornbook.plan.tape import Tape
+
+_ALIGNMENT: Final = 64
+"""Bytes at a multiple of which a tensor begins in a file."""
+_TABLE: Final = "embedding.tokens"
+_ROUNDING: Final = 3 * 4
+"""Bytes of a number while it is rounded stochastically: random words and what is made of them."""
+_MOST_MICRO_BATCHES: Final = 3
+"""The first finds no gradients, the last none behind it."""
+
+
+class Moved(NamedTuple):
+    """Bytes that a rank reads and writes."""
+
+    read: float
+    written: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """What a rank has outside of its device, and moves in a step."""
+
+    size: float
+    """Bytes of the files, or of the host's memory."""
+    passes: Moved
+    """While it computes losses and gradients."""
+    update: Moved
+    """While it updates weights and moments."""
+
+
+def transfer_of(recipe: Recipe, part: RankPart, num_tokens: float, itemsize: int) -> Transfer:
+    """Return what a step moves.
+
+    Args:
+        recipe: of the run.
+        part: what the rank holds.
+        num_tokens: of the rank and step, with padding.
+        itemsize: bytes of an activation.
+    """
+    sizes = {name: shard_size(shape, part.sizes.shard) for name, shape in part.shapes.items()}
+    weight, gradient, *moments = _stored_bytes(recipe)
+    numbers, table, is_tied = sum(sizes.values()), sizes[_TABLE], _is_tied(recipe)
+    whole_table = is_tied * math.prod(part.table) * gradient
+    head = sum(size for name, size in sizes.items() if name.startswith("head."))
+    layers, row = recipe.model.num_layers, num_tokens * recipe.model.hidden_size * itemsize
+    state = sum(_aligned(size * each) for size in sizes.values() for each in (weight, gradient, *moments))
+    return Transfer(
+        size=state + whole_table + (layers + 2) * row,
+        passes=Moved(
+            read=(2 * numbers - head + is_tied * table) * weight + whole_table + (3 * layers + 2) * row,
+            written=numbers * gradient + whole_table + (2 * layers + 2) * row,
+        ),
+        update=Moved(read=numbers * (weight + gradient + sum(moments)), written=numbers * (weight + sum(moments))),
+    )
+
+
+def _stored_bytes(recipe: Recipe) -> list[int]:
+    """Return the bytes of a number of a weight, a gradient and each moment, as they are stored."""
+    precision, names = recipe.precision, recipe.optimizer.state_names
+    dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, names)]
+    return [DTYPE_BYTES[dtype] for dtype in dtypes]
+
+
+def _is_tied(recipe: Recipe) -> bool:
+    """Tell whether the head has logits, which take the token table."""
+    model: Any = recipe.model
+    return getattr(model, "head", "pretraining") == "pretraining"
+
+
+def _aligned(size: float) -> float:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class PhasedStep:
+    """Writes a step; arguments as of `hornbook.plan.step.Step`."""
+
+    offloaded = 0.0
+
+    def __init__(
+        self, recipe: Recipe, compute: Compute, tokens: Tokens, part: RankPart, num_micro_batches: int, tape: Tape
+    ) -> None:
+        self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
+        self.layers = Layers(tape, compute)
+        self._num_micro_batches = min(num_micro_batches, _MOST_MICRO_BATCHES)
+        layers = sorted({*part.blocks[:1], *part.blocks[-2:]})
+        self._blocks = {f"blocks.{layer}": block_of(recipe.model, layer, tokens) for layer in layers}
+        self._weight, self._gradient, *self._moments = _stored_bytes(recipe)
+
+    def write(self) -> None:
+        """Write it."""
+        parts = ["head", *reversed(self._blocks), "embedding"]
+        self._load("head")
+        for name, following in zip(parts, [*parts[1:], None], strict=True):
+            if following is not None:
+                self._load(following)
+            for number in range(self._num_micro_batches):
+                self._compute(name, number)
+            self._keep(name)
+        self.tape.free("row on its way", "gradients on their way")
+        self._update()
+
+    def _load(self, name: str) -> None:
+        """Hold the weights of a part; a rank of several gathers them from its own and the others'."""
+        numbers = sum(math.prod(shape) for key, shape in self.part.shapes.items() if key.startswith(f"{name}."))
+        numbers += math.prod(self.part.table) * (name == "head" and _is_tied(self.recipe))
+        self.tape.hold("weights", f"{name}/weights", numbers * self._weight)
+
+    def _compute(self, name: str, number: int) -> None:
+        """Take a micro-batch through a part, forward and backward."""
+        tape, layers, has_gradient = self.tape, self.layers, name != "head"
+        row = self.tokens.num * self.recipe.model.hidden_size
+        num_read = (1 if name == "embedding" else 1 + has_gradient) * (1 + (number + 1 < self._num_micro_batches))
+        layers.activation("rows", num_read * row)
+        layers.activation("x", 0)  # one of the rows, as is the gradient
+        layers.scratch("gradient", 0) if has_gradient else None
+        if name == "head":
+            self._head.forward(layers, "x")
+            self._head.backward(layers, "x")
+        elif name == "embedding":
+            embed(layers, self.recipe.model, self.tokens, self.part.table[0], "y")
+            embed_backward(layers, self.recipe.model, self.tokens, self.part.table[0])
+        else:
+            self._blocks[name].forward(layers, "x", "y")
+            self._blocks[name].backward(layers, "x")
+        tape.free("y", "x")
+        if tape.holds("gradient"):
+            layers.activation("row on its way", row)
+            tape.free("gradient")
+        tape.free("rows")
+
+    def _keep(self, name: str) -> None:
+        """Sum a part's gradients, and write them while the next part is computed."""
+        tape = self.tape
+        kept = [key for key in tape.names() if key.endswith("/gradient")]
+        numbers = sum(map(tape.size, kept)) / self._gradient
+        tape.free(*(key for key in tape.names() if key.startswith(f"{name}") and "/panels" in key), f"{name}/weights")
+        if name == "embedding" and _is_tied(self.recipe):
+            tape.free("gradients on their way")
+            tape.use(math.prod(self.part.table) * self._gradient)
+        if self._gradient < FP32:
+            tape.use(numbers * FP32, "norms")
+        tape.hold("gradients", "gradients on their way", 0)
+        tape.free(*kept)
+        tape.hold("gradients", "gradients on their way", numbers * self._gradient / self.part.sizes.shard)
+
+    def _update(self) -> None:
+        """Update one tensor after the other."""
+        tape, sizes = self.tape, [shard_size(shape, self.part.sizes.shard) for shape in self.part.shapes.values()]
+        has_directions = FP32 * isinstance(self.recipe.optimizer, LambConfig)
+        each = (self._weight, self._gradient, *self._moments)
+        opened = FP32 * sum(size < FP32 for size in each)
+        rounding = _ROUNDING * any(size < FP32 for size in (self._weight, *self._moments))
+        self._arrive(sizes[0], "this")
+        for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
+            self._arrive(following, "next")
+            tape.hold("workspace", "opened", opened * size)
+            tape.free(*["this gradient"] * (self._gradient < FP32))  # opened, it is not needed again
+            tape.use(max(has_directions, rounding) * size, "directions, random words")
+            tape.free("opened")
+            for kind, name, count in self._state():
+                tape.free(f"last {name}", f"this {name}")
+                tape.hold(kind, f"last {name}", count * size * (name != "gradient"))
+            tape.free(*(f"next {name}" for _, name, _ in self._state()))
+            self._arrive(following, "this")
+
+    def _state(self) -> Iterator[tuple[Any, str, int]]:
+        yield "weights", "weight", self._weight
+        yield "gradients", "gradient", self._gradient
+        yield "moments", "moments", sum(self._moments)
+
+    def _arrive(self, size: int, which: str) -> None:
+        for kind, name, count in self._state():
+            self.tape.hold(kind, f"{which} {name}", count * size)
+
+    @property
+    def _head(self) -> Head:
+        recipe = self.recipe
+        return Head(
+            model=recipe.model,
+            objective=recipe.objective,
+            tokens=self.tokens,
+            num_rows=self.part.table[0],
+            chunks=recipe.memory.vocabulary_chunks,
+        )
