@@ -54,7 +54,7 @@ def paths(monkeypatch: pytest.MonkeyPatch, layer: CausalSelfAttention, x: torch.
     """The output by each way through the layer."""
     outputs = {}
     for name, fitting in (("blocks of queries", True), ("fused", False)):
-        monkeypatch.setattr(attention, "fits", lambda q, fitting=fitting: fitting)
+        monkeypatch.setattr(attention, "is_blocked", lambda *_, fitting=fitting, **__: fitting)
         outputs[name] = layer(x, context)
     outputs["fused with a mask"] = layer(x, {**context, "mask": causal_mask(x.shape[1], x.device)})
     layer.dropout.probability = 1e-12  # takes the explicit path and drops nothing

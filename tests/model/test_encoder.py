@@ -45,7 +45,7 @@ def test_the_ways_of_other_devices_agree(monkeypatch, compute_dtype, dropouts):
     model, samples = tiny_encoder(compute_dtype=compute_dtype, **dropouts), make_samples(LENGTHS)
     results = []
     for fitting in (True, False):
-        monkeypatch.setattr(attention, "fits", lambda q, is_causal, fitting=fitting: fitting)
+        monkeypatch.setattr(attention, "is_blocked", lambda *_, fitting=fitting, **__: fitting)
         monkeypatch.setattr(sequence_groups, "_COARSE", 16 if fitting else 1000)
         results.append(gradients_of(model, lay_out(samples, "packed")))
     tolerance = 1e-5 if compute_dtype == torch.float32 else 2e-2

@@ -56,12 +56,12 @@ def dense_twin(recipe: Recipe, model: LanguageModel) -> LanguageModel:
     return twin
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("density", [0.1, 0.37, 1.0])
+@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("density", [0.2, 0.37, 1.0])
 def test_a_layer_of_its_own_computes_its_dense_matrix(block_size: int, density: float) -> None:
-    layer = BlockSparseLinear(320, 256, block_size=block_size, density=density, seed=1, name="up")
-    assert layer.values.shape == (math.ceil(density * 320 * 256 / block_size**2), block_size, block_size)
-    x = torch.randn(3, 5, 320, generator=torch.Generator().manual_seed(0))
+    layer = BlockSparseLinear(384, 256, block_size=block_size, density=density, seed=1, name="up")
+    assert layer.values.shape == (math.ceil(density * 384 * 256 / block_size**2), block_size, block_size)
+    x = torch.randn(3, 5, 384, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x), x @ layer.to_dense().t() + layer.bias)
     assert not (layer.to_dense() != 0).all() or density == 1.0
     # a sum of as many weights, of as much more variance: outputs are as large as those of a dense layer
@@ -100,7 +100,7 @@ def test_a_layer_learns_and_is_saved_like_any_module() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block_size": 5}, "must be 1, 4, 8, 16, 32 or 64"),
+        ({"block_size": 5}, "must be 1, 4, 8, 16, 32, 64 or 128"),
         ({"block_size": 32}, "does not divide"),
         ({"density": 0.05}, "leaves no block"),
     ],

@@ -1,5 +1,7 @@
 """The products of a block-sparse matrix, in every kernel, beside the dense matrix of the same blocks."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -125,20 +127,34 @@ def test_scores_are_not_made_for_blocks_that_do_not_learn() -> None:
 
 
 def test_auto_takes_the_faster_kernel_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = partial(choose_kernel, device=CPU, dtype=torch.float32)
     monkeypatch.setattr(native, "form", lambda: "no compiler")
-    assert choose_kernel("auto", 32, 0.1, CPU).kernel == "torch"
-    reason = "dense products are faster for blocks of 32 at a density of 0.5"
-    assert choose_kernel("auto", 32, 0.5, CPU) == ("reference", reason)
-    assert choose_kernel("auto", 4, 0.1, CPU).kernel == "reference"
-    assert choose_kernel("torch", 4, 0.9, CPU) == ("torch", "as asked")
-    assert choose_kernel("auto", 32, 0.1, torch.device("cuda")).kernel == "reference"
+    assert choose("auto", 32, 0.1).kernel == choose("auto", 128, 0.1).kernel == "torch"
+    reason = "dense products are faster for blocks of 32 at a density of 0.5 in fp32"
+    assert choose("auto", 32, 0.5) == ("reference", reason)
+    assert choose("auto", 4, 0.1).kernel == "reference"
+    assert choose("torch", 4, 0.9) == ("torch", "as asked")
+    assert choose("auto", 32, 0.1, device=torch.device("cuda")).kernel == "reference"
     with pytest.raises(UserError, match='cannot compute here: no compiler; set it to "auto"'):
-        choose_kernel("native", 4, 0.1, CPU)
+        choose("native", 4, 0.1)
     monkeypatch.setattr(native, "form", lambda: Form("avx2"))
-    with pytest.raises(UserError, match="needs blocks of 4, 8, 16, 32, 64, not of 1; set another kernel"):
-        choose_kernel("native", 1, 0.1, CPU)
-    assert choose_kernel("auto", 4, 0.1, CPU).kernel == "native"
-    assert choose_kernel("auto", 1, 0.1, CPU).kernel == choose_kernel("auto", 4, 0.5, CPU).kernel == "reference"
+    with pytest.raises(UserError, match="needs blocks of 4, 8, 16, 32, 64, not of 128; set another kernel"):
+        choose("native", 128, 0.1)
+    assert choose("auto", 4, 0.1).kernel == "native"
+    assert choose("auto", 1, 0.1).kernel == choose("auto", 4, 0.5).kernel == "reference"
+
+
+def test_the_choice_of_a_kernel_depends_on_the_dtype_of_the_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "form", lambda: Form("avx2"))
+    monkeypatch.setattr(block_sparse, "cpu_flags", lambda: {"avx2"})
+    choose = partial(choose_kernel, device=CPU)
+    assert choose("auto", 16, 0.3, dtype=torch.bfloat16).kernel == "native"
+    assert choose("auto", 16, 0.1, dtype=torch.float16).kernel == "torch"  # native has fp32 and bf16 alone
+    reason = "the native kernel does not compute fp16"
+    assert choose("native", 16, 0.1, dtype=torch.float16) == ("reference", reason)
+    monkeypatch.setattr(block_sparse, "cpu_flags", lambda: {"avx2", "amx_bf16"})  # whose dense bf16 products are fast
+    assert choose("auto", 16, 0.3, dtype=torch.bfloat16).kernel == "reference"
+    assert choose("auto", 16, 0.3, dtype=torch.float32).kernel == "native"
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "native"])

@@ -16,10 +16,10 @@ import torch
 from hornbook.ops.block_pattern import Pattern
 from hornbook.ops.block_sparse import block_sparse_linear, choose_kernel
 
-assert choose_kernel("triton", 16, 0.1, torch.device("cpu")) == ("triton", "as asked")
+assert choose_kernel("triton", 16, 0.1, torch.device("cpu"), torch.float32) == ("triton", "as asked")
 random = torch.Generator().manual_seed(0)
 compared = 0
-for size in (16, 32):
+for size in (16, 128):
     for positions in ([], [0, 2, 5, 7, 8], [11]):
         chosen = torch.tensor(positions, dtype=torch.int64)
         pattern = Pattern.of(chosen // 4, chosen % 4, 3, 4)
@@ -52,4 +52,4 @@ def test_products_and_gradients_are_those_of_the_reference() -> None:
 
 def test_a_cpu_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r'"triton" cannot compute here: Triton is .*; set it to "auto"$'):
-        choose_kernel("triton", 16, 0.1, torch.device("cpu"))
+        choose_kernel("triton", 16, 0.1, torch.device("cpu"), torch.float32)

@@ -24,7 +24,7 @@ _DEFAULTS: dict[bool, dict[str, Any]] = {
         "block_size": [4, 8, 16, 32, 64],
         "dtype": ["fp32", "bf16"],
     },
-    True: {"sizes": [2048, 8192], "tokens": 16384, "sparsity": [0.9], "block_size": [32, 64], "dtype": ["bf16"]},
+    True: {"sizes": [2048, 8192], "tokens": 16384, "sparsity": [0.9], "block_size": [32, 64, 128], "dtype": ["bf16"]},
 }
 """By whether the device is a GPU."""
 
@@ -59,7 +59,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=int,
         choices=BLOCK_SIZES,
         nargs="+",
-        help="rows and columns of a block (default: 4 8 16 32 64; on a GPU 32 64)",
+        help="rows and columns of a block (default: 4 8 16 32 64; on a GPU 32 64 128)",
     )
     sparse.add_argument(
         "--dtype",

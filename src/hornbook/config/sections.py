@@ -177,15 +177,12 @@ class PrecisionConfig:
         if self.partials == "half" and self.compute == "fp32":
             message = "fp32 products have no partial sums in 16 bits; remove partials, or set compute to bf16 or fp16"
             problems.append(Problem(("partials", "compute"), message))
-        return [*problems, *self._problems_of_scale()]
-
-    def _problems_of_scale(self) -> list[Problem]:
-        if not self.loss_scale_by_step:
-            return []
-        if self.effective_loss_scaling != "static":
+        if self.loss_scale_by_step and self.effective_loss_scaling != "static":
             message = 'loss_scale_by_step is a static loss scale; remove it, or set loss_scaling = "static"'
-            return [Problem(("loss_scale_by_step", "loss_scaling"), message)]
-        return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step)
+            problems.append(Problem(("loss_scale_by_step", "loss_scaling"), message))
+        elif self.loss_scale_by_step:
+            problems += problems_of_steps("loss_scale_by_step", self.loss_scale_by_step)
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

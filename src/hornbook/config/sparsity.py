@@ -23,7 +23,7 @@ Kernel = Literal["auto", "reference", "torch", "native", "triton"]
 TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
-BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64)
+BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64, 128)
 _OF_TABLE: Final = (
     "embedding_block_size",
     "density",
@@ -62,7 +62,7 @@ class SparsityConfig:
     density: float = option(
         0.1, help="share of the blocks that are kept; 0.1 is a sparsity of 90 %", above=0, maximum=1
     )
-    block_size: int = option(16, help="rows and columns of a block: 1, 4, 8, 16, 32 or 64", minimum=1, maximum=64)
+    block_size: int = option(16, help="rows and columns of a block: 1, 4, 8, 16, 32, 64 or 128", minimum=1, maximum=128)
     distribution: Literal["uniform", "erdos_renyi"] = option(
         "uniform", help="every matrix has this density (uniform), or small ones more and large ones less (erdos_renyi)"
     )
@@ -177,8 +177,8 @@ class SparsityConfig:
         if self.block_size not in BLOCK_SIZES:
             yield Problem(("sparsity.block_size",), f"must be {_sizes()}")
             return
-        if self.kernel == "native" and self.block_size == 1:
-            message = "the native kernel needs blocks of 4 or more; set another"
+        if self.kernel == "native" and not 4 <= self.block_size <= 64:
+            message = "the native kernel needs blocks of 4 to 64; set another"
             yield Problem(("sparsity.kernel", "sparsity.block_size"), message)
         if self.kernel == "triton" and self.block_size < 16:
             message = "the triton kernel needs blocks of 16 or more; set another"

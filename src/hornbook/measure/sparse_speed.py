@@ -91,7 +91,7 @@ def measure_case(case: Case, rounds: int) -> Speed:
         UserError: the block does not divide the sizes, no block is left, or the kernel cannot compute here.
     """
     up, down = _maps(case)
-    choice = up.kernel
+    choice = up.kernel(case.dtype)
     calls = {**_products(case, up, down), **_feed_forwards(case, up, down)}
     timings = interleaved(calls, case.device, rounds)
     dense = {name: timings[f"dense {name}"] for name in _names(calls)}
@@ -182,7 +182,7 @@ def _random(case: Case, num_features: int) -> Tensor:
 
 def _products(case: Case, up: BlockSparseLinear, down: BlockSparseLinear) -> dict[str, Call]:
     """Return the three products of both maps, dense and sparse, with weights already cast."""
-    kernel, size = KERNELS[up.kernel.kernel], case.block_size
+    kernel, size = KERNELS[up.kernel(case.dtype).kernel], case.block_size
     narrow, wide = _random(case, case.num_in), _random(case, case.num_out)
     sides = ((up, narrow, wide), (down, wide, narrow))
     maps = [(x, y, layer.values.detach().to(case.dtype), layer.pattern) for layer, x, y in sides]

@@ -173,16 +173,15 @@ class BlockSparseLinear(nn.Module):
         below = (rows.view(self.num_parts, -1) + first).flatten()
         return Pattern.of(below, columns.flatten(), self.num_parts * num_rows, num_columns)
 
-    @property
-    def kernel(self) -> Choice:
-        """The kernel that computes the map, and why."""
-        choice: Choice = choose_kernel(self.asked_kernel, self.block_size, self.density, self.values.device)
+    def kernel(self, dtype: torch.dtype) -> Choice:
+        """Return the kernel that computes the map of activations of ``dtype``, and why."""
+        choice: Choice = choose_kernel(self.asked_kernel, self.block_size, self.density, self.values.device, dtype)
         return choice
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
         values = self.values.view(-1, self.block_size, self.block_size)
-        y = block_sparse_linear(x, values, self.pattern, self.kernel.kernel, self.scores)
+        y = block_sparse_linear(x, values, self.pattern, self.kernel(x.dtype).kernel, self.scores)
         return y if self.bias is None else y + self.bias.flatten().to(y.dtype)
 
     def to_dense(self) -> Tensor:
@@ -256,13 +255,14 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
     return {name: module for name, module in found.items() if not module.values.is_meta}
 
 
-def describe_blocks(model: nn.Module) -> str:
+def describe_blocks(model: LanguageModel) -> str:
     """Return in words how many linear maps of a model are sparse, what share of their weights exists, and by what."""
     found = sparse_layers(model)
     table = found.pop(TABLE, None)
     parts = []
     if layers := list(found.values()):
-        kernels = "; ".join(sorted({f"{layer.kernel.kernel}: {layer.kernel.reason}" for layer in layers}))
+        choices = {layer.kernel(model.compute_dtype) for layer in layers}
+        kernels = "; ".join(sorted(f"{choice.kernel}: {choice.reason}" for choice in choices))
         parts.append(f"{counted(len(layers), 'linear map')}, {_share(layers)}; kernel {kernels}")
     if table is not None:
         parts.append(f"token table, {_share([table])}")

@@ -124,7 +124,7 @@ def test_the_choice_for_blocks_is_the_form_that_computes_them():
     for blocks, found in ((None, Form(newest)), (oldest, Form(oldest)), (PYTORCH, "PyTorch computes this run")):
         with using(Kernels(why="a test", blocks=blocks)):
             assert block_sparse.form() == found
-            assert (choose_kernel("auto", 16, 0.1, CPU).kernel == "native") == (blocks != PYTORCH)
+            assert (choose_kernel("auto", 16, 0.1, CPU, torch.float32).kernel == "native") == (blocks != PYTORCH)
     assert Kernels(why="a test", forms={"linear_bf16": oldest}, blocks=newest).record == {
         "linear_bf16": oldest,
         BLOCKS: newest,

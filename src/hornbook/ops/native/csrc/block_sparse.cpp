@@ -2,7 +2,9 @@
 //
 // Tokens [token][feature] are packed as panels [feature][token], a slice of tokens at a time, so that a weight is one
 // broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. A thread keeps its
-// panels in the second-level cache. Activations are read once a product, and results are written once.
+// panels in the second-level cache. Activations are read once a product, and results are written once, past the caches
+// if they would not stay there. The gradient of blocks of whole vectors needs no such panels: a token's features are a
+// vector already, and its output gradients are the broadcasts.
 //
 // The matrix is a list of lines of blocks, rows or columns: line l has those that are numbers starts[l] to starts[l + 1] of
 // the list, which `order` gives; null: that of `values` [n][b][b]. A block is at others[block] along its line. With
@@ -16,11 +18,15 @@ namespace {
 
 constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
 constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
+constexpr i64 kChunkBytes = 200 << 10;  // of tokens, block by block, that gradients of large blocks read in any order
+constexpr i64 kStreamBytes = 2 << 20;   // of results that are too many for the second-level cache
+constexpr i64 kCacheLine = 64;
 
 struct Lines {
   const i64 *starts, *others, *order;
   i64 count;
   i64 block(i64 i) const { return order ? order[i] : i; }
+  i64 num_blocks() const { return starts[count]; }
 };
 
 // panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
@@ -45,8 +51,21 @@ void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* 
     }
 }
 
+// Whether a vector of T is a line of the cache, so that it can be written without reading what was there.
+template <class T>
+constexpr bool kIsLine = Vec::lanes * i64(sizeof(T)) == kCacheLine;
+
+// Writes a vector; with `streams`, past the caches: `to` is then at the beginning of a line.
+template <bool streams, class T>
+HB_INLINE void write(T* to, Vec vector) {
+#ifdef __AVX512F__
+  if constexpr (streams) return _mm512_stream_ps(to, vector.v);
+#endif
+  store(to, vector);
+}
+
 // tokens[token][feature] of panels [feature][width].
-template <i64 width, class T>
+template <i64 width, bool streams, class T>
 void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i64 stride) {
   Vec square[Vec::lanes];
   for (i64 token = 0; token < num_tokens; token += Vec::lanes)
@@ -58,7 +77,7 @@ void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i6
       T* to = tokens + token * stride + feature;
       if (real >= Vec::lanes && features == Vec::lanes) {
 #pragma GCC unroll 16
-        for (i64 i = 0; i < Vec::lanes; ++i) store(to + i * stride, square[i]);
+        for (i64 i = 0; i < Vec::lanes; ++i) write<streams>(to + i * stride, square[i]);
       } else {
         for (i64 i = 0; i < smaller(real, Vec::lanes); ++i) store(to + i * stride, square[i], features);
       }
@@ -70,7 +89,7 @@ void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i6
 template <class T>
 HB_INLINE void fetch_for_writing(const T* to, i64 stride, i64 rows) {
   for (i64 row = 0; row < rows; ++row)
-    for (i64 at = 0; at < kGroup; at += 64 / i64(sizeof(T)))
+    for (i64 at = 0; at < kGroup; at += kCacheLine / i64(sizeof(T)))
       __asm__ volatile("prefetchw %0" : : "m"(to[row * stride + at]));
 }
 
@@ -82,7 +101,8 @@ struct Cut {
   static constexpr i64 width = vectors * Vec::lanes;  // tokens of a slice
 };
 
-// Outputs [first, first + Cut::outputs) of a line of blocks for a slice of tokens, panels [input][width].
+// Outputs [first, first + Cut::outputs) of a line of blocks, which lie in its order, for a slice of tokens, panels
+// [input][width].
 template <i64 b, bool across>
 HB_INLINE void multiply(const float* panels, const float* values, const Lines& lines, i64 line, i64 first, float* out) {
   constexpr i64 N = Cut<b>::outputs, V = Cut<b>::vectors, width = Cut<b>::width;
@@ -93,9 +113,8 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
 #pragma GCC unroll 4
     for (i64 v = 0; v < V; ++v) totals[n][v] = set1(0.0f);
   for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
-    const i64 block = lines.block(i);
-    const float* weights = values + block * b * b + first * of_output;
-    const float* x = panels + lines.others[block] * b * width;
+    const float* weights = values + i * b * b + first * of_output;
+    const float* x = panels + lines.others[i] * b * width;
 #pragma GCC unroll 4
     for (i64 k = 0; k < b; ++k) {
       Vec tokens[V];
@@ -115,13 +134,43 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
     for (i64 v = 0; v < V; ++v) store(out + n * width + v * Vec::lanes, totals[n][v]);
 }
 
+// The blocks and their places, copied in the order of lines, by all threads together: a product reads blocks many times.
+class Sorted {
+ public:
+  Sorted(const float* values, const Lines& lines, i64 b) : lines_(lines), values_(values), size_(b * b) {
+    if (lines.order == nullptr) return;
+    copies_ = static_cast<float*>(scratch(2, lines.num_blocks() * (size_ * i64(sizeof(float)) + i64(sizeof(i64)))));
+    places_ = reinterpret_cast<i64*>(copies_ + lines.num_blocks() * size_);
+  }
+  void copy(int thread, int running) const {
+    if (copies_ == nullptr) return;
+    const Range own = share(lines_.num_blocks(), 1, thread, running);
+    for (i64 i = own.begin; i < own.end; ++i) {
+      places_[i] = lines_.others[lines_.order[i]];
+      std::memcpy(copies_ + i * size_, values_ + lines_.order[i] * size_, size_ * sizeof(float));
+    }
+    if (running > 1) hb_runtime.barrier();
+  }
+  const float* values() const { return copies_ ? copies_ : values_; }
+  Lines lines() const { return {lines_.starts, copies_ ? places_ : lines_.others, nullptr, lines_.count}; }
+
+ private:
+  Lines lines_;
+  const float* values_;
+  i64 size_;
+  float* copies_ = nullptr;
+  i64* places_ = nullptr;
+};
+
 // y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them.
-template <i64 b, bool across, class T>
-void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, const Lines& lines, T* y, i64 threads) {
+template <i64 b, bool across, bool streams, class T>
+void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted& blocks, T* y, i64 threads) {
   constexpr i64 width = Cut<b>::width;
+  const Lines lines = blocks.lines();
   const i64 num_out = lines.count * b, slice_size = num_in * width;
   const i64 most = larger(kPanelBytes / (slice_size * i64(sizeof(float))), 1);
   parallel(threads, [&](int thread, int running) {
+    blocks.copy(thread, running);
     const Range own = share(m, width, thread, running);
     auto* panels = static_cast<float*>(scratch(0, most * slice_size * i64(sizeof(float))));
     alignas(64) float out[(kGroup + Vec::lanes) * width];
@@ -135,15 +184,28 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, con
           T* target = y + at * num_out + first;
           for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
             constexpr i64 rows = width * Cut<b>::outputs / kGroup;
-            fetch_for_writing(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
-            multiply<b, across>(panels + (at - token) * num_in, values, lines, (first + n) / b, (first + n) % b,
+            if (!streams) fetch_for_writing(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
+            multiply<b, across>(panels + (at - token) * num_in, blocks.values(), lines, (first + n) / b, (first + n) % b,
                                 out + n * width);
           }
-          unpack<width>(out, smaller(width, end - at), outputs, target, num_out);
+          unpack<width, streams>(out, smaller(width, end - at), outputs, target, num_out);
         }
       }
     }
+    if (streams) _mm_sfence();
   });
+}
+
+// The same for results that stay in the caches and for those that do not.
+template <i64 b, bool across, class T>
+void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, const Lines& lines, T* y, i64 threads) {
+  const Sorted blocks(values, lines, b);
+  const i64 row_bytes = lines.count * b * i64(sizeof(T));
+  const bool is_aligned = (reinterpret_cast<std::uintptr_t>(y) | static_cast<std::uintptr_t>(row_bytes)) % kCacheLine == 0;
+  if (kIsLine<T> && is_aligned && m * row_bytes > kStreamBytes)
+    product<b, across, kIsLine<T>>(x, stride, m, num_in, blocks, y, threads);
+  else
+    product<b, across, false>(x, stride, m, num_in, blocks, y, threads);
 }
 
 // Adds the products of 4 panels [width] along a line with a few along the others to a part of a block.
@@ -168,6 +230,7 @@ HB_INLINE void multiply_panels(const float* along, const float* others, i64 widt
       }
     }
   }
+  if constexpr (b * b == Vec::lanes) return store(block, load(block) + sums(totals));
   alignas(64) float found[Vec::lanes];
   store(found, sums(totals));
 #pragma GCC unroll 4
@@ -176,35 +239,100 @@ HB_INLINE void multiply_panels(const float* along, const float* others, i64 widt
     for (i64 column = 0; column < columns; ++column) block[row * b + column] += found[row * columns + column];
 }
 
+// How the gradient of blocks of b reads tokens: as panels [feature][token], or, if a block's features fill vectors, block
+// by block, [block][token][b].
+template <i64 b>
+struct Operands {
+  static constexpr bool is_by_block = b >= 16;
+  static constexpr i64 bytes = is_by_block ? kChunkBytes : kPanelBytes;  // of those that are read in any order
+  static constexpr i64 unit = b > Vec::lanes ? b : Vec::lanes;           // features that one thread packs
+
+  template <class T>
+  static void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* to, i64 width) {
+    constexpr i64 kTokens = 8;  // that go to a block one after the other, so that lines are written whole
+    if constexpr (is_by_block) {
+      for (i64 token = 0; token < num_tokens; token += kTokens)
+        for (i64 feature = 0; feature < num_features; feature += b)
+          for (i64 t = token; t < smaller(token + kTokens, num_tokens); ++t)
+#pragma GCC unroll 8
+            for (i64 at = 0; at < b; at += Vec::lanes)
+              store(to + feature * width + t * b + at, load(tokens + t * stride + feature + at));
+    } else {
+      ::pack(tokens, stride, num_tokens, num_features, to, width);
+    }
+  }
+};
+
+// Adds gradientᵀ x of tokens [token][b] to a block.
+template <i64 b>
+HB_INLINE void multiply_tokens(const float* gradient, const float* x, i64 num_tokens, float* block) {
+  constexpr i64 V = b / Vec::lanes >= 2 ? 2 : 1, N = Vec::lanes == 16 ? 16 / V : 4;
+  for (i64 row = 0; row < b; row += N)
+    for (i64 column = 0; column < b; column += V * Vec::lanes) {
+      float* part = block + row * b + column;
+      Vec totals[N][V];
+#pragma GCC unroll 16
+      for (i64 n = 0; n < N; ++n)
+#pragma GCC unroll 2
+        for (i64 v = 0; v < V; ++v) totals[n][v] = load(part + n * b + v * Vec::lanes);
+      for (i64 token = 0; token < num_tokens; ++token) {
+        Vec inputs[V];
+#pragma GCC unroll 2
+        for (i64 v = 0; v < V; ++v) inputs[v] = load(x + token * b + column + v * Vec::lanes);
+#pragma GCC unroll 16
+        for (i64 n = 0; n < N; ++n) {
+          const Vec output = set1(gradient[token * b + row + n]);
+#pragma GCC unroll 2
+          for (i64 v = 0; v < V; ++v) totals[n][v] = fma(output, inputs[v], totals[n][v]);
+        }
+      }
+#pragma GCC unroll 16
+      for (i64 n = 0; n < N; ++n)
+#pragma GCC unroll 2
+        for (i64 v = 0; v < V; ++v) store(part + n * b + v * Vec::lanes, totals[n][v]);
+    }
+}
+
+// Adds the product of the operands of a block, `num_tokens` of `width`, to it.
+template <i64 b, bool across>
+HB_INLINE void multiply_block(const float* along, const float* others, i64 num_tokens, i64 width, float* block) {
+  if constexpr (Operands<b>::is_by_block) {
+    multiply_tokens<b>(across ? others : along, across ? along : others, num_tokens, block);
+  } else {
+    for (i64 n = 0; n < b; n += 4)
+      for (i64 k = 0; k < b; k += Vec::lanes / 4)
+        multiply_panels<b, across>(along + n * width, others + k * width, width,
+                                   block + (across ? k * b + n : n * b + k));
+  }
+}
+
 // The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. `others` is packed for all
 // lines, some tokens at a time, so it should be the narrower one; `along` for the lines whose turn it is.
 template <i64 b, bool across, class T>
 void weight_gradient(const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others,
                      const Lines& lines, float* of_values, i64 threads) {
+  using Own = Operands<b>;
   constexpr i64 kStep = kGroup / b;  // lines
-  const i64 most = larger(kPanelBytes / (num_others * i64(sizeof(float))) / 64, 1) * 64;
-  auto* panels = static_cast<float*>(scratch(1, smaller(most, m + Vec::lanes) * num_others * i64(sizeof(float))));
+  const i64 most = larger(Own::bytes / (num_others * i64(sizeof(float))) / 64, 1) * 64;
+  auto* packed = static_cast<float*>(scratch(1, smaller(most, m + Vec::lanes) * num_others * i64(sizeof(float))));
   parallel(threads, [&](int thread, int running) {
-    const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Vec::lanes, thread, running);
-    auto* line_panels = static_cast<float*>(scratch(0, most * kGroup * i64(sizeof(float))));
+    const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Own::unit, thread, running);
+    auto* of_lines = static_cast<float*>(scratch(0, most * kGroup * i64(sizeof(float))));
     for (i64 i = lines.starts[own.begin]; i < lines.starts[own.end]; ++i)
       std::memset(of_values + lines.block(i) * b * b, 0, b * b * sizeof(float));
     for (i64 token = 0; token < m; token += most) {
       const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
-      pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
-           panels + packs.begin * width, width);
+      Own::pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
+                packed + packs.begin * width, width);
       if (running > 1) hb_runtime.barrier();
       for (i64 first = own.begin; first < own.end; first += kStep) {
         const i64 last = smaller(first + kStep, own.end);
-        pack(along + token * stride + first * b, stride, real, (last - first) * b, line_panels, width);
+        Own::pack(along + token * stride + first * b, stride, real, (last - first) * b, of_lines, width);
         for (i64 line = first; line < last; ++line)
           for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
             const i64 block = lines.block(i);
-            for (i64 n = 0; n < b; n += 4)
-              for (i64 k = 0; k < b; k += Vec::lanes / 4)
-                multiply_panels<b, across>(line_panels + ((line - first) * b + n) * width,
-                                           panels + (lines.others[block] * b + k) * width, width,
-                                           of_values + block * b * b + (across ? k * b + n : n * b + k));
+            multiply_block<b, across>(of_lines + (line - first) * b * width, packed + lines.others[block] * b * width,
+                                      real, width, of_values + block * b * b);
           }
       }
       if (running > 1) hb_runtime.barrier();
