@@ -33,7 +33,7 @@ def test_a_store_two_steps_and_text(tmp_path, capsys, kind):
     (tmp_path / "tokenizer.json").write_text(library_json(kind))
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     build = ["corpus", "build", tmp_path / "texts.jsonl", "--tokenizer", tmp_path, "--output", tmp_path / "corpus"]
-    assert main([*map(str, build), "--validation", "0"]) == 0
+    assert main([*map(str, build), "--validation", "0", "--keep-crlf"]) == 0
     store, end = open_store(tmp_path / "corpus"), Tokenizer.load(tmp_path).end_of_text_id
     for number, text in enumerate(TEXTS):
         expected = library(kind).encode(text, add_special_tokens=False).ids
