@@ -61,7 +61,7 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
             ("--sparsity.linears=none", "--sparsity.density=0.2"),
             "density applies only to the maps in linears; remove it",
         ),
-        (("--sparsity.embedding-block-size=5",), "must be 1, 4, 8, 16, 32 or 64"),
+        (("--sparsity.embedding-block-size=5",), "must be 1, 4, 8, 16, 32, 64 or 128"),
         (
             ("--sparsity.embedding-block-size=16", "--model.hidden-size=72", "--sparsity.block-size=4"),
             "does not divide the 72 columns of the token table; choose another",

@@ -86,7 +86,7 @@ class SparsityConfig:
         None,
         help="block size of a sparse token table, which is also the output projection; none: a dense table",
         minimum=1,
-        maximum=64,
+        maximum=128,
     )
     learning_rate_scale: float | None = option(
         None, help="factor of the learning rate of the blocks; none: by their density, 6.4 at 0.1", above=0
