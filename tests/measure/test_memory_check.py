@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
-from hornbook.config.parallel import KNOWN_MODELS
+from hornbook.config.communication import PLANNED_MODELS
 from hornbook.measure.memory_check import TOLERANCE, check_memory
 from hornbook.parallel.world import World
 from hornbook.plan.shrink import shrunk
@@ -42,13 +42,13 @@ def error_of(name, options="", dtype="fp32", kernels="torch"):
 
 def known():
     return [
-        name for name in bundled_recipes() if type(load_recipe(name, require_data=False).recipe.model) in KNOWN_MODELS
+        name for name in bundled_recipes() if type(load_recipe(name, require_data=False).recipe.model) in PLANNED_MODELS
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("demo", ""), ("bert-tiny", ""), ("sparse-demo", ""), ("demo", "memory.execution=phased")],
+    [("demo", ""), ("bert-tiny", ""), ("sparse-gpt", ""), ("demo", "memory.execution=phased")],
 )
 def test_four_runs(name, options):
     assert abs(error_of(name, options)) < TOLERANCE

@@ -139,15 +139,12 @@ def train_step(
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
+    limits = norm, config.clip_norm, config.clip_scope
     if not skipped:
         look(count)
         for part in home.parts:
             with home.slots(part, count) as slots:
-                config.update.apply(
-                    clip(slots, norm, config.clip_norm, config.clip_scope, by_update=config.update.clips),
-                    learning_rate,
-                    count,
-                )
+                config.update.apply(clip(slots, *limits, by_update=config.update.clips), learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)

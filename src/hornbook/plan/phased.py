@@ -20,7 +20,8 @@ from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.plan.attention import Tokens
-from hornbook.plan.blocks import block_of, embed, embed_backward
+from hornbook.plan.blocks import block_of
+from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
 from hornbook.plan.layers import FP32, Compute, Layers
 from hornbook.plan.tape import Tape

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import torch
 
 from hornbook.config import Recipe
-from hornbook.config.parallel import KNOWN_MODELS
+from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.precision import Dtype
 from hornbook.ops.native.choice import choose
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
@@ -84,7 +84,7 @@ def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str |
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.
     """
-    if type(recipe.model) not in KNOWN_MODELS or recipe.model.vocab_size is None:
+    if type(recipe.model) not in PLANNED_MODELS or recipe.model.vocab_size is None:
         return None
     on_gpu = device.type == "cuda"
     available = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
