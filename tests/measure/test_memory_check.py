@@ -7,7 +7,7 @@ import torch
 
 from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
 from hornbook.config.communication import PLANNED_MODELS
-from hornbook.measure.memory_check import TOLERANCE, check_memory
+from hornbook.measure.memory_check import TOLERANCE, check_steps
 from hornbook.parallel.world import World
 from hornbook.plan.shrink import shrunk
 
@@ -37,7 +37,7 @@ LAYOUTS = ("padded", "packed", "unpadded")
 def error_of(name, options="", dtype="fp32", kernels="torch"):
     words = [f"--{word}" for word in f"precision.compute={dtype} precision.kernels={kernels} {options}".split()]
     recipe = shrunk(load_recipe(name, words, require_data=False).recipe)
-    return check_memory(recipe, World(device=torch.device("cpu"))).error
+    return check_steps(recipe, World(device=torch.device("cpu"))).error
 
 
 def known():
@@ -86,7 +86,7 @@ def test_every_layout_of_sequences(name, layout):
 
 def test_a_prediction_that_is_off_is_seen():
     recipe = shrunk(load_recipe("demo", ["--precision.compute=fp32"], require_data=False).recipe)
-    found = check_memory(recipe, World(device=torch.device("cpu")))
+    found = check_steps(recipe, World(device=torch.device("cpu")))
     other = replace(found, predicted=replace(found.predicted, workspace=found.predicted.workspace * 2))
     assert other.error > TOLERANCE > found.error
     assert recipe.parallel == ParallelConfig()
