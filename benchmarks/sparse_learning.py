@@ -9,7 +9,8 @@ of some narrower dense models, at equal training FLOPs and at equal wall-clock t
 For each model the learning rate is tuned at the FLOPs budget with the first seed: three values, and further ones as
 long as the best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
 The best one is run with all seeds at both budgets. Models of one seed see the same windows in the same order, so
-differences are taken seed by seed.
+differences are taken seed by seed. Time is what a thread has of a core, so that other processes on the machine do not
+change it.
 
 Each run is one file ``results/*.json``; a second call skips the runs that are there, so the experiment resumes where it
 was stopped. The corpus is that of ``hornbook demo``, the texts of Python's standard library. The table is printed as
@@ -19,13 +20,15 @@ markdown: mean validation loss, nats a token, with standard errors over the seed
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,7 +181,7 @@ class Experiment:
         return [f"--{key}={value}" for key, value in options.items()]
 
     def train(self, model: Model, steps: int, learning_rate: float, seed: int) -> dict[str, float]:
-        """Return ``loss`` and ``seconds`` of a run, made now or before."""
+        """Return ``loss`` and ``seconds`` of a run, made now or before; seconds of a core, not of a clock."""
         name = f"{model.name.replace(' ', '-')}-{steps}-{learning_rate:g}-{seed}"
         file, folder = self.root / "results" / f"{name}.json", self.root / "runs" / name
         if not file.exists():
@@ -197,8 +200,11 @@ class Experiment:
             ]
             if model.recipe.startswith("sparse"):
                 options.append(f"--sparsity.update-interval={max(1, min(100, steps // 20))}")
+            start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             found = hornbook("train", model.recipe, *options, "--output", str(folder), "--threads", "1")
-            result = {"loss": found["validation_loss"], "seconds": found["seconds"]}
+            elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+            share = min(1.0, (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / elapsed)
+            result = {"loss": found["validation_loss"], "seconds": found["seconds"] * share}
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(result))
             partial.rename(file)
@@ -261,7 +267,7 @@ def main() -> None:
     experiment = Experiment(arguments.folder, scale)
     experiment.prepare()
     contestants = models(scale)
-    with ThreadPoolExecutor(arguments.workers) as pool:
+    with ProcessPoolExecutor(arguments.workers) as pool:
         outcomes = dict(
             zip([model.name for model in contestants], pool.map(experiment.contest, contestants), strict=True)
         )

@@ -21,7 +21,7 @@ FLOORS = {
     0: ("arrays", "errors", "extras", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("plan", "text"),
-    3: ("corpus", "parallel"),
+    3: ("corpora", "parallel"),
     4: ("samples",),
     5: ("ops", "checkpoint", "track"),
     6: ("model", "objective", "optim"),
@@ -39,7 +39,7 @@ MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py", "track
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "plan", "text", "corpus")
+WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "plan", "text", "corpora")
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -251,7 +251,7 @@ def imported_by(program: str) -> set[str]:
     """Import or run something in a fresh interpreter and return the top-level names of all that was imported."""
     tail = "; import sys; sys.stdout.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules}))"
     run = [sys.executable, "-c", program + tail]
-    finished = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run(run, capture_output=True, text=True, timeout=600, check=True)
     return set(finished.stdout.splitlines()[-1].split())
 
 

@@ -108,6 +108,6 @@ def test_ci_without_git_says_what_to_install(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
         (tmp_path / name).symlink_to(shutil.which(name))
     words = [str(tmp_path / "bash"), str(ROOT / ".ci" / "run")]
-    finished = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    finished = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=600)
     assert finished.returncode == 1
     assert finished.stderr == "hornbook: .ci/run clones with git, which is not here: apt install git\n"

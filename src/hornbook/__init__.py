@@ -8,22 +8,15 @@
 ``__all__`` lists what is public here; docs/python.md describes it, and `hornbook.extend` is the public API for parts of
 your own. Every other module is private and may change. An attribute is imported when it is first used, so that
 ``import hornbook`` takes no torch.
-
-`hornbook.corpus` is a package and can be called: ``hornbook.corpus(path)`` opens a corpus. The trade-off is a class for
-one module, whose call type checkers know by the import below.
 """
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-import hornbook.corpus as _package
 from hornbook.errors import HornbookError, UserError
 from hornbook.version import __version__
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hornbook.api.corpora import Corpus, build_corpus, corpus, train_tokenizer
     from hornbook.api.model import Model, load
     from hornbook.api.training import Run, metrics, runs, train
@@ -47,26 +40,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "hornbook.api.corpora": ("Corpus", "build_corpus", "train_tokenizer"),
+    "hornbook.api.corpora": ("Corpus", "build_corpus", "corpus", "train_tokenizer"),
     "hornbook.api.model": ("Model", "load"),
     "hornbook.api.training": ("Run", "metrics", "runs", "train"),
     "hornbook.text.tokenizer": ("Tokenizer",),
 }
-
-
-class _CallablePackage(ModuleType):
-    """The package `hornbook.corpus`, which is also the function of that name."""
-
-    def __call__(
-        self, path: "str | Path", *, split: str = "train", sequence_length: int | None = None, seed: int = 0
-    ) -> "Corpus":
-        """Open a corpus; see `hornbook.api.corpora.corpus`."""
-        from hornbook.api.corpora import corpus
-
-        return corpus(path, split=split, sequence_length=sequence_length, seed=seed)
-
-
-_package.__class__ = _CallablePackage
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ that registers them, never by the bare ``hornbook``.
 
 from hornbook.__main__ import main
 from hornbook.config import AdamWConfig, Problem, option, register
-from hornbook.corpus.store import TokenStore, open_store
+from hornbook.corpora.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model

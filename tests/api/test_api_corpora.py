@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import hornbook
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.engine.build_training import build_samples
 from hornbook.errors import DataError, UserError
 from hornbook.samples.sources import complete, open_sources

@@ -16,7 +16,7 @@ from written_runs import save_run
 pty = pytest.importorskip("pty")
 pytest.importorskip("readline")
 
-TIMEOUT = 60
+TIMEOUT = 600
 CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f]")
 INTERRUPT = b"\x03"
 UP = b"\x1b[A"

@@ -6,7 +6,7 @@ import pytest
 from tiny_text import build_tiny, tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 
 
 @pytest.fixture

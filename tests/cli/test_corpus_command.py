@@ -9,8 +9,8 @@ import pytest
 from tiny_text import READ_TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
-from hornbook.corpus.megatron import IndexedWriter
-from hornbook.corpus.store import open_store
+from hornbook.corpora.megatron import IndexedWriter
+from hornbook.corpora.store import open_store
 
 
 @pytest.fixture

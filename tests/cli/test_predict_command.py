@@ -155,7 +155,10 @@ def test_a_matrix_that_nobody_reads_is_not_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt", "texts.jsonl"], "is a GPT, which has no classes and finds no answers: use `hornbook generate`"),
+        (
+            ["gpt", "texts.jsonl"],
+            "learned 'causal_lm' and no labels: fine-tune it (docs/fine-tuning.md)",
+        ),
         (["masks", "texts.jsonl"], "learned 'mlm' and no labels: fine-tune it (docs/fine-tuning.md)"),
         (["nameless", "texts.jsonl"], "has 2 classes and the names a, a; expected a name for each, no two alike"),
         (["classes", "empty.txt"], "empty.txt: there are no examples in it; expected a text a line"),

@@ -8,7 +8,7 @@ import pytest
 from tiny_text import tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")

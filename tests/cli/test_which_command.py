@@ -6,7 +6,7 @@ from tiny_lines import build_lines
 from tiny_text import build_tiny
 
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 
 
 @pytest.fixture(scope="module")

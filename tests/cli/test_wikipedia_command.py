@@ -7,7 +7,7 @@ from tiny_text import tiny_tokenizer
 from tiny_wiki import TINY_TEXTS, tiny_dump
 
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 
 EXTRACTED = b'<doc id="1" url="" title="Seine">\nSeine\n\nA river.\n</doc>\n'
 

@@ -1,9 +1,10 @@
 """The formulas of what ranks send, by hand; tests/measure/test_scaling.py holds them against what is sent."""
 
 import pytest
+from full_loads import load_of
 
 from hornbook.config import load_recipe
-from hornbook.config.communication import Load, bytes_sent, load_of
+from hornbook.config.communication import Load, bytes_sent
 
 GPT2 = ["--model.vocab_size=50257", "--data.sequence_length=1024", "--training.global_batch_size=32"]
 ROWS = 50304

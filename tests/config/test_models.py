@@ -1,5 +1,8 @@
 """The operations that a model's sizes promise are those of its matrices."""
 
+import math
+import time
+
 import pytest
 import torch
 from tiny import tiny_config
@@ -64,6 +67,14 @@ def test_shapes_are_those_of_the_model_of_every_bundled_recipe(name: str) -> Non
         model = build_model(config, torch.float32)
     found = {name: model.logical_shape(name, parameter) for name, parameter in model.own_parameters()}
     assert dict(config.shapes()) == found
+    assert config.num_parameters() == sum(map(math.prod, found.values()))
+
+
+def test_parameters_of_ten_million_layers_are_counted_at_once() -> None:
+    """A slip in a number is refused by the size of the model, which is not to take minutes to count."""
+    config, began = tiny_config(num_layers=10**7), time.process_time()
+    assert config.num_parameters() > 10**7
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("head", ["classification", "span"])

@@ -36,6 +36,15 @@ CEREBRAS = {
 }
 """Layers, hidden size, heads, sequences a step."""
 TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
+MNLI = {
+    "gpt2-small-mnli": ("gpt2-small", 128, 128, 6e-5, 0.1),
+    "gpt2-medium-mnli": ("gpt2-medium", 128, 512, 2.65e-4, 0.00625),
+    "cerebras-gpt-111m-mnli": ("cerebras-gpt-111m", 120, 512, 2.65e-4, 0.00625),
+    "cerebras-gpt-1.3b-mnli": ("cerebras-gpt-1.3b", 528, 512, 2.65e-4, 0.00625),
+    "cerebras-gpt-6.7b-mnli": ("cerebras-gpt-6.7b", 1040, 512, 2.65e-4, 0.00625),
+    "cerebras-gpt-13b-mnli": ("cerebras-gpt-13b", 1080, 512, 2.65e-4, 0.00625),
+}
+"""The recipe of the same model, tokens a sequence, sequences a step, peak learning rate, warm-up; PopXL's presets."""
 
 LAYOUTS = {
     "demo-2-stages": (0, 4),
@@ -155,20 +164,22 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE])
+@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, "demo", *SPARSE])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
     assert caught.value.problems == [
         "data.train = [] (default): no training data; set --data.train PATH, or use --data.synthetic"
     ]
+    if name in MNLI:
+        return
     random = ["--data.synthetic", "--model.vocab-size", "64", "--training.steps", "2"]
     assert load_recipe(name, random).recipe.data.synthetic
 
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *LAYOUTS, "demo", *SPARSE}
+    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, "demo", *SPARSE}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
         assert comment.startswith("# ") and len(comment) > 20
@@ -182,6 +193,20 @@ def test_paths_are_paths(tmp_path, monkeypatch):
     assert str(find_recipe("my.toml")) == "my.toml"
 
 
+@pytest.mark.parametrize(("name", "expected"), MNLI.items())
+def test_recipes_for_mnli_are_those_of_the_old_presets(name, expected):
+    base, length, batch, rate, warmup = expected
+    recipe, trunk = (load_recipe(each, require_data=False).recipe for each in (name, base))
+    shape, expected_shape = (
+        (model.num_layers, model.hidden_size, model.num_heads, model.vocab_size, model.max_positions)
+        for model in (recipe.model, trunk.model)
+    )
+    assert shape == expected_shape
+    assert (recipe.sequence_length, recipe.training.global_batch_size, recipe.training.epochs) == (length, batch, 1)
+    assert (recipe.optimizer.learning_rate, recipe.schedule.warmup_fraction) == (rate, warmup)
+    assert recipe.objective.name == "classification" and recipe.objective.second_text == "hypothesis"
+
+
 def test_a_misspelt_name_gets_a_suggestion():
     with pytest.raises(RecipeError, match='recipe "gpt2-smal": no such bundled recipe; did you mean "gpt2-small"'):
         find_recipe("gpt2-smal")
@@ -190,7 +215,10 @@ def test_a_misspelt_name_gets_a_suggestion():
 
 
 def test_a_name_that_several_recipes_begin_with_gets_them_all_the_smallest_first():
-    names = "gpt2-small, gpt2-small-wikitext2, gpt2-medium, gpt2-medium-wikitext2, gpt2-large, gpt2-xl"
+    names = (
+        "gpt2-small, gpt2-small-mnli, gpt2-small-wikitext2, gpt2-medium, gpt2-medium-mnli, gpt2-medium-wikitext2, "
+        "gpt2-large, gpt2-xl"
+    )
     with pytest.raises(RecipeError) as caught:
         find_recipe("gpt2")
     assert str(caught.value) == f'recipe "gpt2": no such bundled recipe; did you mean one of {names}?'

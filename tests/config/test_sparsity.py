@@ -61,6 +61,19 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
             ("--sparsity.linears=none", "--sparsity.density=0.2"),
             "density applies only to the maps in linears; remove it",
         ),
+        (("--sparsity.embedding-block-size=5",), "must be 1, 4, 8, 16, 32 or 64"),
+        (
+            ("--sparsity.embedding-block-size=16", "--model.hidden-size=72", "--sparsity.block-size=4"),
+            "does not divide the 72 columns of the token table; choose another",
+        ),
+        (
+            ("--sparsity.embedding-block-size=4", "--parallel.pipeline-parallel=2"),
+            "a sparse token table lies whole on each rank; set pipeline_parallel to 1",
+        ),
+        (
+            ("--sparsity.linears=none", "--sparsity.embedding-block-size=4", "--sparsity.block-size=4"),
+            "block_size applies only to the maps in linears; remove it",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> None:

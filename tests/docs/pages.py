@@ -57,7 +57,7 @@ class Shell:
 
     def run(self, command: str) -> str:
         """Run a command that has to succeed, and return what it wrote on standard output."""
-        options = {"cwd": self.folder, "env": self._environment, "timeout": 120}
+        options = {"cwd": self.folder, "env": self._environment, "timeout": 600}
         words = ["bash", "-euo", "pipefail", "-c", command]
         with one_core():
             finished = subprocess.run(words, capture_output=True, text=True, **options)
@@ -67,12 +67,17 @@ class Shell:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let processes that are started inside have one core: two threads on a machine that others use wait for both."""
+    """Let processes that are started inside have one core: two threads on a machine that others use wait for both.
+
+    Each worker of pytest-xdist has its own, as far as there are enough.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {random.choice(sorted(cores))})
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    number = int(worker) if worker else random.randrange(len(cores))
+    os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
     try:
         yield
     finally:

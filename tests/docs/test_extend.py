@@ -84,6 +84,7 @@ def test_processes_that_import_a_script_do_not_start_it_again() -> None:
         assert 'if __name__ == "__main__":' in script
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = commands("conv_model.py")
     shell.run(command)
@@ -103,6 +104,7 @@ def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -
     assert [told in line and script in line for line in lines if "warning" not in line] == [True, True]
 
 
+@pytest.mark.slow
 def test_an_objective_of_ones_own(shell: Shell) -> None:
     (command,) = commands("regularized.py")
     shell.run(command)
@@ -112,6 +114,7 @@ def test_an_objective_of_ones_own(shell: Shell) -> None:
     assert last["loss"] == pytest.approx(last["causal_lm"] + 0.1 * last["activation"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_llama_like_family(shell: Shell) -> None:
     make_corpus(shell.folder, "corpora/mine")
     train, generate = commands("llama.py")
@@ -122,6 +125,7 @@ def test_a_llama_like_family(shell: Shell) -> None:
     assert json.loads(text.splitlines()[-1])["texts"] == 1
 
 
+@pytest.mark.slow
 def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys, caplog, monkeypatch) -> None:
     """Both parts are registered by the script that trains; then the plain hornbook uses the run."""
     make_corpus(shell.folder, "corpora/mine")
@@ -149,6 +153,7 @@ def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_tracker_of_ones_own(shell: Shell) -> None:
     make_corpus(shell.folder, "corpora/mine")
     (command,) = commands("json_tracker.py")
@@ -161,6 +166,7 @@ def test_a_tracker_of_ones_own(shell: Shell) -> None:
     assert [entry["step"] for entry in entries if entry["event"] == "text"] == [4]
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     train_a_little(shell.folder, monkeypatch)
     (command,) = commands("accuracy.py")

@@ -20,8 +20,8 @@ BUILD = "corpus build texts --from blank-lines --tokenizer corpus/train --valida
 @pytest.mark.parametrize(
     ("command", "most_files", "most_functions"),
     [
-        (f"--between hornbook.engine.step:train_step {TRAIN}", 23, 79),
-        (f"--until hornbook.optim.adam:adamw {TRAIN}", 63, 466),
+        (f"--between hornbook.engine.step:train_step {TRAIN}", 22, 77),
+        (f"--until hornbook.optim.adam:adamw {TRAIN}", 59, 464),
         (BUILD, 28, 220),
     ],
     ids=["one step", "until the first update", "corpus build"],

@@ -7,6 +7,7 @@ from this machine.
 
 import bz2
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,47 @@ GUIDES = [
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
+PREPARATION = """
+hornbook tokenizer train my-texts/ --vocab-size 4096 --output tokenizers/mine
+hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.05 --output corpora/mine
+hornbook train demo --data.train corpora/mine --training.steps 2 --schedule.warmup-steps 1 --output runs/mine
+hornbook train demo --data.train corpora/mine --training.steps 2 --schedule.warmup-steps 1 --output runs/other
+hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 300 --output tokenizers/bert
+hornbook corpus build my-texts/ --tokenizer tokenizers/bert --sequences lines --validation 0.1 --output corpora/bert
+hornbook train bert-tiny --data.train corpora/bert --objective.name mlm --training.steps 1 \
+  --training.global-batch-size 8 --training.micro-batch-size 8 --output runs/bert
+"""
+"""What the guides take for granted."""
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    write_texts(tmp_path / "my-texts")
-    (tmp_path / "wiki.test.tokens").write_text(" = The cat = \n \n The old cat sees the river , and runs . \n")
-    (tmp_path / "lambada_test.jsonl").write_text('{"text": "The old cat sees the red river"}\n')
-    return Shell(tmp_path)
+    return shell_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the preparation of all guides has run; ``kept`` beside it is its copy."""
+    folder = tmp_path_factory.mktemp("guides") / "home"
+    folder.mkdir()
+    shell_in(folder).run(PREPARATION)
+    shutil.copytree(folder, folder.with_name("kept"), symlinks=True)
+    return folder
+
+
+@pytest.fixture
+def guide_shell(prepared: Path) -> Shell:
+    """A shell in the prepared folder as it was: its name must stay, since corpora and runs name their files."""
+    shutil.rmtree(prepared)
+    shutil.copytree(prepared.with_name("kept"), prepared, symlinks=True)
+    return Shell(prepared)
+
+
+def shell_in(folder: Path) -> Shell:
+    write_texts(folder / "my-texts")
+    (folder / "wiki.test.tokens").write_text(" = The cat = \n \n The old cat sees the river , and runs . \n")
+    (folder / "lambada_test.jsonl").write_text('{"text": "The old cat sees the red river"}\n')
+    return Shell(folder)
 
 
 def run(shell: Shell, command: str) -> None:
@@ -46,6 +82,7 @@ def read_json(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_readme(shell: Shell) -> None:
     for command in commands_of(README):
         run(shell, command)
@@ -60,25 +97,9 @@ def test_the_readme(shell: Shell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_the_guides(shell: Shell, page: Path) -> None:
-    shell.run("hornbook tokenizer train my-texts/ --vocab-size 4096 --output tokenizers/mine")
-    shell.run("hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.05 --output corpora/mine")
-    for name in ("mine", "other"):
-        shell.run(
-            f"hornbook train demo --data.train corpora/mine --training.steps 2 --schedule.warmup-steps 1 "
-            f"--output runs/{name}"
-        )
-    shell.run("hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 300 --output tokenizers/bert")
-    shell.run(
-        "hornbook corpus build my-texts/ --tokenizer tokenizers/bert --sequences lines --validation 0.1 "
-        "--output corpora/bert"
-    )
-    shell.run(
-        "hornbook train bert-tiny --data.train corpora/bert --objective.name mlm --training.steps 1 "
-        "--training.global-batch-size 8 --training.micro-batch-size 8 --output runs/bert"
-    )
+def test_the_guides(guide_shell: Shell, page: Path) -> None:
     for command in commands_of(page):
-        run(shell, command)
+        run(guide_shell, command)
 
 
 def test_contributing(shell: Shell) -> None:

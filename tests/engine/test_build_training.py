@@ -6,10 +6,19 @@ import pytest
 import tiny_layouts
 import torch
 
-from hornbook.config import AdamWConfig, CausalLMConfig, GPTConfig, MemoryConfig, ParallelConfig, Recipe
+from hornbook.config import (
+    AdamWConfig,
+    CausalLMConfig,
+    GPTConfig,
+    MemoryConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    Recipe,
+)
 from hornbook.engine.build_training import build_training
 from hornbook.errors import UserError
-from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.world import Axes, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +64,12 @@ def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message
         build_training(replace(Recipe(), **changes), 1, world)
 
 
-def test_an_offload_to_where_the_tensors_are_is_refused():
-    recipe = replace(Recipe(), memory=MemoryConfig(offload_activations=True))
-    with pytest.raises(UserError, match="this run computes on cpu: remove it"):
-        build_training(recipe, 1, World())
+@pytest.mark.parametrize(
+    "changes", [{"memory": MemoryConfig(offload_activations=True)}, {"precision": PrecisionConfig(partials="half")}]
+)
+def test_an_option_of_gpus_is_refused_on_a_cpu(changes):
+    with pytest.raises(UserError, match="this run computes on cpu: remove it, or choose --device cuda"):
+        build_training(replace(Recipe(), **changes), 1, World())
 
 
 @pytest.mark.parametrize("model", ["gpt of 300 tokens", "bert of 300 tokens"])

@@ -29,6 +29,25 @@ def test_phased_execution_learns_what_resident_execution_learns(model, in_files,
     assert found.norms == pytest.approx(expected.norms, rel=1e-4)
 
 
+def test_partial_sums_in_half_are_further_from_the_product():
+    """Of fp16 factors, which a GPU may add up in fp16; a training takes the option to its products."""
+    device = torch.device("cuda", 0)
+    prepare(device, 1)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(64, 1 << 16, generator=generator).half().to(device) for _ in range(2))
+    exact, errors, losses = a.double() @ b.double().t(), {}, {}
+    recipe = recipe_of("gpt", "adamw")
+    for partials in ("fp32", "half", "auto"):
+        precision = replace(recipe.precision, compute="fp16", partials=partials)
+        losses[partials] = tiny_layouts.train(
+            replace(recipe, precision=precision), World(device=device), steps=3
+        ).losses
+        errors[partials] = float(((a @ b.t()).double() - exact).abs().mean())
+    assert errors["fp32"] < errors["half"]
+    assert losses["half"] == pytest.approx(losses["fp32"], rel=1e-2)
+    assert not torch.backends.cuda.matmul.allow_fp16_accumulation, "the last training asked for PyTorch's own choice"
+
+
 @pytest.mark.parametrize(("model", "compiled"), [*((model, "none") for model in MODELS), ("gpt", "blocks")])
 def test_a_gpu_learns_what_a_cpu_learns(model, compiled):
     """In fp32, from the same weights, with the same dropout; the order of sums is the device's own."""

@@ -17,13 +17,13 @@ from tiny_text import build_tiny, one_line
 from torch.nn import functional
 
 from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
-from hornbook.corpus.build.builder import BuildOptions, build_corpus
-from hornbook.corpus.store import open_store
+from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task
 from hornbook.exchange.restore import LoadedModel
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
 from hornbook.samples.instance_builder import InstanceOptions, build_instances
 from hornbook.samples.layout import lay_out

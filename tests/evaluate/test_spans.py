@@ -7,7 +7,7 @@ from tiny import randomize, tiny_model
 from tiny_tasks import log_probabilities
 
 from hornbook.evaluate.spans import Span, batches, score
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [2, 9, 25, 3, 9, 14, 24, 5, 2, 17]

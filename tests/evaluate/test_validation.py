@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hornbook.errors import DataError
 from hornbook.evaluate.validation import validate
 from hornbook.objective import CausalLM
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import HeldOutWindows, evaluation_batches
 from hornbook.samples.synthetic import SyntheticTokens
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows

@@ -34,7 +34,7 @@ def test_two_nodes_train_one_run(tmp_path):
         env=environment(**job),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def hornbook(tmp_path: Path, endpoint: str | None, *commands: str) -> list[dict[
     program = "import sys; from hornbook.__main__ import main; [main(command.split()) for command in sys.argv[1:]]"
     words = [sys.executable, "-c", program, *(f"checkpoint {command} --json" for command in commands)]
     environment = os.environ | own
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

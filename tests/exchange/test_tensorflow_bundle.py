@@ -150,10 +150,10 @@ def test_a_block_that_is_named_again_and_again(tmp_path):
 def test_names_that_grow_with_every_byte(tmp_path):
     """An entry of four bytes stands for a name that is one longer than the one before."""
     grown = b"".join(varint(n) + varint(1) + varint(0) + b"x" for n in range(200_000)) + struct.pack("<II", 0, 1)
-    started = time.monotonic()
+    started = time.process_time()
     index = write_bundle(tmp_path / "x", TENSORS, damage={0: lambda _: grown})
     assert "a name has more than 1024 bytes" in refused(index)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_more_names_than_any_checkpoint_has(tmp_path, monkeypatch):

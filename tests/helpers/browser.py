@@ -21,7 +21,7 @@ def dom_of(url: str, folder: Path, *, milliseconds: int = 3000) -> str:
     """Return a page's document after some virtual time, in which timers run at once; a message of its console fails."""
     assert CHROMIUM is not None
     command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder / 'chromium'}", f"--virtual-time-budget={milliseconds}"]
-    done = subprocess.run([*command, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, "--dump-dom", url], capture_output=True, text=True, timeout=600, check=True)
     messages = re.findall(r"CONSOLE.*", done.stderr)
     assert messages == [], "the page's console"
     return done.stdout

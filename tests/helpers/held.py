@@ -13,7 +13,7 @@ def hold_in_child(held: AbstractContextManager) -> int:
         try:
             with held:
                 os.write(tell, b"!")
-                time.sleep(60)
+                time.sleep(600)
         finally:
             os._exit(1)
     os.close(tell)

@@ -1,29 +1,73 @@
 """Native operators in tests: the forms that this machine can run, and operators that use them."""
 
+import ctypes
+import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hornbook.ops.native import build, library
+from hornbook.ops.native.build import TILES, BuildError
 from hornbook.ops.native.choice import KERNELS
 from hornbook.ops.native.kernels import Kernels
-from hornbook.ops.native.library import BuildError, Form, instruction_sets, load
+from hornbook.ops.native.library import Form, instruction_sets, load
 
 
 def forms() -> list[Form]:
-    """Return the form of each instruction set, or skip the test where nothing can be built."""
+    """Return the form of each instruction set that every kernel has, or skip the test where nothing can be built."""
     built = load()
     if isinstance(built, BuildError):
         pytest.skip(str(built))
-    return [Form(isa) for isa in instruction_sets()]
+    return [Form(isa) for isa in instruction_sets() if isa != TILES]
 
 
 def all_native() -> Kernels:
     """Return the newest form of every kernel."""
-    isa = forms()[0].isa
-    return Kernels(why="test", forms={kernel.name: isa for kernel in KERNELS})
+    forms()
+    return Kernels(why="test", forms={kernel.name: kernel.instruction_sets[0] for kernel in KERNELS})
+
+
+EMULATED = "emulated"
+"""The form for AMX tiles with their instructions in plain C++, which any machine of this test suite runs."""
+
+
+@contextmanager
+def emulated_tiles() -> Iterator[None]:
+    """Let ``Form(EMULATED)`` compute linear layers; skips the test where nothing can be built."""
+    forms()
+    built, of_library = _emulated_library(), library._function
+
+    def function(isa: str, name: str) -> Any:
+        if isa != EMULATED:
+            return of_library(isa, name)
+        found = getattr(built, f"hb_{isa}_{name}")
+        found.restype = ctypes.c_int64
+        return found
+
+    with patch.object(library, "_function", function):
+        yield
+
+
+@functools.cache
+def _emulated_library() -> ctypes.CDLL:
+    """Compile ``csrc/linear.cpp`` for tiles with the vectors that this machine has, once for each version of it."""
+    flags = ["-DHB_AMX", "-DHORNBOOK_EMULATED_TILES", f"-DHB_ISA={EMULATED}", *build.INSTRUCTION_SETS[forms()[0].isa]]
+    compiler, version = build.find_compiler()
+    folder = build.default_cache() / f"{EMULATED}-{build._name(f'{version}{flags}')}"
+    target = folder / "libhornbook.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f"{os.getpid()}.so"
+        sources = [str(build.SOURCES / name) for name in ("cpu.cpp", "form.cpp", "linear.cpp")]
+        build._run([compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
+        made.rename(target)
+    return library.open_library(target)
 
 
 class NativeCalls(TorchDispatchMode):

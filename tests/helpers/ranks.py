@@ -1,8 +1,10 @@
 """Start real ranks: by torchrun, or by ``hornbook train --processes``."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HELPERS = Path(__file__).parent
@@ -17,9 +19,16 @@ def environment(*paths: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
 
 
-def python(*words: object, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(*words: object, timeout: float = 600, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``python WORDS`` to its end."""
     command = [sys.executable, *map(str, words)]
     return subprocess.run(
         command, env=environment(**variables), capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def train_on_ranks(num_ranks: int, runs: Mapping[Path, Sequence[object]]) -> None:
+    """Train each run, a folder with its recipe and options, on ranks that are started once for all of them."""
+    given = {str(folder): list(map(str, words)) for folder, words in runs.items()}
+    done = python(*TORCHRUN, num_ranks, HELPERS / "run_ranks.py", json.dumps(given))
+    assert done.returncode == 0, done.stderr

@@ -90,7 +90,7 @@ def on_terminal(
     )
     os.close(theirs)
     found = b""
-    while select.select([ours], [], [], 120)[0]:
+    while select.select([ours], [], [], 600)[0]:
         try:
             found += os.read(ours, 65536)
         except OSError:  # the other side is closed

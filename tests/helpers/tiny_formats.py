@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tiny_text import SHARED
 
-from hornbook.corpus.convert.bert_instances import Instance, Instances
-from hornbook.corpus.convert.token_documents import Documents, TokenDocument
+from hornbook.corpora.convert.bert_instances import Instance, Instances
+from hornbook.corpora.convert.token_documents import Documents, TokenDocument
 
 BERT_TFRECORD = SHARED / "tfrecord" / "bert_sample_text.tfrecord"
 EXAMPLE_TFRECORD = SHARED / "tfrecord" / "torchdata_example.tfrecord"

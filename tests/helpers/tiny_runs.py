@@ -12,6 +12,7 @@ from hornbook.config import Resolved, load_recipe
 from hornbook.engine.step import StepResult
 from hornbook.run.launch import train
 from hornbook.run.training_run import TrainingRun
+from hornbook.samples.batches import Batch, Loader
 
 RECIPE = """
 [model]
@@ -64,6 +65,18 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(TrainingRun, "record", record_and_signal)
+
+
+def record_batches(monkeypatch: pytest.MonkeyPatch, batches: dict[int, list[Batch]]) -> None:
+    """Keep in ``batches`` what the loaders of runs give from now on, by the number of the first sample."""
+    give = Loader.__next__
+
+    def give_and_keep(loader: Loader) -> list[Batch]:
+        first = loader.next_sample
+        batches[first] = give(loader)
+        return batches[first]
+
+    monkeypatch.setattr(Loader, "__next__", give_and_keep)
 
 
 def digest(folder: Path, step: int) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from hornbook.corpus.build.builder import BuildOptions, BuildReport, Progress, build_corpus
+from hornbook.corpora.build.builder import BuildOptions, BuildReport, Progress, build_corpus
 from hornbook.text.documents import ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ def test_it_measures_each_variant(tmp_path, device, compiled):
     file = tmp_path / "measured.json"
     options = ["--device", device, "--compute", "fp32", "--shrink", "--rounds", "1", "--micro-batch-sizes", "1", "2"]
     words = [sys.executable, SCRIPT, *options, "--compile", compiled, "--json", file]
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     rows = [(row["micro_batch_size"], row["attention"], row["compile"]) for row in found["rows"]]

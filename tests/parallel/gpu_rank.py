@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from hornbook.parallel.gradient_sums import GradientSums
-from hornbook.parallel.world import Ranks, World
+from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.world import World
 
 DEVICE = torch.device("cuda", 0)
 

@@ -8,6 +8,7 @@ leaves time for others. Heartbeats are faster than usual.
 import os
 import signal
 import time
+from pathlib import Path
 
 from hornbook.engine.step import StepResult
 from hornbook.errors import DataError
@@ -40,13 +41,15 @@ def lose(how: str) -> None:
     time.sleep(3 if how in RANKS else 0)  # until the signal has come back, or the launcher is missed
 
 
-def patch(how: str) -> None:
+def patch(how: str, lost: str) -> None:
+    """Let this rank go wrong, and touch the file ``lost`` when it does."""
     record = TrainingRun.record
 
     def record_and_lose(run: TrainingRun, result: StepResult) -> None:
         record(run, result)
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
         if run.world.size > 1 and run.world.rank == RANKS.get(how, 1) and run.state.progress.step == 5 and first:
+            Path(lost).touch()
             lose(how)
 
     TrainingRun.record = record_and_lose

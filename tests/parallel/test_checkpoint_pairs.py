@@ -18,7 +18,7 @@ def start(num_ranks, folder, *, saving, resuming):
         main(folder, *parts, World())
         return
     words = [PARALLEL / "pair_ranks.py", folder, *map(json.dumps, parts)]
-    done = python(*TORCHRUN, num_ranks, *words, timeout=540)
+    done = python(*TORCHRUN, num_ranks, *words)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,6 +11,7 @@ import torch
 from hornbook.errors import UserError
 from hornbook.parallel import device as module
 from hornbook.parallel.device import (
+    add_up_in,
     choose_device,
     compute_dtype,
     default_threads,
@@ -144,7 +145,7 @@ def _page_faults(*, prepared: bool) -> int:
     for the alignment that ``posix_memalign`` looks for before glibc 2.38.
     """
     program = TOUCH.format(prepared=prepared, numbers=16 << 20)
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     return int(finished.stdout)
 
 
@@ -180,6 +181,22 @@ def test_fp32_is_not_tf32(allow):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+@pytest.mark.parametrize(
+    ("partials", "parts", "inside"), [("fp32", False, False), ("half", True, True), ("auto", True, False)]
+)
+def test_partial_sums_are_those_of_the_last_choice(partials, parts, inside):
+    """PyTorch knows the settings without a GPU, too; auto is what it comes with."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        add_up_in("half")
+        add_up_in(partials)
+        assert matmul.allow_bf16_reduced_precision_reduction == parts
+        assert matmul.allow_fp16_reduced_precision_reduction == parts
+        assert matmul.allow_fp16_accumulation == inside
+    finally:
+        add_up_in("auto")
+
+
 def test_memory_in_use_grows_with_what_is_held():
     before = memory_in_use(torch.device("cpu"))
     with mmap.mmap(-1, 32 << 20) as held:

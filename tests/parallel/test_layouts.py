@@ -68,6 +68,7 @@ FOUR = {
         ("bert packed", "lamb", "sequence 2 x shard 2"),
         ("gpt", "adamw", "sequence 2 x data 2"),
         ("gpt by 1", "lamb", "hybrid 2x2"),
+        ("gpt", "adamw", "hybrid 2x2, phased"),
         ("groupbert", "lamb", "hybrid 2x2, phased"),
         ("gpt by 8", "adamw", "tensor 4"),
     ],
@@ -94,7 +95,7 @@ def ranks(request, tmp_path_factory):
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command += [str(HERE / "layout_ranks.py"), str(folder), json.dumps(plan)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return folder, plan
 

@@ -37,7 +37,7 @@ def meet(size, seeds, seconds):
         )
         for rank, seed in enumerate(seeds)
     ]
-    return [process.communicate(timeout=120)[0].strip() for process in processes]
+    return [process.communicate(timeout=600)[0].strip() for process in processes]
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def torchrun(num_ranks, *words, cwd=None):
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
-        [*command, *words], env=environment, cwd=cwd, capture_output=True, text=True, timeout=540, check=False
+        [*command, *words], env=environment, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -8,7 +8,7 @@ from ranks import PARALLEL, TORCHRUN, python
 
 @pytest.mark.slow
 def test_a_disk_that_fails_on_one_rank_commits_nothing_and_both_leave_together(tmp_path):
-    done = python(*TORCHRUN, "2", PARALLEL / "fault_ranks.py", tmp_path, timeout=300)
+    done = python(*TORCHRUN, "2", PARALLEL / "fault_ranks.py", tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert len(ranks[0]) == 16

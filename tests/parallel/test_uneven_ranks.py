@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command += [str(HERE / "uneven_ranks.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     (folder / "stderr").write_text(done.stderr, encoding="utf-8")
     return folder

@@ -47,27 +47,31 @@ def prepare(folder, condition):
     folder.mkdir(exist_ok=True)
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "sitecustomize.py").write_text(
-        f"import os\nif {condition}:\n    import lost_rank\n    lost_rank.patch(os.environ['HORNBOOK_TEST_LOSE'])\n"
+        f"import os\nif {condition}:\n    import lost_rank\n"
+        f"    lost_rank.patch(os.environ['HORNBOOK_TEST_LOSE'], {str(folder / 'lost')!r})\n"
     )
     return ["train", str(folder / "tiny.toml"), "--output", str(folder / "run"), "--device", "cpu", "--threads", "1"]
 
 
 def run_losing(folder, launcher, how, *, restarts=0, ranks=2):
-    """Train on ranks, one of which is lost after step 5 of the first start; return exit code, errors and seconds."""
+    """Train on ranks, one of which is lost after step 5 of the first start.
+
+    Return the exit code, the errors and, where one is lost, the seconds from then to the end.
+    """
     words = prepare(folder, f"'RANK' in os.environ or {launcher == 'processes'}")
     if launcher == "processes":
         words += ["--processes", str(ranks), "--max-restarts", str(restarts)]
     command = [sys.executable, *LAUNCHERS[launcher](ranks, restarts), *words]
-    start = time.monotonic()
     done = subprocess.run(
         command,
         env=environment(folder, HORNBOOK_TEST_LOSE=how),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
-    return done.returncode, done.stderr, time.monotonic() - start
+    seconds = time.time() - (folder / "lost").stat().st_mtime if (folder / "lost").exists() else None
+    return done.returncode, done.stderr, seconds
 
 
 def ours(stderr):
@@ -118,7 +122,7 @@ def test_all_ranks_leave_with_one_line_that_names_the_one(tmp_path, launcher, ho
 def test_a_run_whose_launcher_dies_saves_and_stops(tmp_path, launcher):
     code, _, _ = run_losing(tmp_path, launcher, "orphan")
     assert code == -9
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     checkpoints = tmp_path / "run" / "checkpoints"
     while time.monotonic() < until and len(list(checkpoints.glob("step-????????"))) < 2:
         time.sleep(0.2)
@@ -196,7 +200,7 @@ def test_ranks_whose_store_is_gone_leave_with_one_line(tmp_path, starts, how, lo
             command = [sys.executable, *launcher, "-m", "hornbook", *words]
             processes.append(subprocess.Popen(command, env=environment(tmp_path, **own), stderr=errors))
     try:
-        assert processes[0].wait(timeout=200) == -9
+        assert processes[0].wait(timeout=600) == -9
         start = time.monotonic()
         assert [process.wait(timeout=60) for process in processes[1:]] == [1] * (len(processes) - 1)
         assert time.monotonic() - start < 60

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from full_loads import load_of
 
 from hornbook.config import load_recipe
-from hornbook.config.communication import bytes_sent, load_of
+from hornbook.config.communication import bytes_sent
 from hornbook.errors import UserError
 from hornbook.plan.devices import DEVICES, device_of
 from hornbook.plan.planner import Machine, make_plan, with_options

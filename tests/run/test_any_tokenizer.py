@@ -7,7 +7,7 @@ from tiny_libraries import KINDS, library, library_json
 from tiny_text import TEXTS
 
 from hornbook.__main__ import main
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.text.tokenizer import Tokenizer
 
 RECIPE = """[model]

@@ -118,6 +118,11 @@ def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tmp_path):
         tiny_runs.run_tiny(tmp_path, *words, "--precision.loss-scaling=dynamic", "--precision.loss-scale=4")
 
 
+def test_gradients_that_overflow_at_a_static_scale_blame_the_scale(tmp_path):
+    with pytest.raises(DivergedError, match=r"lower precision\.loss_scale or set precision\.loss_scaling to"):
+        tiny_runs.run_tiny(tmp_path, "--precision.compute=fp16", "--precision.loss-scale=1e9", "--training.steps=2")
+
+
 @pytest.mark.parametrize("scale", ["--precision.loss-scaling=dynamic", "--precision.loss-scaling=histogram"])
 def test_a_run_in_fp16_resumes_with_its_scale_bit_for_bit(tmp_path, scale, monkeypatch):
     words = ("--precision.compute=fp16", scale, "--precision.loss-scale=256", "--precision.loss-scale-interval=2")

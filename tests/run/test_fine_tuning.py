@@ -1,6 +1,7 @@
 """Fine-tuning on labels: it learns, resumes bit by bit, and begins with what fits of a pre-training."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -152,6 +153,36 @@ def test_it_begins_with_the_pretrained_trunk_and_pooler(files, pretrained, tmp_p
     assert told in capfd.readouterr().err
 
 
+def test_a_decoder_begins_with_a_pretrained_trunk_learns_and_writes_nothing(files, tmp_path, capfd):
+    gpt, vocab = ["--model.family=gpt"], f"--model.vocab-size={word_pieces().vocab_size}"
+    run(tmp_path / "lm", *gpt, vocab, "--data.synthetic", "--training.steps=1", "--training.global-batch-size=2")
+    init, options = InitFrom(source=str(tmp_path / "lm" / "run")), [*of(files), *gpt]
+    with open_run(recipe_of(tmp_path, *options, "--training.seed=7").recipe, tmp_path / "new", World(), init) as opened:
+        found = tensors_of(opened.state)["model"]
+    source = checkpoint.load(checkpoint.resolve(Path(init.source))).tensors["model"]
+    taken = {name for name, tensor in found.items() if name in source and torch.equal(tensor, source[name])}
+    assert taken == source.keys() and found.keys() - taken == {"head.labels.weight"}
+    assert "drawn from the seed: head.labels" in capfd.readouterr().err
+    run(tmp_path, *options, "--training.steps=40", init=init)
+    rows = rows_of(tmp_path, "validation")
+    assert rows[-1]["accuracy"] > 0.9 > rows[0]["accuracy"] or rows[-1]["loss"] < rows[0]["loss"] / 3
+    words = [str(tmp_path / "run"), "--threads", "1", "--json"]
+    assert main(["evaluate", *words, "--compute", "fp32"]) == 0
+    values = {row["metric"]: row["value"] for row in last_json(capfd)["tasks"][0]["rows"]}
+    assert values["accuracy"] == pytest.approx(rows[-1]["accuracy"])
+    assert values["cross_entropy"] == pytest.approx(rows[-1]["loss"], rel=1e-5)
+    assert main(["predict", words[0], str(files / "dev.jsonl"), "--output", str(tmp_path / "out.jsonl")]) == 0
+    predicted = [json.loads(line)["label"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert np.mean([found == row["label"] for found, row in zip(predicted, labelled_rows(), strict=True)]) > 0.9
+    for command in (["evaluate", *words, "--tasks", "bits_per_byte"], ["generate", *words, "--prompt", "a"]):
+        assert main(command) == 2
+        assert re.search("learned classification: take|classifies texts and writes none", capfd.readouterr().err)
+
+
+def last_json(capfd):
+    return json.loads(capfd.readouterr().out.splitlines()[-1])
+
+
 def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_new_layer(files, tmp_path):
     run(tmp_path / "first", *of(files), "--training.steps=1")
     init = InitFrom(source=str(tmp_path / "first" / "run"))
@@ -211,7 +242,9 @@ def test_a_pretraining_does_not_begin_with_a_fine_tuned_model(files, pretrained,
         (["--model.num-labels=3"], UserError, "as many as model.num_labels"),
         (["--data.sequence-length=2"], UserError, "have no room for a text"),
         (["--data.train=store"], DataError, "expected labelled texts, a file called .jsonl, .csv or .tsv"),
-        (["--model.family=gpt"], RecipeError, "classification needs an encoder; set model.family"),
+        (["--model.family=factorized_gpt"], RecipeError, "classification needs an encoder; set model.family"),
+        (["--model.family=gpt", "--data.document-mask"], RecipeError, "document_mask applies only to token stores"),
+        (["--model.family=gpt", "--tracking.sample-every-steps=1"], RecipeError, "applies only to causal_lm"),
         (["--data.train=none", "--data.synthetic"], RecipeError, "synthetic data has no labels; set data.train"),
         (["--model.head=span"], RecipeError, 'head applies only to objective.name = "span"; remove it'),
         (["--model.vocab-size=20"], UserError, "model.vocab_size is 20"),

@@ -37,7 +37,7 @@ def test_a_model_without_room_for_its_scratch_is_refused_in_one_line(tmp_path):
 
 def test_scratch_that_another_run_holds_is_refused_in_one_line(tmp_path):
     holder = "import sys, time; from hornbook.storage.scratch import *; from pathlib import Path\n"
-    holder += "with scratch_folder(Path(sys.argv[1]), 1): print('held', flush=True); time.sleep(60)"
+    holder += "with scratch_folder(Path(sys.argv[1]), 1): print('held', flush=True); time.sleep(600)"
     with ExitStack() as stack:
         held = tmp_path / "shared" / "scratch-00000"
         child = stack.enter_context(
@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_at_any_instant_leaves_scratch_alone(then, tmp_path
     lefts = 0
     for _ in range(6):
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             state = tmp_path / "run" / "scratch-00000" / "state"
             while child.poll() is None and not state.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)

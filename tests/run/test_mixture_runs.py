@@ -7,7 +7,7 @@ from tiny_mixtures import build_corpora, run_mixture
 from tiny_runs import digest, metrics_without_time, stop_after
 from tiny_text import one_line
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.track import metrics
 from hornbook.track.report import write_report

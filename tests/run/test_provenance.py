@@ -5,30 +5,23 @@ import shutil
 
 import pytest
 from tiny_mixtures import build_corpora, run_mixture
-from tiny_runs import run_tiny
+from tiny_runs import record_batches, run_tiny
 from tiny_text import one_line, tiny_tokenizer
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.run.provenance import trace_step
-from hornbook.samples.batches import Loader
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished run on two corpora, and the windows of each of its steps as the loader gave them."""
-    folder, steps = tmp_path_factory.mktemp("which"), []
-
-    class Recording(Loader):
-        def __next__(self):
-            batches = super().__next__()
-            steps.append([row for batch in batches for row in windows_of(batch)])
-            return batches
-
+    folder, given = tmp_path_factory.mktemp("which"), {}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hornbook.engine.build_training.Loader", Recording)
+        record_batches(patched, given)
         run_mixture(folder, build_corpora(folder), "--data.weights=0.7,0.3")
-    return folder / "run", steps
+    assert [*given][:8] == [*range(0, 32, 4)]
+    return folder / "run", [[row for batch in batches for row in windows_of(batch)] for batches in given.values()]
 
 
 def windows_of(batch):

@@ -1,17 +1,19 @@
 """Every recipe that comes along trains: shrunk, on random tokens, two steps; and phase 2 goes on from phase 1.
 
-Those with a layout need several ranks; see test_recipe_layouts.py.
+Those with a layout need several ranks; see test_recipe_layouts.py. Those with labels learn from a file.
 """
 
 import math
 
 import pytest
 import torch
+from tiny_labelled import write_jsonl
 
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
+from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.metrics import read
 
 _SMALL = (
@@ -30,7 +32,18 @@ def run_small(name, folder, *overrides, init_from=None):
     return train(resolved, output=folder, device="cpu", threads=1, init_from=init_from)
 
 
-@pytest.mark.parametrize("name", OF_ONE_PROCESS)
+def test_a_recipe_with_labels_learns_from_a_file(tmp_path):
+    """One will do: shrunk, they differ in numbers alone, and test_presets.py reads these."""
+    Tokenizer.train(["the whale and the sea"] * 9, 270, kind="byte-bpe").save(tmp_path / "tokenizer")
+    rows = [{"premise": "the whale", "hypothesis": "the sea", "label": number % 3} for number in range(6)]
+    path = write_jsonl(tmp_path / "mnli.jsonl", rows)
+    words = [word for word in SMALL if "vocab" not in word and "synthetic" not in word]
+    files = [f"--data.train={path}", f"--data.tokenizer={tmp_path / 'tokenizer'}"]
+    resolved = load_recipe("gpt2-small-mnli", [*words, "--model.vocab-size=none", "--data.sequence-length=16", *files])
+    assert train(resolved, output=tmp_path / "run", device="cpu", threads=1)["step"] == 2
+
+
+@pytest.mark.parametrize("name", [name for name in OF_ONE_PROCESS if not name.endswith("-mnli")])
 def test_a_bundled_recipe_trains(tmp_path, name):
     smaller = ["--sparsity.block-size=4", "--objective.unscored-tokens=4"] if name.startswith("sparse-") else []
     run_small(name, tmp_path / "run", *smaller)

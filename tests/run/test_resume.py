@@ -41,39 +41,62 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder, overrides
 
 
-@pytest.mark.parametrize("step", range(1, 8))
-def test_resume_after_any_step_is_bit_equal(
-    whole: tuple[Path, tuple[str, ...]], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 8 steps, to be copied."""
+    folder = tmp_path_factory.mktemp("finished")
+    tiny_runs.run_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the folder of a run of 8 steps."""
+    return shutil.copytree(finished, tmp_path / "copied")
+
+
+STOPS = (
+    {2: signal.SIGTERM, 3: signal.SIGINT, 6: signal.SIGUSR1},
+    {1: signal.SIGINT, 4: signal.SIGTERM, 5: signal.SIGUSR1, 7: signal.SIGTERM},
+)
+"""Together every step, after one step or several since the start."""
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=lambda stops: "-".join(map(str, stops)))
+def test_resumes_in_a_row_are_bit_equal(
+    whole: tuple[Path, tuple[str, ...]],
+    stops: dict[int, signal.Signals],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected, overrides = whole
-    with monkeypatch.context() as patch:
-        tiny_runs.stop_after(patch, step)
-        with pytest.raises(StoppedBySignal, match=f"SIGTERM; step {step} of 8 is saved"):
-            tiny_runs.run_tiny(tmp_path, *overrides)
+    for step, number in stops.items():
+        with monkeypatch.context() as patch:
+            tiny_runs.stop_after(patch, step, number)
+            with pytest.raises(StoppedBySignal, match=f"{number.name}; step {step} of 8 is saved"):
+                tiny_runs.run_tiny(tmp_path, *overrides)
     tiny_runs.run_tiny(tmp_path, *overrides)
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(expected, 8)
     assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(expected)
 
 
-def test_three_resumes_in_a_row_are_bit_equal(
-    whole: tuple[Path, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_resume_after_any_step_is_bit_equal(
+    finished: Path, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, overrides = whole
-    for step, number in ((2, signal.SIGINT), (3, signal.SIGUSR1), (6, signal.SIGTERM)):
-        with monkeypatch.context() as patch:
-            tiny_runs.stop_after(patch, step, number)
-            with pytest.raises(StoppedBySignal):
-                tiny_runs.run_tiny(tmp_path, *overrides)
-    tiny_runs.run_tiny(tmp_path, *overrides)
-    assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(expected, 8)
+    with monkeypatch.context() as patch:
+        tiny_runs.stop_after(patch, step)
+        with pytest.raises(StoppedBySignal, match=f"SIGTERM; step {step} of 8 is saved"):
+            tiny_runs.run_tiny(tmp_path)
+    tiny_runs.run_tiny(tmp_path)
+    assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(finished, 8)
+    assert tiny_runs.metrics_without_time(tmp_path) == tiny_runs.metrics_without_time(finished)
 
 
-def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
-    first = tiny_runs.run_tiny(tmp_path)
-    before = tiny_runs.digest(tmp_path, 8)
-    again = tiny_runs.run_tiny(tmp_path)
-    assert again["step"] == first["step"] == 8
-    assert tiny_runs.digest(tmp_path, 8) == before
+def test_a_finished_run_says_so_and_changes_nothing(copied: Path) -> None:
+    before = tiny_runs.digest(copied, 8)
+    assert tiny_runs.run_tiny(copied)["step"] == 8
+    assert tiny_runs.digest(copied, 8) == before
 
 
 def test_a_longer_run_goes_on(tmp_path: Path) -> None:
@@ -108,9 +131,8 @@ def test_a_run_that_dies_at_any_disk_operation_loses_no_commit_and_ends_the_same
         assert tiny_runs.digest(folder, 8) == expected, f"after a crash at {operations[number - 1]}"
 
 
-def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path / "whole")
-    expected = tiny_runs.digest(tmp_path / "whole", 8)
+def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(finished: Path, tmp_path: Path) -> None:
+    expected = tiny_runs.digest(finished, 8)
     folder, delays = tmp_path / "killed", random.Random(3)
     seen = 0
     for _ in range(12):
@@ -136,17 +158,16 @@ def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(tmp_path: P
 )
 @pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
+    copied: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    expected = tiny_runs.digest(tmp_path, 8)
-    _damage(tmp_path / "run" / "checkpoints" / "step-00000008" / name, damage)
+    expected = tiny_runs.digest(copied, 8)
+    _damage(copied / "run" / "checkpoints" / "step-00000008" / name, damage)
     capfd.readouterr()
-    tiny_runs.run_tiny(tmp_path)
+    tiny_runs.run_tiny(copied)
     error = capfd.readouterr().err
     assert "warning" in error
     assert "step-00000008" in error
-    assert tiny_runs.digest(tmp_path, 8) == expected
+    assert tiny_runs.digest(copied, 8) == expected
 
 
 def _damage(path: Path, damage: str) -> None:
@@ -170,25 +191,22 @@ def _damage(path: Path, damage: str) -> None:
         ("--optimizer.learning-rate=1e-3", "optimizer.learning_rate was 0.01 and is now 0.001"),
     ],
 )
-def test_another_run_in_the_same_folder_is_refused(tmp_path: Path, override: str, message: str) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    before = tiny_runs.digest(tmp_path, 8)
+def test_another_run_in_the_same_folder_is_refused(copied: Path, override: str, message: str) -> None:
+    before = tiny_runs.digest(copied, 8)
     with pytest.raises(UserError, match=message):
-        tiny_runs.run_tiny(tmp_path, override)
-    assert tiny_runs.digest(tmp_path, 8) == before
+        tiny_runs.run_tiny(copied, override)
+    assert tiny_runs.digest(copied, 8) == before
 
 
-def test_layout_and_tracking_may_change(tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    tiny_runs.run_tiny(tmp_path, "--training.micro-batch-size=1", "--tracking.log-every-steps=4", "--training.steps=9")
-    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+def test_layout_and_tracking_may_change(copied: Path) -> None:
+    tiny_runs.run_tiny(copied, "--training.micro-batch-size=1", "--tracking.log-every-steps=4", "--training.steps=9")
+    assert (copied / "run" / "checkpoints" / "step-00000009").is_dir()
 
 
-def test_checkpoints_without_identity_are_refused(tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    (tmp_path / "run" / "run.json").unlink()
+def test_checkpoints_without_identity_are_refused(copied: Path) -> None:
+    (copied / "run" / "run.json").unlink()
     with pytest.raises(UserError, match=r"without its run\.json"):
-        tiny_runs.run_tiny(tmp_path)
+        tiny_runs.run_tiny(copied)
 
 
 def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,18 +220,17 @@ def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
 
 
-def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    checkpoints, metrics = tmp_path / "run" / "checkpoints", tmp_path / "run" / "metrics.jsonl"
+def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(copied: Path) -> None:
+    checkpoints, metrics = copied / "run" / "checkpoints", copied / "run" / "metrics.jsonl"
     for path in checkpoints.glob("*/model-00000.safetensors"):
         _damage(path, "flip")
     before = metrics.read_bytes()
     with pytest.raises(CheckpointError, match=r"has 2 checkpoints and none is intact: restore one to resume"):
-        tiny_runs.run_tiny(tmp_path)
+        tiny_runs.run_tiny(copied)
     assert metrics.read_bytes() == before
     assert len(list(checkpoints.iterdir())) == 2
     shutil.rmtree(checkpoints)
-    assert tiny_runs.run_tiny(tmp_path)["step"] == 8
+    assert tiny_runs.run_tiny(copied)["step"] == 8
 
 
 def test_a_kill_after_a_signal_at_a_due_step_leaves_each_measurement_once(
@@ -250,14 +267,13 @@ def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: P
         assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == expected
 
 
-def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path)
-    other = tmp_path / "other"
+def test_weights_of_another_shape_are_named(copied: Path) -> None:
+    other = copied / "other"
     tiny_runs.run_tiny(other, "--model.hidden-size=64")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    shutil.copytree(other / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
+    shutil.rmtree(copied / "run" / "checkpoints")
+    shutil.copytree(other / "run" / "checkpoints", copied / "run" / "checkpoints")
     with pytest.raises(CheckpointError, match=r"attention\.out\.bias is \[64\] and should be \[32\]"):
-        tiny_runs.run_tiny(tmp_path)
+        tiny_runs.run_tiny(copied)
 
 
 def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
@@ -271,19 +287,17 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_stored_dtypes_are_verified(tmp_path):
+def test_stored_dtypes_are_verified(copied):
     """A recipe that says bf16 does not silently round the fp32 weights of the checkpoint."""
-    tiny_runs.run_tiny(tmp_path)
-    identity = tmp_path / "run" / "run.json"
+    identity = copied / "run" / "run.json"
     identity.write_text(identity.read_text().replace('"weights": "fp32"', '"weights": "bf16"'))
     with pytest.raises(CheckpointError, match=r"embedding.tokens is stored as F32, and .* \[precision\] has BF16"):
-        tiny_runs.run_tiny(tmp_path, "--precision.weights=bf16")
+        tiny_runs.run_tiny(copied, "--precision.weights=bf16")
 
 
-def test_the_storage_dtypes_of_a_run_stay(tmp_path):
-    tiny_runs.run_tiny(tmp_path)
+def test_the_storage_dtypes_of_a_run_stay(copied):
     with pytest.raises(UserError, match=r"precision\.weights was 'fp32' and is now 'bf16'"):
-        tiny_runs.run_tiny(tmp_path, "--precision.weights=bf16")
+        tiny_runs.run_tiny(copied, "--precision.weights=bf16")
 
 
 def test_what_is_kept_in_memory_may_change_on_the_way(tmp_path, monkeypatch):

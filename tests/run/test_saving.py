@@ -17,13 +17,19 @@ BEHIND = "--checkpoint.background"
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Every save takes a while; returns [(step, step of the training when the save is done, how many at once)]."""
+    """Every save takes a while, and the first one until the training is at a later step.
+
+    Returns [(step, step of the training when the save is done, how many at once)].
+    """
     save, record, saves, now, active = checkpoint.save, TrainingRun.record, [], [0], []
 
     def save_slowly(folder, contents, *others):
         active.append(contents.step)
         at_once = len(active)
         time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not saves and now[0] <= contents.step and time.monotonic() < deadline:
+            time.sleep(0.01)
         path = save(folder, contents, *others)
         active.remove(contents.step)
         saves.append((contents.step, now[0], at_once))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
-from ranks import python
+from ranks import train_on_ranks
 from tiny_encoder_runs import build_sentences, encoder, on_corpus
 from tiny_text import build_tiny
 
@@ -35,11 +35,11 @@ def tensors(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
     return {f"{group}/{name}": tensor for group, found in contents.tensors.items() for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("update", ["rigl", "rigl_sample", "random"])
+@pytest.mark.parametrize(("update", "table"), [("rigl", "none"), ("rigl_sample", "4"), ("random", "none")])
 def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
-    update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    update: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = (*MOVING, f"--sparsity.update={update}")
+    overrides = (*MOVING, f"--sparsity.update={update}", f"--sparsity.embedding-block-size={table}")
     tiny_runs.run_tiny(tmp_path / "whole", *overrides)
     for step in (3, 4):  # before and after the second update
         with monkeypatch.context() as patch:
@@ -51,26 +51,41 @@ def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
     rows = tiny_runs.metrics_without_time(tmp_path / "whole")
     assert tiny_runs.metrics_without_time(tmp_path / "parts") == rows
     assert "Block-sparse patterns" in (tmp_path / "whole" / "run" / "report.html").read_text()
-    moved = [row for row in rows if row["kind"] == "topology"]
-    assert {row["step"] for row in moved} == {2, 4, 6} and len({row["layer"] for row in moved}) == 8
+    logged = [row for row in rows if row["kind"] == "topology"]
+    started, moved = ([row for row in logged if (row["step"] > 0) == late] for late in (False, True))
+    assert {row["layer"] for row in started} == {row["layer"] for row in moved}
+    assert all(row["tried"] == row["density"] and row["pruned"] == 0 and row["pattern"] for row in started)
+    assert {row["step"] for row in moved} == {2, 4, 6} and len({row["layer"] for row in moved}) == 8 + (table != "none")
     for row in moved:
         assert len(row["pattern"]) <= 32 and any(set(line) - {"0"} for line in row["pattern"])
         assert row["tried"] > row["density"] and row["pruned"] > 0
         assert ("score_mean" in row) == (update != "random")
 
 
+BF16 = (*MOVING, "--precision.compute=bf16")
+ON_TWO_RANKS = {
+    "data": MOVING,
+    "pipeline": (*MOVING, "--parallel.pipeline-parallel=2"),
+    "bf16 auto": (*BF16, "--sparsity.kernel=auto"),
+    "bf16 torch": (*BF16, "--sparsity.kernel=torch"),
+}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs of two ranks, ``ON_TWO_RANKS``, which are started once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny_runs.tiny_recipe(folder)
+    train_on_ranks(2, {folder / name: (folder / "tiny.toml", *options) for name, options in ON_TWO_RANKS.items()})
+    return folder
+
+
 @pytest.mark.parametrize("layout", ["data", "pipeline"])
-def test_ranks_choose_the_pattern_that_one_process_chooses(layout: str, tmp_path: Path) -> None:
+def test_ranks_choose_the_pattern_that_one_process_chooses(layout: str, on_two_ranks: Path, tmp_path: Path) -> None:
     """A pipeline's numbers are equal bit for bit; data-parallel ranks add up the tied table in another order."""
     tiny_runs.run_tiny(tmp_path / "one", *MOVING)
-    recipe = tmp_path / "one" / "tiny.toml"
-    more = ("--parallel.pipeline-parallel=2",) if layout == "pipeline" else ()
-    done = python(
-        "-m", "hornbook", "train", recipe, *MOVING, *more, "--output", tmp_path / "two", "--processes", 2,
-        "--device", "cpu", "--threads", 1,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found, expected = tensors(tmp_path / "two"), tensors(tmp_path / "one" / "run")
+    two = on_two_ranks / layout
+    found, expected = tensors(two), tensors(tmp_path / "one" / "run")
     assert found.keys() == expected.keys() and any(name.endswith("grown_at") for name in found)
     for name, tensor in expected.items():
         if layout == "pipeline" or not tensor.is_floating_point():
@@ -79,7 +94,7 @@ def test_ranks_choose_the_pattern_that_one_process_chooses(layout: str, tmp_path
             torch.testing.assert_close(found[name], tensor, rtol=1e-2, atol=1e-3)
     logs = [
         [row for row in read(path / "metrics.jsonl") if row["kind"] == "topology"]
-        for path in (tmp_path / "two", tmp_path / "one" / "run")
+        for path in (two, tmp_path / "one" / "run")
     ]
     assert logs[1] and [row.keys() for row in logs[0]] == [row.keys() for row in logs[1]]
     for ours, theirs in zip(*logs, strict=True):
@@ -183,21 +198,13 @@ def test_a_sparse_encoder_fills_masks_and_is_evaluated_like_its_dense_form(
     assert [guess["id"] for guess in guesses[0]] == [guess["id"] for guess in guesses[1]]
 
 
-@pytest.mark.parametrize("kernel", ["auto", "torch"])
-def test_two_ranks_train_sparse_layers_in_bf16(kernel: str, tmp_path: Path) -> None:
-    options = (*MOVING, "--precision.compute=bf16", f"--sparsity.kernel={kernel}")
-    tiny_runs.run_tiny(tmp_path / "one", *options)
-    done = python(
-        "-m", "hornbook", "train", tmp_path / "one/tiny.toml", *options, "--output", tmp_path / "two",
-        "--processes", 2, "--device", "cpu", "--threads", 1,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found, expected = tensors(tmp_path / "two"), tensors(tmp_path / "one" / "run")
+@pytest.mark.parametrize("name", ["bf16 auto", "bf16 torch"])
+def test_two_ranks_train_sparse_layers_in_bf16(name: str, on_two_ranks: Path, tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path, *ON_TWO_RANKS[name])
+    two, one = on_two_ranks / name, tmp_path / "run"
+    found, expected = tensors(two), tensors(one)
     moved = [name for name in expected if name.endswith((".rows", ".columns", ".grown_at"))]
     assert moved and all(torch.equal(found[name], expected[name]) for name in moved)
-    losses = [
-        [row["loss"] for row in read(path / "metrics.jsonl") if row["kind"] == "train"]
-        for path in (tmp_path / "two", tmp_path / "one/run")
-    ]
+    losses = [[row["loss"] for row in read(run / "metrics.jsonl") if row["kind"] == "train"] for run in (two, one)]
     assert len(losses[0]) == 8 and losses[0] == pytest.approx(losses[1], rel=1e-2)
     assert losses[1][-1] != losses[1][0]

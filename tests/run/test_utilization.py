@@ -58,6 +58,12 @@ def test_the_product_has_the_feed_forwards_shape_and_large_ones_lose_rows() -> N
     assert small.flops == small.repeats * 2 * 100 * 768 * 3072
 
 
+def test_a_tiny_product_is_timed_in_a_moment() -> None:
+    """Its calls cost more than its operations, so that as many of these as of a large one would take seconds."""
+    tiny = load_recipe("demo", ["--model.hidden-size=8", "--model.num-heads=1"], require_data=False).recipe
+    assert 10 < Product.of(tiny, 64, torch.bfloat16, CPU).repeats <= 100
+
+
 def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
     recipe = load_recipe("demo", ["--model.hidden-size=64"], require_data=False).recipe
     before = torch.get_rng_state()

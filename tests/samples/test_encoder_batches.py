@@ -8,7 +8,7 @@ import torch
 from tiny_encoder_runs import LAYOUTS, build_sentences, encoder_tokenizer
 
 from hornbook.config import MaskedLMConfig, PretrainingConfig
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError
 from hornbook.samples.batches import evaluation_batches
 from hornbook.samples.encoder_batches import EncoderBatches

@@ -7,7 +7,7 @@ from tiny_sentences import sentence_store
 from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.config import MaskedLMConfig, PretrainingConfig
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import UserError
 from hornbook.samples.encoder_sources import MixedSequences, sequence_source, store_batches
 from hornbook.samples.mixture import seed_of_source

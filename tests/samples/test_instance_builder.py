@@ -6,9 +6,9 @@ from tiny_formats import BERT_TFRECORD, same
 from tiny_sentences import sentence_store
 from tiny_text import SHARED
 
-from hornbook.corpus.convert.bert_tfrecord import read_plain
-from hornbook.corpus.convert.conversion import read_instances
-from hornbook.corpus.store import open_store
+from hornbook.corpora.convert.bert_tfrecord import read_plain
+from hornbook.corpora.convert.conversion import read_instances
+from hornbook.corpora.store import open_store
 from hornbook.errors import StorageError, UserError
 from hornbook.formats.tfrecord import find_tfrecords
 from hornbook.samples.instance_builder import InstanceOptions, build_instances

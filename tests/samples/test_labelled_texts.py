@@ -124,6 +124,21 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path):
         encode_examples(examples, tokenizer, 4)
 
 
+def test_a_decoder_reads_the_texts_and_one_token_between_them(tmp_path):
+    tokenizer = Tokenizer.train(["the whale and the sea"] * 9, 270, kind="byte-bpe")
+    row = {"a": "the whale and the whale", "b": "the sea", "c": 0}
+    examples = read_examples(write_jsonl(tmp_path / "x.jsonl", [row]), PAIRS)
+    (whole,) = encode_examples(examples, tokenizer, 64, is_causal=True)
+    assert tokenizer.decode(whole.tokens) == f"the whale and the whale{tokenizer.end_of_text}the sea"
+    (cut,) = encode_examples(examples, tokenizer, len(whole.tokens) - 1, is_causal=True)
+    end = whole.tokens.tolist().index(tokenizer.end_of_text_id)
+    assert cut.tokens.tolist() == [*whole.tokens[: end - 1], *whole.tokens[end:]]
+    with pytest.raises(UserError, match="no room for a text"):
+        encode_examples(examples, tokenizer, 2, is_causal=True)
+    with pytest.raises(UserError, match="no end-of-text token"):
+        encode_examples(examples, word_pieces(), 64, is_causal=True)
+
+
 def test_robertas_pairs_have_two_separators():
     tokenizer = Tokenizer.train(["a text of words"] * 9, 270, kind="roberta")
     cls, sep = (tokenizer.vocab[ROBERTA_TOKENS[place]] for place in (0, 2))

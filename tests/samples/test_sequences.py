@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_sentences import sentence_store
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import UserError
 from hornbook.samples.pairs import PairRules
 from hornbook.samples.sequences import (

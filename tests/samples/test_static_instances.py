@@ -6,9 +6,9 @@ from mutations import mutated, survive
 from tiny_formats import BERT_TFRECORD, instance, instances
 from tiny_text import one_line
 
-from hornbook.corpus.convert.bert_arrow import write_arrow
-from hornbook.corpus.convert.bert_instances import Instance
-from hornbook.corpus.convert.bert_tfrecord import read_plain, write_plain, write_remasked
+from hornbook.corpora.convert.bert_arrow import write_arrow
+from hornbook.corpora.convert.bert_instances import Instance
+from hornbook.corpora.convert.bert_tfrecord import read_plain, write_plain, write_remasked
 from hornbook.errors import DataError, UserError
 from hornbook.samples.static_instances import StaticInstances
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import InMemoryTokens, numbered, window_of
 
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, UserError
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Piece, Stream, Windows
 

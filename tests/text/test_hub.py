@@ -51,7 +51,7 @@ def read(tmp_path, endpoint, *requests):
     lines = [json.dumps(request if isinstance(request, dict) else {"inputs": [request]}) for request in requests]
     words = [sys.executable, "-c", READ, *lines]
     environment = os.environ | own
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

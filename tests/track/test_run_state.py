@@ -16,7 +16,7 @@ from pathlib import Path
 from hornbook.storage.files import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -30,7 +30,7 @@ def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
 
 
 def request(server: BoardServer, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     reply = connection.getresponse()
     assert method != "GET" or reply.headers["X-Content-Type-Options"] == "nosniff"

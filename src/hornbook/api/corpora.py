@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hornbook.config.suggest import did_you_mean
-from hornbook.corpus.build import tokenizer as tokenizers
-from hornbook.corpus.build.builder import BuildOptions
-from hornbook.corpus.build.builder import build_corpus as build
-from hornbook.corpus.store import SPLITS, open_store
+from hornbook.corpora.build import tokenizer as tokenizers
+from hornbook.corpora.build.builder import BuildOptions
+from hornbook.corpora.build.builder import build_corpus as build
+from hornbook.corpora.store import SPLITS, open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
 from hornbook.storage.system import usable_cores

@@ -24,7 +24,7 @@ from hornbook.api.passes import refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
 from hornbook.config import Recipe, recipe_to_dict
-from hornbook.config.precision import Compute
+from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
 from hornbook.exchange.huggingface import UNTRAINED, write_folder

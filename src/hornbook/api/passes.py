@@ -115,7 +115,7 @@ def predict(
     if isinstance(objective, ClassificationConfig):
         names = class_names(loaded, objective)
         examples = [Example(text=a, second_text=b, label="", place="") for a, b in zip(texts, seconds, strict=True)]
-        sequences = encode_examples(examples, tokenizer, length)
+        sequences = encode_examples(examples, tokenizer, length, is_causal=loaded.model.is_causal)
         return most_likely(class_logits(loaded.model, sequences, batch_size=batch_size), names, top_k)
     if top_k is not None:
         raise UserError(f"top_k does not apply: {loaded.path} answers questions; remove it")
@@ -134,15 +134,16 @@ def held_out_of(loaded: LoadedModel, ids: list[Int64s], labels: object) -> HeldO
         UserError: the labels do not fit, or the model predicts no tokens.
         CheckpointError: an encoder has no tokenizer, and there are no labels.
     """
-    if loaded.model.is_causal:
-        if labels is not None:
-            raise UserError("labels are for encoders; a decoder's targets are the ids themselves; remove them")
-        return GivenTokens(ids)
-    if not isinstance(loaded.model.head, EncoderHead):
+    head, is_causal = loaded.model.head, loaded.model.is_causal
+    if isinstance(head, ClassificationHead) if is_causal else not isinstance(head, EncoderHead):
         raise UserError(
             f"{loaded.path} was fine-tuned and predicts no tokens; score it with `hornbook evaluate`, or load the "
             "model that it was made from"
         )
+    if is_causal:
+        if labels is not None:
+            raise UserError("labels are for encoders; a decoder's targets are the ids themselves; remove them")
+        return GivenTokens(ids)
     sequences = [_one_segment(one) for one in ids]
     if labels is None:
         return MaskedCopies(sequences, loaded.require_tokenizer().require_masking(), "padded")

@@ -17,7 +17,7 @@ from typing import Any
 from hornbook.api.model import Model, load
 from hornbook.config import Recipe
 from hornbook.config.overrides import override_leaves, override_recipe
-from hornbook.config.precision import Compute
+from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved

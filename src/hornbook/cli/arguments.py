@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from hornbook.cli.table import wrap_line
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
-from hornbook.config.precision import Compute
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.recipe_files import split_overrides
+from hornbook.config.sections import Compute
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.parallel import launched

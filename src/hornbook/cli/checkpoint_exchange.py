@@ -117,9 +117,9 @@ def _warn(warnings: list[str]) -> None:
 
 def _kind(model: "TransformerConfig") -> str:
     """Name a model's family, and what it is for if that is not its family's usual work: ``bert for 2 classes``."""
-    from hornbook.config import EncoderConfig
+    from hornbook.config import TunableConfig
 
-    if not isinstance(model, EncoderConfig) or model.head == "pretraining":
+    if not isinstance(model, TunableConfig) or model.head == "pretraining":
         return model.family
     return f"{model.family} for {'spans' if model.head == 'span' else f'{model.num_labels} classes'}"
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, natural_number, positive_integer
 from hornbook.cli.progress import token_progress
-from hornbook.corpus.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.corpora.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.corpus.convert.conversion import ConvertReport
+    from hornbook.corpora.convert.conversion import ConvertReport
 
 _DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a row:
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Convert; return what was done."""
     from dataclasses import fields
 
-    from hornbook.corpus.convert.conversion import ConvertOptions, convert
+    from hornbook.corpora.convert.conversion import ConvertOptions, convert
     from hornbook.text.tokenizer import Tokenizer
 
     values = {field.name: getattr(arguments, field.name) for field in fields(ConvertOptions)}

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Show each store of a corpus, or a file of instances; return the numbers."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
-    from hornbook.corpus.describe import describe_store
-    from hornbook.corpus.store import open_store, splits_of
+    from hornbook.corpora.describe import describe_store
+    from hornbook.corpora.store import open_store, splits_of
     from hornbook.errors import UserError
 
     if are_instances(Path(arguments.store)):

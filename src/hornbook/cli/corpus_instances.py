@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
-from hornbook.corpus.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.corpora.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Write instances; return what was written. Raises UserError if an option does not apply."""
     from dataclasses import fields
 
-    from hornbook.corpus.store import open_store, splits_of
+    from hornbook.corpora.store import open_store, splits_of
     from hornbook.errors import UserError
     from hornbook.samples.instance_builder import InstanceOptions, build_instances
     from hornbook.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def are_instances(path: Path) -> bool:
     """Return whether a path is a file or folder of instances, and no token store. Raises DataError if it is damaged."""
-    from hornbook.corpus.convert.detect import detect_source
+    from hornbook.corpora.convert.detect import detect_source
     from hornbook.formats.arrow import is_dataset
     from hornbook.formats.tfrecord import begins_with_record
 
@@ -91,8 +91,8 @@ def are_instances(path: Path) -> bool:
 
 def inspect_instances(path: Path) -> dict[str, object]:
     """Show what a file of instances holds, all of which is read; return the numbers."""
-    from hornbook.corpus.convert.conversion import read_instances
-    from hornbook.corpus.convert.detect import detect_source
+    from hornbook.corpora.convert.conversion import read_instances
+    from hornbook.corpora.convert.detect import detect_source
     from hornbook.samples.instance_builder import describe_instances
 
     format_name = detect_source(path)

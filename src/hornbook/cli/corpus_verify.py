@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Check each store of a corpus; return what was checked."""
-    from hornbook.corpus.store import splits_of
-    from hornbook.corpus.store_manifest import BUILD, read_record
-    from hornbook.corpus.verify import verify_store
+    from hornbook.corpora.store import splits_of
+    from hornbook.corpora.store_manifest import BUILD, read_record
+    from hornbook.corpora.verify import verify_store
 
     if (Path(arguments.store) / BUILD).exists():
         read_record(Path(arguments.store))  # raises DataError if it is damaged

@@ -76,8 +76,9 @@ def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "Class
         second_text=arguments.second_text or columns.second_text,
     )
     examples = read_examples(arguments.file, columns, labelled=False, format=arguments.format)
-    sequences = encode_examples(examples, given.require_tokenizer(), given.window_length)
     model, size = given.loaded.model, given.micro_batch_size
+    tokenizer, length = given.require_tokenizer(), given.window_length
+    sequences = encode_examples(examples, tokenizer, length, is_causal=model.is_causal)
     return (
         record
         for group in in_groups(sequences, size)

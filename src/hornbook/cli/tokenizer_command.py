@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; one that is there is never replaced by another."""
-    from hornbook.corpus.build.tokenizer import train_tokenizer
+    from hornbook.corpora.build.tokenizer import train_tokenizer
 
     started = time.monotonic()
     report = train_tokenizer(

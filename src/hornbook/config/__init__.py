@@ -1,14 +1,13 @@
 """Recipes: the options of a run, where each value came from, and every mistake at once.
 
     TOML file, --section.key  -> build (a tree of leaves with sources, checked by options) -> Resolved(recipe, sources)
-    sections: recipe (data, training, ...), models (model, objective), optimizers (optimizer, schedule)
+    models (model, objective), optimizers (optimizer, schedule), sections (data, training, precision, memory, ...)
 
 The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
 """
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
 from hornbook.config.factorized import FactorizedGPTConfig
-from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -23,6 +22,7 @@ from hornbook.config.models import (
     RobertaConfig,
     SpanConfig,
     TransformerConfig,
+    TunableConfig,
 )
 from hornbook.config.optimizers import (
     AdamConfig,
@@ -40,18 +40,9 @@ from hornbook.config.optimizers import (
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
 from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
-from hornbook.config.precision import PrecisionConfig
-from hornbook.config.recipe import (
-    Change,
-    DataConfig,
-    EvaluationConfig,
-    Recipe,
-    TrainingConfig,
-    changed_keys,
-    recipe_to_dict,
-    recipe_to_toml,
-)
+from hornbook.config.recipe import Change, Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.config.recipe_files import bundled_recipes, find_recipe
+from hornbook.config.sections import DataConfig, EvaluationConfig, MemoryConfig, PrecisionConfig, TrainingConfig
 from hornbook.config.sparsity import SparsityConfig
 
 __all__ = [
@@ -92,6 +83,7 @@ __all__ = [
     "SparsityConfig",
     "TrainingConfig",
     "TransformerConfig",
+    "TunableConfig",
     "UnknownPart",
     "WarmupStableDecayConfig",
     "bundled_recipes",

@@ -68,19 +68,6 @@ class Load:
     """Bytes of an activation."""
 
 
-def load_of(recipe: Recipe, num_ranks: int, itemsize: int) -> Load:
-    """Return the load of full sequences; an encoder's are shorter, so what it sends is at most that."""
-    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
-    tokens = training.micro_batch_size * recipe.sequence_length
-    ranks = sizes.replicate * sizes.shard
-    return Load(
-        num_micro_batches=training.global_batch_size // (ranks * training.micro_batch_size),
-        tokens=tokens,
-        scored=tokens * getattr(recipe.objective, "scored_share", 1.0),
-        itemsize=itemsize,
-    )
-
-
 def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
     """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation.
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from hornbook.config.models import Activation, TransformerConfig
 from hornbook.config.options import Problem, choice_of, option
-from hornbook.config.shapes import Shapes, blocks, count, linear, norm
+from hornbook.config.shapes import Shapes, blocks, linear, norm
 
 
 @choice_of("model")
@@ -39,11 +39,13 @@ class FactorizedGPTConfig(TransformerConfig):
         "fastest way",
         minimum=1,
     )
+    activation_dropout: float = option(0.0, help="dropout after the activation of the feed-forward", minimum=0, below=1)
+    initializer: Literal["normal", "glorot_uniform"] = option(
+        "normal",
+        help="initial weights: all of standard deviation initializer_std (normal); or those of linear maps within "
+        "√(6 / (inputs + outputs)), and tables of standard deviation 1 / √embedding_size (glorot_uniform)",
+    )
     clamp_tokens: bool = option(False, help="read ids beyond vocab_size as its last id, instead of refusing them")
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""

@@ -34,7 +34,21 @@ def linears_of(model: object) -> dict[str, LinearShape] | None:
         wide, narrow = model.hidden_size, model.embedding_size
         projections = {"embedding.projection": (wide, narrow), "head.projection": (narrow, wide)}
         return blocks | {name: LinearShape(*shape) for name, shape in projections.items()}
+    if isinstance(model, GPTConfig) and model.head == "classification":
+        return blocks | {"head.labels": LinearShape(model.num_labels or 0, model.hidden_size)}
     return blocks | (_of_head(model) if isinstance(model, EncoderConfig) else {})
+
+
+def table_of(model: object) -> LinearShape | None:
+    """Return the token table of the model that a recipe's section describes; None for a model of one's own.
+
+    It has no rows as long as the vocabulary is not known.
+    """
+    if type(model) not in _KNOWN:
+        return None
+    assert isinstance(model, TransformerConfig), "all known ones are"
+    width = model.embedding_size if isinstance(model, FactorizedGPTConfig) else model.hidden_size
+    return LinearShape(model.vocab_size or 0, width)
 
 
 def _of_attention(model: TransformerConfig) -> dict[str, LinearShape]:

@@ -3,22 +3,22 @@
 ::
 
     TransformerConfig                 sizes, dropouts, initial weights
-      GPTConfig                       decoder: causal attention
-      FactorizedGPTConfig             the same with a narrow token table (`hornbook.config.factorized`)
-      EncoderConfig                   bidirectional attention; segments
-        BertConfig, RobertaConfig, GroupBertConfig
+      FactorizedGPTConfig             decoder with a narrow token table (`hornbook.config.factorized`)
+      TunableConfig                   heads for labels
+        GPTConfig                     decoder: causal attention
+        EncoderConfig                 bidirectional attention; segments
+          BertConfig, RobertaConfig, GroupBertConfig
 
     CausalLMConfig
     MaskingConfig                     MaskedLMConfig, PretrainingConfig
     LabelledConfig                    ClassificationConfig, SpanConfig
 
-A model's defaults are those of the published model of that name, except that GPT has no dropout: a single pass over
-much text needs none.
+A model's defaults are those of the published model of that name, except that GPT has no dropout, for a single pass.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hornbook.config.options import Problem, choice_of, option
@@ -61,8 +61,16 @@ class TransformerConfig(ABC):
         return self.feed_forward_size or 4 * self.hidden_size
 
     @abstractmethod
+    def shapes(self, vocab_size: int | None = None) -> Shapes:
+        """Yield the name and the logical shape of each parameter, the tied token table once."""
+
     def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
+        """Count the parameters; the tied token table once, and without it when no vocabulary size is known.
+
+        The blocks are alike, so the model's first block and its second tell the rest: 10 million layers take no longer.
+        """
+        one, two = (count(replace(self, num_layers=num).shapes(vocab_size)) for num in (1, 2))
+        return one + (self.num_layers - 1) * (two - one)
 
     def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
         """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
@@ -119,16 +127,20 @@ class TransformerConfig(ABC):
         return (self.vocab_size or 0) * self.hidden_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class TunableConfig(TransformerConfig):
+    """The options of every transformer that can be fine-tuned on labels, which then has another head."""
+
+    head: Literal["pretraining", "classification", "span"] = option("pretraining", help="head; set by the objective")
+    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
+
+
 @choice_of("model")
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig(TransformerConfig):
+class GPTConfig(TunableConfig):
     """A decoder-only transformer: pre-norm, learned positions, tied head (GPT-2, GPT-3)."""
 
     family: str = "gpt"
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""
@@ -137,10 +149,12 @@ class GPTConfig(TransformerConfig):
         yield "embedding.positions", (self.max_positions, hidden)
         yield from blocks(self.num_layers, self._two_norm_block_shapes())
         yield from norm("head.norm", hidden)
+        if self.head == "classification":
+            yield "head.labels.weight", (self.num_labels or 0, hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(TransformerConfig):
+class EncoderConfig(TunableConfig):
     """The options of every encoder: bidirectional attention; the sum of the three embeddings is normed."""
 
     activation: Activation = option(
@@ -156,10 +170,6 @@ class EncoderConfig(TransformerConfig):
     projection_bias: bool = option(True, help="add a bias to the output projection of attention")
     head_transform: bool = option(True, help="dense layer, activation and layer norm before the token logits")
     prediction_bias: bool = option(True, help="add a bias for each vocabulary entry to the token logits")
-    head: Literal["pretraining", "classification", "span"] = option(
-        "pretraining", help="task head; set by the objective"
-    )
-    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
     first_position: ClassVar[int] = 0
     """Row of the position table at which sequences begin."""
     has_pair_head: ClassVar[bool] = True
@@ -169,10 +179,6 @@ class EncoderConfig(TransformerConfig):
     def head_activation(self) -> Activation:
         """Activation of the head."""
         return self.activation
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known."""
-        return count(self.shapes(vocab_size))
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""

@@ -71,10 +71,10 @@ class RankPart:
         """Return the numbers of its parameters, each of which has moments; the rows of its tables are padded.
 
         Args:
-            absent: weights that sparse linear maps lack, by the map's name.
+            absent: weights that sparse linear maps and a sparse table lack, by name.
         """
         dense = sum(shard_size(shape, self.sizes.shard) for shape in self.shapes.values())
-        return dense - sum(count for name, count in absent.items() if f"{name}.weight" in self.shapes)
+        return dense - sum(count for name, count in absent.items() if {name, f"{name}.weight"} & self.shapes.keys())
 
     @property
     def num_copied(self) -> int:

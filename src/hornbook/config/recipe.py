@@ -1,20 +1,18 @@
-"""The recipe: one frozen dataclass a section, and everything that they check together.
+"""The recipe: its sections, what they check together, and the recipe as text.
 
     recipe.toml, command line  ->  load_recipe  ->  Recipe(name="gpt2-small",
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-A field carries its help and bounds; ``problems`` lists conflicts. ``recipe_from_dict(recipe_to_dict(r))`` checks one.
+``problems`` lists conflicts; ``recipe_from_dict(recipe_to_dict(r))`` checks a recipe.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from hornbook.config.memory import MemoryConfig
 from hornbook.config.models import (
     CausalLMConfig,
     ClassificationConfig,
@@ -27,14 +25,22 @@ from hornbook.config.models import (
     RobertaConfig,
     SpanConfig,
     TransformerConfig,
+    TunableConfig,
 )
 from hornbook.config.optimizers import AdamWConfig, ByStepConfig, CosineConfig, OptimizerConfig, ScheduleConfig
-from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of, split_entry
+from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of
 from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
-from hornbook.config.precision import PrecisionConfig
+from hornbook.config.sections import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    MemoryConfig,
+    PrecisionConfig,
+    TrackingConfig,
+    TrainingConfig,
+)
 from hornbook.config.sparsity import SparsityConfig
-from hornbook.config.tracking import TrackingConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
@@ -51,117 +57,6 @@ EXCLUSIVE = (
 """Options of which a recipe sets one; one on the command line replaces the others of the recipe file."""
 _ENCODERS = '"bert", "roberta" or "groupbert"'
 _ENCODER_OBJECTIVES = '"mlm", "mlm_nsp", "classification" or "span"'
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Training and validation data, and the length of a sequence."""
-
-    sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
-    train: tuple[str, ...] = option((), help="token stores, or labeled files, to train on", path=True)
-    weights: tuple[float, ...] = option((), help="sampling weights of the stores; []: their sizes", above=0)
-    max_samples: int | None = option(
-        None, help="train on at most so many samples, the same ones in each epoch; none: all", minimum=1
-    )
-    validation: str | None = option(None, help="token store, or labeled file, for the validation loss", path=True)
-    tokenizer: str | None = option(
-        None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
-    )
-    synthetic: bool = option(False, help="train on random tokens instead of a store")
-    windows: Literal["stream", "documents"] = option(
-        "stream",
-        help="a decoder's sequences: anywhere in the documents joined (stream), or the beginning of each document that "
-        "is long enough (documents)",
-    )
-    document_mask: bool = option(False, help="restrict a decoder's attention to the document")
-    layout: Literal["auto", "padded", "packed", "unpadded"] = option(
-        "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
-    )
-
-    def problems(self) -> list[Problem]:
-        """List conflicting options."""
-        if self.weights and len(self.weights) != len(self.train):
-            return [Problem(("train", "weights"), "weights needs one value for each store; set as many or remove it")]
-        if len(self.weights) == 1:
-            return [Problem(("train", "weights"), "weights applies only to several stores; remove it")]
-        return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """Length of the run, batch sizes and random seed."""
-
-    steps: int | None = option(None, help="length of the run in optimizer steps", minimum=1)
-    epochs: float | None = option(None, help="length of the run in passes over the training data", above=0)
-    tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
-    global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
-    micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
-    seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
-    compile: Literal["none", "blocks"] = option(
-        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
-    )
-
-    def problems(self) -> list[Problem]:
-        """List conflicting options."""
-        problems, lengths = [], ("steps", "epochs", "tokens")
-        if all(getattr(self, name) is None for name in lengths):
-            problems.append(Problem(lengths, "the run has no length; set exactly one of the three"))
-        if self.global_batch_size % self.micro_batch_size:
-            fitting = math.gcd(self.global_batch_size, self.micro_batch_size)
-            message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
-            problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
-        return problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When to save checkpoints and which to keep."""
-
-    every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
-    keep_last: int = option(2, help="number of latest checkpoints to keep", minimum=1)
-    keep_best: bool = option(True, help="also keep the best checkpoint")
-    background: bool = option(
-        False, help="write in a thread while training continues, from a copy of weights and optimizer state in memory"
-    )
-    best_by: str = option("validation", help="metric of the best checkpoint: validation (its loss) or TASK/METRIC")
-
-    def problems(self) -> list[Problem]:
-        """List a metric of another form."""
-        if self.best_by != "validation" and not re.fullmatch(r"[^/]+/[^/]+", self.best_by):
-            return [Problem(("best_by",), 'expected "validation" or TASK/METRIC, as in "lambada/last_word_accuracy"')]
-        return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Validation, evaluation tasks and early stopping during training."""
-
-    every_steps: int = option(500, help="steps between validations", minimum=1)
-    max_windows: int | None = option(None, help="maximum windows per validation; none: all", minimum=1)
-    tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run during training")
-    task_data: tuple[str, ...] = option(
-        (), help="data of the tasks: PATH for all, or TASK=PATH for one", path=True, named=True
-    )
-    tasks_every_steps: int | None = option(None, help="steps between task runs; none: every_steps", minimum=1)
-    early_stopping_patience: int | None = option(
-        None, help="stop after so many measurements of checkpoint.best_by without improvement", minimum=1
-    )
-    early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
-
-    def problems(self) -> list[Problem]:
-        """List conflicting options."""
-        problems = []
-        named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
-        if strays := [name for name in named if name not in self.tasks]:
-            message = f"task_data applies only to tasks that run; add {', '.join(strays)} to tasks, or remove its data"
-            problems.append(Problem(("task_data", "tasks"), message))
-        for name in ("task_data", "tasks_every_steps"):
-            if getattr(self, name) and not self.tasks and not strays:
-                problems.append(Problem((name, "tasks"), f"{name} has no effect without tasks; set them, or remove it"))
-        if self.early_stopping_min_delta and self.early_stopping_patience is None:
-            message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
-            problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
-        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +88,7 @@ class Recipe:
     def num_parameters(self) -> int:
         """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
         count: int = getattr(self.model, "num_parameters", int)()
-        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.linears else count
+        return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.is_sparse else count
 
     def flops_per_token(self, length: float) -> float | None:
         """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
@@ -204,7 +99,7 @@ class Recipe:
         if formula is None:
             return None
         scored: float = getattr(self.objective, "scored_share", 1.0)
-        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.linears else 0.0
+        saved = self.sparsity.flops_saved(self.model, scored) if self.sparsity.is_sparse else 0.0
         flops: float = formula(length, scored=scored) - saved
         return flops
 
@@ -262,7 +157,8 @@ class Recipe:
             yield Problem(("checkpoint.best_by", "evaluation.tasks"), message)
         if is_encoder and isinstance(objective, CausalLMConfig):
             yield Problem(by_family, f'encoders cannot learn "causal_lm"; set objective.name to {_ENCODER_OBJECTIVES}')
-        if not is_encoder and isinstance(objective, MaskingConfig | LabelledConfig):
+        is_classifier = is_encoder or (isinstance(model, GPTConfig) and isinstance(objective, ClassificationConfig))
+        if not is_classifier and isinstance(objective, MaskingConfig | LabelledConfig):
             yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
@@ -290,12 +186,15 @@ class Recipe:
             (encoder and data.windows != "stream", "data.windows", "model.family", "decoders"),
             (not encoder and data.layout != "auto", "data.layout", "model.family", "encoders"),
             (encoder and is_sampled, "tracking.sample_every_steps", "model.family", "decoders"),
+            (is_labeled and not encoder and is_sampled, "tracking.sample_every_steps", name, "causal_lm"),
+            (is_labeled and not encoder and data.document_mask, "data.document_mask", name, "token stores"),
+            (is_labeled and not encoder and data.windows != "stream", "data.windows", name, "token stores"),
             (is_labeled and data.weights, "data.weights", name, "token stores"),
         ]
-        if encoder:
-            is_foreign, is_counted = encoder.head not in ("pretraining", head), encoder.num_labels is not None
+        if isinstance(model, TunableConfig):
+            is_foreign, is_counted = model.head not in ("pretraining", head), model.num_labels is not None
             rules += [
-                (is_foreign, "model.head", name, f'{name} = "{encoder.head}"'),
+                (is_foreign, "model.head", name, f'{name} = "{model.head}"'),
                 (is_counted and head != "classification", "model.num_labels", name, f'{name} = "classification"'),
             ]
         for broken, key, other, kind in rules:

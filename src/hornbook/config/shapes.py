@@ -1,4 +1,4 @@
-"""Names and shapes of parameters, without torch: what a model's sizes are counted and divided from.
+"""Shapes without torch: of parameters, and of the portions in which operators compute; models and plans share both.
 
 ::
 
@@ -15,6 +15,20 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and logical shapes, without padding."""
 
 _ROW_MULTIPLE: Final = 64
+HEAD_TOKENS: Final = 512
+"""Tokens whose logits the head computes at a time (`hornbook.ops.cross_entropy`).
+
+Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
+chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
+"""
+QUERIES: Final = 128
+"""Queries of a block of attention on a CPU (`hornbook.ops.attention`)."""
+SCORES: Final = 1 << 19
+"""Most scores of such a block: it takes as many heads at once as stay below."""
+MOST_WEIGHTS: Final = 1 << 26
+"""Most attention weights that a layer keeps on a CPU: 128 MiB in bf16."""
+BUCKET_ELEMENTS: Final = 1 << 22
+"""Gradients that ranks sum in one message (`hornbook.parallel.gradient_sums`)."""
 
 
 def padded_rows(vocab_size: int) -> int:
@@ -44,3 +58,30 @@ def blocks(num_layers: int, block: Shapes) -> Shapes:
 def count(shapes: Shapes) -> int:
     """Return the number of parameters."""
     return sum(math.prod(shape) for _, shape in shapes)
+
+
+def attention_blocks(
+    num_heads: int, num_tokens: int, *, is_causal: bool, size: int = QUERIES
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield heads, queries and keys of each block of attention on a CPU.
+
+    Args:
+        num_heads: of all sequences together.
+        num_tokens: of a sequence.
+        is_causal: whether queries see no later keys.
+        size: queries of a block.
+    """
+    for start in range(0, num_tokens, size):
+        stop = min(start + size, num_tokens)
+        num_keys = stop if is_causal else num_tokens
+        at_once = max(1, SCORES // ((stop - start) * num_keys))
+        for first in range(0, num_heads, at_once):
+            yield slice(first, min(first + at_once, num_heads)), slice(start, stop), slice(0, num_keys)
+
+
+def is_blocked(device: str, num_heads: int, num_tokens: int, *, is_causal: bool) -> bool:
+    """Tell whether blocks are the better form of attention: on a CPU, with weights that are not too many to keep.
+
+    Other arguments as for `attention_blocks`.
+    """
+    return device == "cpu" and num_heads * num_tokens**2 // (2 if is_causal else 1) <= MOST_WEIGHTS

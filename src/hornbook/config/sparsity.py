@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple
 
-from hornbook.config.linears import LinearShape, linears_of
+from hornbook.config.linears import LinearShape, linears_of, table_of
 from hornbook.config.options import Problem, describe, option
 from hornbook.config.parallel import ParallelConfig
 from hornbook.wording import first_few
@@ -24,6 +24,17 @@ TopologyUpdate = Literal["static", "random", "rigl", "rigl_norm", "rigl_sample"]
 Pooling = Literal["sum", "avg", "max"]
 
 BLOCK_SIZES: Final = (1, 4, 8, 16, 32, 64)
+_OF_TABLE: Final = (
+    "embedding_block_size",
+    "density",
+    "update",
+    "update_interval",
+    "prune_ratio",
+    "stop_fraction",
+    "pooling",
+    "learning_rate_scale",
+)
+"""Options that apply to a sparse token table as well."""
 _MAX_LAYERS: Final = 10_000
 """Each map of each layer is listed by name."""
 
@@ -71,9 +82,20 @@ class SparsityConfig:
     )
     stop_fraction: float = option(0.75, help="share of the run after which the pattern stays", above=0, maximum=1)
     pooling: Pooling = option("sum", help="what a block's score is of the absolute gradients of its weights")
+    embedding_block_size: int | None = option(
+        None,
+        help="block size of a sparse token table, which is also the output projection; none: a dense table",
+        minimum=1,
+        maximum=64,
+    )
     learning_rate_scale: float | None = option(
         None, help="factor of the learning rate of the blocks; none: by their density, 6.4 at 0.1", above=0
     )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any weights of the model are in blocks."""
+        return bool(self.linears) or self.embedding_block_size is not None
 
     @property
     def needs_scores(self) -> bool:
@@ -103,13 +125,23 @@ class SparsityConfig:
     def num_absent(self, model: object) -> dict[str, int]:
         """Return how many weights each sparse linear map of ``model`` has less than if it were dense, by name.
 
-        Of a model of one's own nothing is known.
+        The token table, too, if it is sparse and its size known. Of a model of one's own nothing is known.
         """
         linears = linears_of(model) or {}
-        return {
+        absent = {
             name: linears[name].num_parts * (grid.rows * grid.columns - grid.num_kept) * self.block_size**2
             for name, grid in self.grids(linears).items()
         }
+        table = table_of(model)
+        if table is not None and table.num_out and self.embedding_block_size is not None:
+            kept = self._table_grid(table, self.embedding_block_size).num_kept * self.embedding_block_size**2
+            absent["embedding.tokens"] = table.num_out * table.num_in - kept
+        return absent
+
+    def _table_grid(self, table: LinearShape, size: int) -> BlockGrid:
+        """Return the blocks of a token table; the last row of them may reach beyond the vocabulary."""
+        rows, columns = -(-table.num_out // size), table.num_in // size
+        return BlockGrid(rows, columns, max(1, math.ceil(round(self.density * rows * columns, 6))))
 
     def flops_saved(self, model: object, scored: float) -> float:
         """Return by how many FLOPs per token a training step is cheaper than that of the dense ``model``.
@@ -117,8 +149,8 @@ class SparsityConfig:
         ``scored`` is the share of the tokens for which the head computes logits; see ``flops_per_token`` of the model.
         """
         absent = self.num_absent(model)
+        in_head = sum(absent.pop(name, 0) for name in ("head.transform.dense", "head.projection", "embedding.tokens"))
         before_head = sum(count for name, count in absent.items() if not name.startswith("head."))
-        in_head = sum(absent.get(name, 0) for name in ("head.transform.dense", "head.projection"))
         return 6.0 * (before_head + scored * in_head)
 
     def rate_scale(self, density: float) -> float:
@@ -143,8 +175,7 @@ class SparsityConfig:
             message = f"{', '.join(first_few(unmatched))} matches no linear map; the names are such as {examples}"
             yield Problem(("sparsity.linears",), message)
         if self.block_size not in BLOCK_SIZES:
-            sizes = f"{', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}"
-            yield Problem(("sparsity.block_size",), f"must be {sizes}")
+            yield Problem(("sparsity.block_size",), f"must be {_sizes()}")
             return
         if self.kernel == "native" and self.block_size == 1:
             message = "the native kernel needs blocks of 4 or more; set another"
@@ -167,10 +198,14 @@ class SparsityConfig:
     def conflicts(self, model: object, parallel: ParallelConfig) -> Iterator[Problem]:
         """Yield what does not fit ``model``, unless it is one's own, and the layouts that do not know blocks."""
         if not self.linears:
-            default = SparsityConfig()
-            for key in (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key)):
+            default, of_table = SparsityConfig(), _OF_TABLE if self.embedding_block_size is not None else ()
+            given = (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key))
+            for key in (key for key in given if key not in of_table):
                 message = f"{key} applies only to the maps in linears; remove it"
                 yield Problem((f"sparsity.{key}", "sparsity.linears"), message)
+        if self.embedding_block_size is not None:
+            yield from self._table_conflicts(model, parallel, self.embedding_block_size)
+        if not self.linears:
             return
         if getattr(model, "num_layers", 0) > _MAX_LAYERS:
             message = f"sparsity is for at most {_MAX_LAYERS:,} layers; set fewer, or remove linears"
@@ -185,6 +220,32 @@ class SparsityConfig:
         if parallel.data_parallel != "replicate":
             message = 'blocks cannot be sharded; set data_parallel to "replicate"'
             yield Problem(("parallel.data_parallel", "sparsity.linears"), message)
+
+    def _table_conflicts(self, model: object, parallel: ParallelConfig, size: int) -> Iterator[Problem]:
+        """Yield what does not go with a sparse token table of blocks of that size."""
+        key, table = "sparsity.embedding_block_size", table_of(model)
+        if size not in BLOCK_SIZES:
+            yield Problem((key,), f"must be {_sizes()}")
+        elif table is None:
+            yield Problem((key,), "a model of one's own has no sparse token table; remove it")
+        elif table.num_in % size:
+            message = f"does not divide the {table.num_in} columns of the token table; choose another"
+            yield Problem((key,), message)
+        elif table.num_out and self.density * math.prod(self._table_grid(table, size)[:2]) < 1:
+            yield Problem(("sparsity.density", key), "leaves no block of the token table; raise it")
+        layouts = {
+            "tensor_parallel": (1, "1"),
+            "pipeline_parallel": (1, "1"),
+            "data_parallel": ("replicate", '"replicate"'),
+        }
+        for name, (whole, shown) in layouts.items():
+            if getattr(parallel, name) != whole:
+                message = f"a sparse token table lies whole on each rank; set {name} to {shown}"
+                yield Problem((f"parallel.{name}", key), message)
+
+
+def _sizes() -> str:
+    return f"{', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}"
 
 
 def _erdos_renyi(sizes: Mapping[str, tuple[int, int]], parts: Mapping[str, int], density: float) -> dict[str, float]:

@@ -30,7 +30,7 @@ from hornbook.config import MemoryConfig
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
-from hornbook.parallel.cuts import local
+from hornbook.parallel.ranks import local
 
 Compute = Callable[..., Tensor]
 _MIB = 1 << 20

@@ -39,7 +39,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
-from hornbook.parallel.device import DTYPES, compute_dtype, return_large_buffers
+from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
 from hornbook.samples.batches import HeldOutWindows, Loader, Samples, WindowBatches
 from hornbook.samples.document_windows import EvaluationDocumentWindows
@@ -159,15 +159,18 @@ def build_training(
         scratch: folder that this process holds, for the files of phased execution; None for files without a name, in
             ``memory.scratch`` or the system's folder for temporary files.
 
-    From then on, the operators of the process are those of ``precision.kernels``.
+    From then on, the operators of the process are those of ``precision.kernels``, and a GPU's sums those of
+    ``precision.partials``.
 
     Raises:
         UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
         StorageError: the disk has no room for the files of phased execution.
     """
     refuse_layout(recipe, world)
-    refuse_offload(recipe, world.device)
+    refuse_options_of_gpus(recipe, world.device)
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
+    if world.device.type == "cuda":
+        add_up_in(precision.partials)
     blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
     use(choose(precision.kernels, world.device, dtype, earlier=forms, blocks=blocks))
     with torch.device("meta"):
@@ -179,7 +182,7 @@ def build_training(
     elsewhere = place(model, update, recipe, world, scratch)
     initialize(model, recipe.training.seed)
     topology = None
-    if recipe.sparsity.linears:
+    if recipe.sparsity.is_sparse:
         update = with_blocks(update, model, recipe.sparsity)
         topology = Topology.of(model, recipe.sparsity, num_steps=num_steps, seed=recipe.training.seed, world=world)
     factor, peak = build_schedule(recipe.schedule, num_steps), recipe.optimizer.learning_rate
@@ -276,14 +279,21 @@ def needs_files(recipe: Recipe, device: torch.device) -> bool:
     return is_phased and (device.type != "cuda" or recipe.memory.scratch is not None)
 
 
-def refuse_offload(recipe: Recipe, device: torch.device) -> None:
-    """Raise UserError if something is to lie in the host's memory that is there anyway."""
+def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
+    """Raise UserError for an option that only a GPU has a use for, on another device."""
+    if device.type == "cuda":
+        return
     for option in ("offload_activations", "offload_optimizer"):
-        if getattr(recipe.memory, option) and device.type != "cuda":
+        if getattr(recipe.memory, option):
             raise UserError(
                 f"memory.{option} moves tensors from a GPU to the host's memory, and this run computes on "
                 f"{device.type}: remove it, or choose --device cuda"
             )
+    if recipe.precision.partials == "half":
+        raise UserError(
+            f'precision.partials = "half" is for GPUs, and this run computes on {device.type}: remove it, or choose '
+            "--device cuda"
+        )
 
 
 def build_phased(

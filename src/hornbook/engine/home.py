@@ -7,7 +7,7 @@
 
 A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
 elsewhere. The step loops over ``parts`` and knows nothing else of where tensors are. Weights that are cut over ranks
-are updated in their local parts (`hornbook.parallel.cuts`); only norms need the other ranks. Weights on the meta device
+are updated in their local parts (`hornbook.parallel.ranks`); only norms need the other ranks. Those on the meta device
 are those that other ranks of a pipeline hold.
 """
 
@@ -25,8 +25,8 @@ from hornbook.config.parallel import sees_slice
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Role, Slot, norms_of, num_parts_of, role_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.cuts import box_of, cut_axes, local
 from hornbook.parallel.gradient_sums import GradientSums
+from hornbook.parallel.ranks import box_of, cut_axes, local
 from hornbook.parallel.world import World
 
 Shards = dict[str, dict[str, Shard]]

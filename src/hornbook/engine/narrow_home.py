@@ -26,8 +26,8 @@ from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.cuts import box_of, local
 from hornbook.parallel.device import DTYPES
+from hornbook.parallel.ranks import box_of, local
 from hornbook.parallel.world import World
 
 

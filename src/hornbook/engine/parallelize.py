@@ -31,8 +31,9 @@ from hornbook.engine.sequence_parallel import slice_tokens
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
+from hornbook.ops.block_sparse import prepare_compilation
 from hornbook.optim.slots import num_parts_of
-from hornbook.parallel.cuts import is_cut, local
+from hornbook.parallel.ranks import is_cut, local
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 
@@ -122,6 +123,7 @@ def _compile_blocks(model: LanguageModel) -> None:
 
     PyTorch keeps what it compiles in its cache on disk, so that only the first run waits for the compiler.
     """
+    prepare_compilation()
     for block in model.blocks:
         block.forward = torch.compile(block.forward)
 

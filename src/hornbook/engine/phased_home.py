@@ -28,8 +28,8 @@ from hornbook.engine.spaces import Lane, Space
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Slot, norms_of
 from hornbook.optim.updates import Update
-from hornbook.parallel.cuts import box_of, is_cut, local
 from hornbook.parallel.device import DTYPES
+from hornbook.parallel.ranks import box_of, is_cut, local
 from hornbook.parallel.world import World
 
 _ALIGNMENT = 64

@@ -23,7 +23,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.group_block import GatedConvolution
 from hornbook.model.layers import Dropout
 from hornbook.ops.tensor_parallel import SLICES, Slices
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 
 
 def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:

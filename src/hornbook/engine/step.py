@@ -118,6 +118,7 @@ def train_step(
     moments and the number of updates do not. Those that a smaller loss scale mends are not in ``skipped_in_a_row``.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
+    update, limit, scope = config.update, config.clip_norm, config.clip_scope
     counted = [objective.counts(batch) for batch in micro_batches]
     own = [sum(count[name] for count in counted) for name in objective.weights]
     own += map(sum, zip(*map(size_of, micro_batches), strict=True))
@@ -139,12 +140,11 @@ def train_step(
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
-    limits = norm, config.clip_norm, config.clip_scope
     if not skipped:
         look(count)
         for part in home.parts:
             with home.slots(part, count) as slots:
-                config.update.apply(clip(slots, *limits, by_update=config.update.clips), learning_rate, count)
+                update.apply(clip(slots, norm, limit, scope, by_update=update.clips), learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)

@@ -95,8 +95,7 @@ class Topology:
                     name = slot.name.removesuffix(".values")
                     if name in growth:
                         rows.append(self._rewire(name, slot, growth[name], number, count))
-        pipeline = self.world.pipeline
-        return [row for rank in range(pipeline.size) for row in pipeline.share(rows, rank)]
+        return _of_all_stages(rows, self.world)
 
     def _growth(self, name: str, layer: BlockSparseLinear, number: int) -> tuple[Tensor, Tensor]:
         """Return the scores of a layer, ``[parts, R, C]``, summed over ranks, and what growth goes by."""
@@ -127,7 +126,17 @@ class Topology:
             own_columns.copy_(rewiring.columns)
             grown_at[rewiring.source < 0] = count
         layer.note_tried()
-        return {"layer": name, **_facts(layer, replaced, scores, found, has_scores=self.config.needs_scores)}
+        score = _score_facts(scores, found) if self.config.needs_scores else {}
+        return {"layer": name, **_facts(layer, replaced), **score}
+
+
+def patterns(model: nn.Module, world: World) -> list[Row]:
+    """Return a row for each block-sparse matrix, as ``Topology.rewire`` does, of patterns that have not changed."""
+    return _of_all_stages([{"layer": name, **_facts(layer, 0)} for name, layer in sparse_layers(model).items()], world)
+
+
+def _of_all_stages(rows: list[Row], world: World) -> list[Row]:
+    return [row for rank in range(world.pipeline.size) for row in world.pipeline.share(rows, rank)]
 
 
 def _carry(layer: BlockSparseLinear, tensor: Tensor, found: list[Rewiring]) -> None:
@@ -136,16 +145,17 @@ def _carry(layer: BlockSparseLinear, tensor: Tensor, found: list[Rewiring]) -> N
         part.copy_(rewiring.carry(part))
 
 
-def _facts(layer: BlockSparseLinear, replaced: int, scores: Tensor, found: list[Rewiring], *, has_scores: bool) -> Row:
-    """Return the numbers of an update of a layer's pattern."""
+def _facts(layer: BlockSparseLinear, replaced: int) -> Row:
+    """Return the numbers and the picture of a layer's pattern, of whose parts ``replaced`` blocks each are new."""
     facts: Row = {"density": layer.density, "tried": layer.share_tried, "pruned": replaced * layer.num_parts}
-    if has_scores:
-        grown = torch.cat(
-            [part[own.rows, own.columns][own.source < 0] for part, own in zip(scores, found, strict=True)]
-        )
-        facts |= {"score_mean": float(scores.mean()), "score_max": float(scores.max())}
-        facts |= {"score_grown": float(grown.mean()) if len(grown) else 0.0}
     return facts | {"pattern": layer.picture()}
+
+
+def _score_facts(scores: Tensor, found: list[Rewiring]) -> Row:
+    """Return what the scores of an update were, of all positions and of those that grew."""
+    grown = torch.cat([part[own.rows, own.columns][own.source < 0] for part, own in zip(scores, found, strict=True)])
+    grown_mean = float(grown.mean()) if len(grown) else 0.0
+    return {"score_mean": float(scores.mean()), "score_max": float(scores.max()), "score_grown": grown_mean}
 
 
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:

@@ -33,7 +33,7 @@ tasks.TASKS.update(
     classification=Task(
         measure=classification.classification,
         check=classification.read,
-        models="encoder",
+        models="any",
         lower=("cross_entropy",),
         higher=("accuracy", "macro_f1"),
         scores_held_out=True,

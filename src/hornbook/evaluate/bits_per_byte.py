@@ -3,8 +3,8 @@
 import gzip
 import lzma
 
-from hornbook.corpus.joined import JoinedStores, join
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.joined import JoinedStores, join
+from hornbook.corpora.store import TokenStore
 from hornbook.errors import DataError
 from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hornbook.corpus.joined import join
+from hornbook.corpora.joined import join
 from hornbook.errors import UserError
 from hornbook.evaluate.held_out import open_scored
 from hornbook.evaluate.tasks import TaskInput, check_tasks, find_task, run_task

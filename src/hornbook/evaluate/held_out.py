@@ -7,7 +7,7 @@ What it was trained on is scored only if the user names it: a score on the train
 text, and is better.
 """
 
-from hornbook.corpus.store import TokenStore, open_held_out, open_store
+from hornbook.corpora.store import TokenStore, open_held_out, open_store
 from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
 from hornbook.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.config import MaskedLMConfig, MaskingConfig
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.store import TokenStore
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.held_out import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput

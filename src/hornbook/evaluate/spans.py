@@ -22,7 +22,7 @@ from torch import Tensor
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import OutputHead
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 

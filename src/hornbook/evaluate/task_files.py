@@ -18,6 +18,7 @@ from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.reading import BYTE_ORDER_MARK
 
 _LARGEST_FILE: Final = 256 << 20
+_FIELD: Final = "text"
 
 
 def read_text(path: str) -> str:
@@ -39,8 +40,8 @@ def read_text(path: str) -> str:
     return text
 
 
-def read_passages(path: str, field: str = "text") -> list[str]:
-    """Return the passages of a JSONL file, in its order: the ``field`` of each line.
+def read_passages(path: str) -> list[str]:
+    """Return the passages of a JSONL file, in its order: the field "text" of each line.
 
     Raises:
         UserError: there is no such file.
@@ -50,10 +51,10 @@ def read_passages(path: str, field: str = "text") -> list[str]:
     """
     stream = io.BytesIO(_read(path))
     passages = [
-        _passage(record, field, place) for place, record in read_objects(stream, path, _LARGEST_FILE, skip_blank=False)
+        _passage(record, place) for place, record in read_objects(stream, path, _LARGEST_FILE, skip_blank=False)
     ]
     if not passages:
-        raise DataError(f"{path}: the file is empty; expected JSONL with a field {field!r}")
+        raise DataError(f"{path}: the file is empty; expected JSONL with a field {_FIELD!r}")
     return passages
 
 
@@ -65,9 +66,9 @@ def _read(path: str) -> bytes:
     return data
 
 
-def _passage(record: dict[str, Any], field: str, place: str) -> str:
-    text = text_in(record, field, place)
+def _passage(record: dict[str, Any], place: str) -> str:
+    text = text_in(record, _FIELD, place)
     utf8_of(text, place)
     if not text.strip():
-        raise DataError(f"{place}: the field {field!r} has no text; correct the line")
+        raise DataError(f"{place}: the field {_FIELD!r} has no text; correct the line")
     return text

@@ -23,7 +23,7 @@ from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.parallel.device import dtype_name
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 from hornbook.text.tokenizer import Tokenizer
 
 Learned = TypeVar("Learned", bound=LabelledConfig)
@@ -320,7 +320,12 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
 
 def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     own, found = ("decoder", "a decoder") if loaded.model.is_causal else ("encoder", "an encoder")
-    models = find_task(name).models
+    models, learned = find_task(name).models, loaded.recipe.objective
+    if models == own == "decoder" and isinstance(learned, LabelledConfig):
+        raise UserError(
+            f"the task {name!r} scores the prediction of tokens, and {loaded.path} learned {learned.name}: take the "
+            f"task {learned.name}, or the model that it was fine-tuned from"
+        )
     if models not in ("any", own):
         fitting = [other for other in task_names() if TASKS[other].models in ("any", own)]
         raise UserError(

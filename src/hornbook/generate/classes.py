@@ -1,4 +1,4 @@
-"""Classes of texts, by a fine-tuned encoder: logits, probabilities, the most likely class.
+"""Classes of texts, by a fine-tuned model: logits, probabilities, the most likely class.
 
 [CLS] call me ishmael . [SEP]  ->  logits of C classes  ->  softmax  ->  moby_dick 0.93, emma 0.04, ...
 """
@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hornbook.config import ClassificationConfig, EncoderConfig
+from hornbook.config import ClassificationConfig, TunableConfig
 from hornbook.errors import CheckpointError, HornbookError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.sequence_outputs import outputs_of
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.label_heads import ClassificationHead
+from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import listed
 from hornbook.samples.sequences import TokenSequence
 
@@ -55,8 +56,11 @@ def class_logits(
     forward: Forward = forward_resident,
 ) -> Tensor:
     """Return the logits of each sequence's classes, fp32 ``[N, C]`` on the CPU; arguments as ``outputs_of``."""
-    use = ClassificationHead.label_logits
-    return torch.stack(outputs_of(model, sequences, use, batch_size=batch_size, forward=forward))
+    return torch.stack(outputs_of(model, sequences, _label_logits, batch_size=batch_size, forward=forward))
+
+
+def _label_logits(head: ClassificationHead, x_BTD: Tensor, batch: Batch) -> Tensor:
+    return head.label_logits(x_BTD, batch)
 
 
 def most_likely(logits_NC: Tensor, labels: Sequence[str], top_k: int | None = None) -> list[Classified]:
@@ -82,7 +86,7 @@ def class_names(loaded: LoadedModel, objective: ClassificationConfig) -> tuple[s
         CheckpointError: there is not one name, each different, for each class of the model.
     """
     config, labels = loaded.recipe.model, objective.labels
-    count = config.num_labels if isinstance(config, EncoderConfig) else None
+    count = config.num_labels if isinstance(config, TunableConfig) else None
     if count != len(set(labels)) or count != len(labels):
         raise CheckpointError(
             f"{loaded.path} has {count} classes and the names {listed(labels) or 'of none'}; expected a name "
@@ -93,12 +97,8 @@ def class_names(loaded: LoadedModel, objective: ClassificationConfig) -> tuple[s
 
 def refuse_without_labels(loaded: LoadedModel) -> NoReturn:
     """Raise UserError for a model that was fine-tuned neither on classes nor on spans."""
-    if loaded.model.is_causal:
-        raise UserError(
-            f"{loaded.path} is a GPT, which has no classes and finds no answers: use `hornbook generate` to continue "
-            "texts, or `hornbook embed` for their vectors"
-        )
+    writes = "continue texts" if loaded.model.is_causal else "fill masks"
     raise UserError(
         f"{loaded.path} learned {loaded.recipe.objective.name!r} and no labels: fine-tune it (docs/fine-tuning.md), or "
-        "use `hornbook generate` to fill masks, `hornbook embed` for vectors of texts"
+        f"use `hornbook generate` to {writes}, `hornbook embed` for vectors of texts"
     )

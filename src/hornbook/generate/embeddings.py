@@ -20,7 +20,7 @@ from hornbook.errors import HornbookError, UserError
 from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
-from hornbook.model.head import OutputHead, at_places
+from hornbook.model.head import OutputHead
 from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import num_special
 from hornbook.samples.sequences import TokenSequence, framed
@@ -121,8 +121,7 @@ def _first(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
 
 
 def _last(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    last_SD: Tensor = head.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1)).float()
-    return last_SD
+    return head.last_tokens(x_BTD, batch).float()
 
 
 _POOLED: dict[Pooling, Callable[[OutputHead, Tensor, Batch], Tensor]] = {

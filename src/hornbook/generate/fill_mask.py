@@ -16,7 +16,7 @@ from torch import Tensor
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
-from hornbook.model.forward import Forward, evaluation_mode, forward_resident
+from hornbook.model.forward import evaluation_mode, forward_resident
 from hornbook.model.head import at_places
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
@@ -67,17 +67,14 @@ class GapFiller:
         model: an encoder.
         tokenizer: the one that it was trained with.
         top_k: how many tokens to name for each gap.
-        forward: takes a batch through the model.
 
     Raises:
         UserError: the model has no head for masked tokens; the tokenizer has no mask token, or has tokens that the
             model does not know; or there are fewer tokens than are to be named.
     """
 
-    def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int, forward: Forward = forward_resident
-    ) -> None:
-        self._model, self._tokenizer, self._top_k, self._forward = model, tokenizer, top_k, forward
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int) -> None:
+        self._model, self._tokenizer, self._top_k = model, tokenizer, top_k
         if not isinstance(model.head, EncoderHead):
             raise UserError(
                 "the model was fine-tuned and has no head for masked tokens any more; fill gaps with the one that it "
@@ -115,7 +112,7 @@ class GapFiller:
         width = max(len(sequence.tokens) for sequence in sequences)
         batch = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
         with evaluation_mode(self._model):
-            logits_PV = self._forward(self._model, batch, _logits_of_gaps)
+            logits_PV = forward_resident(self._model, batch, _logits_of_gaps)
         best = logits_PV.softmax(-1)[:, : self._tokenizer.vocab_size].topk(self._top_k)
         gaps = map(self._guesses, best.indices.tolist(), best.values.tolist())
         return [self._filled(request, list(islice(gaps, self._num_gaps(request)))) for request in requests]

@@ -7,12 +7,13 @@ The blocks offer the form that runs here (`hornbook.model.incremental`). The wei
 of the activations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from hornbook.model import LanguageModel
+from hornbook.model.head import OutputHead
 from hornbook.model.incremental import IncrementalBlock, incremental_form
 
 _FORWARD = ("forward", "make_context")
@@ -36,8 +37,7 @@ class IncrementalModel:
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
         self.max_positions = model.max_positions
         self._embedding, self._blocks = model.embedding, blocks
-        self._logits = incremental_form(model.head, dtype, computed_by=("logits", "prepare"))
-        self._logits = self._logits or model.head.logits
+        self._logits = _logits_of(model)
 
     @torch.inference_mode()
     def logits(
@@ -56,6 +56,20 @@ class IncrementalModel:
             x_BTD = block(x_BTD, cache, mask, positions_BT)
         logits_BV: Tensor = self._logits(x_BTD[:, -1])
         return logits_BV
+
+
+def _logits_of(model: LanguageModel) -> Callable[[Tensor], Tensor]:
+    """Return ``logits`` of the head, in its incremental form where it has one."""
+
+    def form(head: OutputHead, *_: object) -> Callable[[Tensor], Tensor]:
+        made: Callable[[Tensor], Tensor] | None
+        made = incremental_form(head, model.compute_dtype, computed_by=("logits", "prepare"))
+        return made or head.logits
+
+    if getattr(model.embedding, "sparse_tokens", None) is None:
+        return form(model.head)
+    found: Callable[[Tensor], Tensor] = model.head(form, None, {})  # the table is whole during the call
+    return found
 
 
 def incremental(model: LanguageModel) -> IncrementalModel | str:

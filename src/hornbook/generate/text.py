@@ -22,6 +22,7 @@ from hornbook.generate.decoder import make_decoder
 from hornbook.generate.ids import generate_batch
 from hornbook.generate.sampling import Sampling, draws_of
 from hornbook.model import LanguageModel
+from hornbook.model.label_heads import ClassificationHead
 from hornbook.text.streaming import TextStream
 from hornbook.text.tokenizer import Tokenizer
 
@@ -266,6 +267,8 @@ def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
 
 def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
     """Raise UserError for what cannot be done."""
+    if isinstance(model.head, ClassificationHead):
+        raise UserError("the model classifies texts and writes none: use `hornbook predict`, or take another model")
     if options.output_length < 1:
         raise UserError(f"the output length is {options.output_length}; expected 1 token or more")
     if options.input_length is not None and not 1 <= options.input_length <= model.max_positions:

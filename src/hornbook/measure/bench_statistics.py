@@ -100,8 +100,9 @@ def t_quantile(share: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(low)
 
 
-def _cosine_area(angle: float, freedom: float, steps: int = 400) -> float:
+def _cosine_area(angle: float, freedom: float) -> float:
     """Return the integral of cos(x)^(freedom - 1) from 0 to the angle, by Simpson's rule."""
+    steps = 400
     width = angle / steps
     heights: list[float] = [max(0.0, math.cos(width * at)) ** (freedom - 1) for at in range(steps + 1)]
     return width / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])

@@ -29,7 +29,7 @@ from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import StoppedBySignal, UserError
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective
-from hornbook.parallel.cuts import is_cut, local
+from hornbook.parallel.ranks import is_cut, local
 from hornbook.parallel.world import World
 from hornbook.run.launch import open_data, open_run
 from hornbook.run.loop import train_until_done

@@ -24,6 +24,7 @@ from hornbook.model.factorized import build_factorized_gpt
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel, build_gpt
 from hornbook.model.sparse_layers import sparsify
+from hornbook.model.sparse_table import sparsify_table
 
 __all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize", "model_of"]
 
@@ -65,4 +66,6 @@ def model_of(recipe: Recipe, compute_dtype: torch.dtype) -> LanguageModel:
     model = build_model(recipe.model, compute_dtype)
     if recipe.sparsity.linears:
         sparsify(model, recipe.sparsity, recipe.model)
+    if recipe.sparsity.embedding_block_size is not None:
+        sparsify_table(model, recipe.sparsity)
     return model

@@ -73,7 +73,7 @@ class QueryKeyValue(Linear):
     def draw(self, draw: Draw) -> None:
         """Fill the parameters; the weight's name, ``attention.qkv_weight``, is that of the first checkpoints."""
         parent = Draw(draw.seed, draw.prefix.rpartition(".")[0], draw.cut)
-        parent.normal(self.weight, "qkv_weight", self.std)
+        parent.normal(self.weight, "qkv_weight", self.std, is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
 
 

@@ -17,7 +17,7 @@ from hornbook.model.attention import (
     SelfAttention,
 )
 from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental_form, token_form
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, feed_forward_of
+from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.kernels import FORMS
@@ -27,8 +27,14 @@ _SITES_PER_BLOCK = 3
 MakeNorm = Callable[[int], LayerNorm]
 
 
+_FIRST_ACTIVATION_SITE = 1 << 29
+
+
 class FeedForward(nn.Module):
-    """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), any activation ``f`` of ``ACTIVATIONS``."""
+    """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), any activation ``f`` of ``ACTIVATIONS``.
+
+    With a ``dropout``, elements of ``f(W₁ x + b₁)`` are dropped; ``forward`` then needs the dropout keys.
+    """
 
     def __init__(
         self,
@@ -39,14 +45,18 @@ class FeedForward(nn.Module):
         std: float,
         out_std: float,
         make_linear: MakeLinear = Linear,
+        dropout: Dropout | None = None,
     ) -> None:
         super().__init__()
         self.up = make_linear(hidden_size, feed_forward_size, std=std)
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
         self.down = make_linear(feed_forward_size, hidden_size, std=out_std)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``."""
+    def forward(self, x_BTD: Tensor, keys_BT: Tensor | None = None) -> Tensor:
+        """Map ``[B, T, D]`` to ``[B, T, D]``; ``keys_BT`` is int64, for the dropout."""
+        if self.dropout is not None and self.dropout.drops:
+            dropped: Tensor = self.down(self.dropout(activated(self.up, x_BTD, self.activation), keys_BT))
+            return dropped
         if FORMS:
             return feed_forward_of(self.up, self.down, x_BTD, self.activation)
         y_BTD: Tensor = self.down(ACTIVATIONS[self.activation](self.up(x_BTD)))
@@ -79,6 +89,7 @@ class _Block(nn.Module):
         out_bias: whether the attention's output has one.
         make_linear: makes the linear maps.
         make_norm: makes a norm of so many columns; None: layer norms.
+        activation_dropout: share of the feed-forward's activations to drop.
     """
 
     def __init__(
@@ -90,8 +101,9 @@ class _Block(nn.Module):
         out_std: float,
         qkv_bias: bool = True,
         out_bias: bool = True,
-        make_linear: MakeLinear,
+        make_linear: MakeLinear = Linear,
         make_norm: MakeNorm | None = None,
+        activation_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.index = index
@@ -118,6 +130,7 @@ class _Block(nn.Module):
             std=config.initializer_std,
             out_std=out_std,
             make_linear=make_linear,
+            dropout=Dropout(activation_dropout, site=_FIRST_ACTIVATION_SITE + index) if activation_dropout else None,
         )
         self.feed_forward_dropout = Dropout(config.residual_dropout, site=second_site)
 
@@ -133,6 +146,7 @@ class PreNormBlock(_Block):
         attention: makes the attention, called as ``CausalSelfAttention`` is.
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the attention's output has one.
+        activation_dropout: share of the feed-forward's activations to drop.
     """
 
     def __init__(
@@ -145,6 +159,7 @@ class PreNormBlock(_Block):
         attention: Callable[..., SelfAttention] = CausalSelfAttention,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        activation_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             config,
@@ -155,7 +170,9 @@ class PreNormBlock(_Block):
             out_bias=out_bias,
             make_linear=make_linear,
             make_norm=make_norm,
+            activation_dropout=activation_dropout,
         )
+        self._drops_activations = activation_dropout > 0.0
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
@@ -163,7 +180,8 @@ class PreNormBlock(_Block):
         x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
         x_BTD = self.attention_dropout(self.attention(normed_BTD, context), keys_BT, x_BTD)
         x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
-        result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD), keys_BT, x_BTD)
+        keys = (keys_BT,) if self._drops_activations else ()
+        result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD, *keys), keys_BT, x_BTD)
         return result
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
@@ -229,10 +247,9 @@ class PostNormBlock(_Block):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: EncoderConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
+    def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__(
             config,
             index,
@@ -240,7 +257,6 @@ class PostNormBlock(_Block):
             out_std=config.initializer_std,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
-            make_linear=make_linear,
         )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:

@@ -22,7 +22,7 @@ from hornbook.model.block import PostNormBlock
 from hornbook.model.encoder_head import EncoderHead, Transform
 from hornbook.model.group_block import GroupBlock
 from hornbook.model.head import OutputHead
-from hornbook.model.label_heads import ClassificationHead, SpanHead
+from hornbook.model.label_heads import FirstTokenClassifier, SpanHead
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
@@ -111,7 +111,7 @@ def build_head(config: EncoderConfig, norm: LayerNorm | None = None) -> OutputHe
     if config.head == "classification":
         assert config.num_labels is not None, "the run counts the classes before it builds the model"
         dropout = config.residual_dropout
-        return ClassificationHead(
+        return FirstTokenClassifier(
             size, config.vocab_size, num_labels=config.num_labels, dropout=dropout, std=std, norm=norm
         )
     transform = Transform(size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std)

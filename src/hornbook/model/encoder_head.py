@@ -42,9 +42,8 @@ class EncoderHead(OutputHead):
         transform: the layers before the table, if any.
         bias: whether each token of the vocabulary has a bias.
         relates: whether there are a pooler and a classifier of pairs.
-        std: standard deviation of the initial weights of those two, and of an untied table.
+        std: standard deviation of the initial weights of those two.
         norm: final layer norm (pre-norm models).
-        is_tied: see ``OutputHead``.
     """
 
     def __init__(
@@ -57,9 +56,8 @@ class EncoderHead(OutputHead):
         relates: bool,
         std: float,
         norm: LayerNorm | None = None,
-        is_tied: bool = True,
     ) -> None:
-        super().__init__(hidden_size, vocab_size, bias=bias, norm=norm, is_tied=is_tied, std=std)
+        super().__init__(hidden_size, vocab_size, bias=bias, norm=norm, std=std)
         self.transform = transform or nn.Identity()
         self.pooler = Linear(hidden_size, hidden_size, std=std) if relates else None
         self.classifier = Linear(hidden_size, 2, std=std) if relates else None

@@ -3,6 +3,7 @@
 The head's table is the embedding's, so gradients of look-ups and of logits meet in ``[V, E]``.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -54,12 +55,17 @@ class FactorizedEmbedding(Embedding):
         """Return ``[B, T, D]`` in the compute dtype; see ``Embedding``."""
         if self.clamps_tokens:
             tokens_BT = tokens_BT.clamp(max=self.vocab_size - 1)
-        tokens_BTE = functional.embedding(tokens_BT, self.tokens.float()).to(self.compute_dtype)
+        if self.sparse_tokens is not None:
+            tokens_BTE = self.sparse_tokens.look_up(tokens_BT)
+        else:
+            tokens_BTE = functional.embedding(tokens_BT, self.tokens.float())
         if self.positions is None:
             positions_BTE = sinusoidal(positions_BT, tokens_BTE.shape[-1])
         else:
             positions_BTE = functional.embedding(positions_BT, self.positions.float())
-        x_BTE = self.token_norm(tokens_BTE) + self.position_norm(positions_BTE.to(self.compute_dtype))
+        x_BTE = self.token_norm(tokens_BTE.to(self.compute_dtype)) + self.position_norm(
+            positions_BTE.to(self.compute_dtype)
+        )
         x_BTD: Tensor = self.projection(self.sum_norm(self.dropout(x_BTE, keys_BT)))
         return x_BTD
 
@@ -112,6 +118,7 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
             attention=attention,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
+            activation_dropout=config.activation_dropout,
         )
         for index in range(config.num_layers)
     ]
@@ -119,7 +126,20 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
     model = LanguageModel(embedding, blocks, FactorizedHead(config, make_norm), max_positions=config.max_positions)
     if config.clamp_tokens:
         model.num_ids = sys.maxsize
+    if config.initializer == "glorot_uniform":
+        _start_as_glorot(model, config.embedding_size)
     return model
+
+
+def _start_as_glorot(model: LanguageModel, embedding_size: int) -> None:
+    """Let linear maps start as Glorot and Bengio (2010, equation 16) describe, stacked ones as one map.
+
+    The rows of the token table start with a mean square length of 1 (variance scaling by the outputs).
+    """
+    model.embedding.std = 1.0 / math.sqrt(embedding_size)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.std, module.is_uniform = math.sqrt(2.0 / (module.in_features + module.out_features)), True
 
 
 def _norm(config: FactorizedGPTConfig, size: int) -> LayerNorm:

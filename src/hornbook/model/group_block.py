@@ -20,7 +20,7 @@ from torch.nn import functional
 from hornbook.config import GroupBertConfig
 from hornbook.model.attention import Context, EncoderSelfAttention
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated
+from hornbook.model.layers import Dropout, LayerNorm, Linear, activated
 from hornbook.ops.layers import grouped_linear
 from hornbook.ops.sequence_groups import convolve
 
@@ -36,7 +36,6 @@ class GatedConvolution(nn.Module):
         group_size: channels of a group.
         epsilon: of the norm.
         std: standard deviation of the initial weights.
-        make_linear: makes the linear maps.
     """
 
     def __init__(
@@ -47,15 +46,14 @@ class GatedConvolution(nn.Module):
         *,
         epsilon: float,
         std: float,
-        make_linear: MakeLinear = Linear,
     ) -> None:
         super().__init__()
         self.std = std
-        self.up = make_linear(hidden_size, 2 * hidden_size, std=std)
+        self.up = Linear(hidden_size, 2 * hidden_size, std=std)
         self.filter_weight = nn.Parameter(torch.empty(hidden_size, group_size, kernel_size))
         self.filter_bias = nn.Parameter(torch.empty(hidden_size))
         self.norm = LayerNorm(hidden_size, epsilon=epsilon)
-        self.down = make_linear(hidden_size, hidden_size, std=std)
+        self.down = Linear(hidden_size, hidden_size, std=std)
 
     def draw(self, draw: Draw) -> None:
         """Fill the filter."""
@@ -109,13 +107,12 @@ class GroupedFeedForward(nn.Module):
         *,
         activation: str,
         std: float,
-        make_linear: MakeLinear = Linear,
     ) -> None:
         super().__init__()
-        self.up = make_linear(hidden_size, feed_forward_size, std=std)
+        self.up = Linear(hidden_size, feed_forward_size, std=std)
         self.activation = activation
         self.grouped = GroupedLinear(feed_forward_size, hidden_size, num_groups, std=std)
-        self.down = make_linear(hidden_size, hidden_size, std=std)
+        self.down = Linear(hidden_size, hidden_size, std=std)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
@@ -129,10 +126,9 @@ class GroupBlock(nn.Module):
     Args:
         config: sizes and options of the model.
         index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        make_linear: makes the linear maps.
     """
 
-    def __init__(self, config: GroupBertConfig, index: int, *, make_linear: MakeLinear = Linear) -> None:
+    def __init__(self, config: GroupBertConfig, index: int) -> None:
         super().__init__()
         self.index = index
         size, std, epsilon = config.hidden_size, config.initializer_std, config.layer_norm_epsilon
@@ -145,7 +141,6 @@ class GroupBlock(nn.Module):
             config.convolution_group_size,
             epsilon=epsilon,
             std=std,
-            make_linear=make_linear,
         )
         self.first_feed_forward, self.second_feed_forward = (
             GroupedFeedForward(
@@ -154,7 +149,6 @@ class GroupBlock(nn.Module):
                 config.feed_forward_groups,
                 activation=config.activation,
                 std=std,
-                make_linear=make_linear,
             )
             for _ in range(2)
         )
@@ -167,7 +161,6 @@ class GroupBlock(nn.Module):
             out_std=std,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,
-            make_linear=make_linear,
         )
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:

@@ -27,7 +27,7 @@ from hornbook.ops.cross_entropy import (
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenLogits
-from hornbook.parallel.cuts import local
+from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
 
 
@@ -101,6 +101,11 @@ class OutputHead(nn.Module):
         """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
         first_SD: Tensor = self.norm(at_places(x_BTD, firsts_S))
         return first_SD
+
+    def last_tokens(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return the normed hidden states of sequences' last tokens, ``[S, D]``."""
+        last_SD: Tensor = self.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1))
+        return last_SD
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""

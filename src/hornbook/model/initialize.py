@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hornbook.parallel.cuts import box_of, local
+from hornbook.parallel.ranks import box_of, local
 
 
 class Draw:
@@ -33,7 +33,9 @@ class Draw:
         self.prefix = prefix
         self.cut = cut
 
-    def normal(self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None) -> None:
+    def normal(
+        self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None, is_uniform: bool = False
+    ) -> None:
         """Draw ``parameter`` from N(0, std²), or from what is left of it inside the cut.
 
         Args:
@@ -41,13 +43,16 @@ class Draw:
             name: the parameter's name inside its module.
             std: standard deviation.
             num_rows: rows that exist logically; those after it are padding and become zero.
+            is_uniform: whether to draw from the uniform distribution of that deviation instead, within ±√3 std.
         """
         if parameter.is_meta:  # another rank of the pipeline holds it
             return
         rows = parameter.shape[0] if num_rows is None else num_rows
         values = torch.empty((rows, *parameter.shape[1:]))
         random = generator(self.seed, f"{self.prefix}.{name}")
-        if self.cut is None:
+        if is_uniform:
+            values.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=random)
+        elif self.cut is None:
             values.normal_(0.0, std, generator=random)
         else:
             edge = math.erf(self.cut / math.sqrt(2))

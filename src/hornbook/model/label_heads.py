@@ -1,16 +1,19 @@
-"""The heads of fine-tuned encoders: classes of whole sequences, and spans of tokens.
+"""The heads of fine-tuned models: classes of whole sequences, and spans of tokens.
 
 ::
 
-    x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> one logit a class    [S, C]
+    x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> one logit a class    [S, C]   encoder
+    x_BTD --lasts_S---> x_SD -> norm ---------------------------> labels: dense -> one logit a class    [S, C]   decoder
     x_BTD --------------------------------------------> spans:  dense -> logits of beginning and end    [S, T, 2]
 
 The first is that of transformers' BertForSequenceClassification, whose pooler may come from the pre-training, and of
-RobertaForSequenceClassification, whose pooler is new; of the two dropouts there, the second is here. Their token table
-is looked up alone, never multiplied with.
+RobertaForSequenceClassification, whose pooler is new; of the two dropouts there, the second is here. The second is that
+of GPT2ForSequenceClassification (Radford et al. 2018, GPT, section 3.2): the last token has seen all others. Their
+token table is looked up alone, never multiplied with.
 """
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -25,8 +28,27 @@ _DROPOUT_SITE = (1 << 30) - 1
 """No block has so high a number."""
 
 
-class ClassificationHead(OutputHead):
-    """Pooler, dropout and one logit a class, for each sequence.
+class ClassificationHead(OutputHead, ABC):
+    """The base of heads with one logit a class, for each sequence."""
+
+    @abstractmethod
+    def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return ``[S, C]`` fp32 for the sequences of a batch."""
+
+    def classify(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Score the classes of sequences; labels of -100 are not scored.
+
+        Returns:
+            The summed cross-entropy in nats and the number of right answers; fp32 scalars, the second without a
+            gradient.
+        """
+        logits_SC, labels_S = self.label_logits(x_BTD, batch), batch["labels"]
+        loss = functional.cross_entropy(logits_SC, labels_S, ignore_index=NOT_SCORED, reduction="sum")
+        return loss, (logits_SC.argmax(1) == labels_S).sum().float()
+
+
+class FirstTokenClassifier(ClassificationHead):
+    """An encoder's: pooler, dropout and logits of the first token.
 
     Args:
         hidden_size: D.
@@ -51,16 +73,26 @@ class ClassificationHead(OutputHead):
         logits: Tensor = self.labels(self.dropout(pooled_SD, at_places(batch["keys"], batch["firsts"]))).float()
         return logits
 
-    def classify(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Score the classes of sequences; labels of -100 are not scored.
 
-        Returns:
-            The summed cross-entropy in nats and the number of right answers; fp32 scalars, the second without a
-            gradient.
-        """
-        logits_SC, labels_S = self.label_logits(x_BTD, batch), batch["labels"]
-        loss = functional.cross_entropy(logits_SC, labels_S, ignore_index=NOT_SCORED, reduction="sum")
-        return loss, (logits_SC.argmax(1) == labels_S).sum().float()
+class LastTokenClassifier(ClassificationHead):
+    """A decoder's: final norm and logits of the last token of each sequence, which padding may follow.
+
+    Args:
+        hidden_size: D.
+        vocab_size: of the embedding.
+        num_labels: C.
+        std: standard deviation of the initial weights.
+        norm: see ``OutputHead``.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, *, num_labels: int, std: float, norm: LayerNorm) -> None:
+        super().__init__(hidden_size, vocab_size, norm=norm, std=std)
+        self.labels = Linear(hidden_size, num_labels, std=std, bias=False)
+
+    def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return ``[S, C]`` fp32 for the sequences of a batch."""
+        logits: Tensor = self.labels(self.last_tokens(x_BTD, batch)).float()
+        return logits
 
 
 class SpanHead(OutputHead):

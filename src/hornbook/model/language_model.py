@@ -20,7 +20,8 @@ from hornbook.config import GPTConfig
 from hornbook.model.attention import Context
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
-from hornbook.model.layers import Embedding
+from hornbook.model.label_heads import LastTokenClassifier
+from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.ops.attention import document_mask, documents_of_windows
 from hornbook.ops.native.kernels import FORMS
 from hornbook.samples.batches import Batch
@@ -76,7 +77,8 @@ class LanguageModel(nn.Module):
 
     def tie(self) -> None:
         """Let a tied head share the embedding's table; call it again after moving the model to another device."""
-        self.head.tie(self.embedding.tokens)
+        if self.embedding.tokens is not None:  # None where the table is block-sparse
+            self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
@@ -141,7 +143,7 @@ class LanguageModel(nn.Module):
 
     def fold_tied_gradients(self) -> None:
         """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
-        if not self.head.is_tied:
+        if not self.head.is_tied or self.embedding.tokens is None:
             return
         tokens, table = self.embedding.tokens, self.head.table
         if tokens.grad is None:
@@ -176,5 +178,13 @@ def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
         compute_dtype=compute_dtype,
     )
     blocks: list[nn.Module] = [PreNormBlock(config, index) for index in range(config.num_layers)]
-    head = CausalHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
+    head: OutputHead = CausalHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
+    if config.head == "classification":
+        head = _classifier(config, config.vocab_size)
     return LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
+
+
+def _classifier(config: GPTConfig, vocab_size: int) -> LastTokenClassifier:
+    assert config.num_labels is not None, "the run counts the classes before it builds the model"
+    size, norm = config.hidden_size, LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+    return LastTokenClassifier(size, vocab_size, num_labels=config.num_labels, std=config.initializer_std, norm=norm)

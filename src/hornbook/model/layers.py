@@ -34,7 +34,7 @@ from hornbook.ops.layers import (
 )
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
-from hornbook.parallel.cuts import is_cut
+from hornbook.parallel.ranks import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
 
@@ -47,6 +47,14 @@ class MakeLinear(Protocol):
         ...
 
 
+class LookUp(Protocol):
+    """A token table that is no tensor."""
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Return the rows of ``tokens``, int64 ``[...]``, in fp32 ``[..., D]``."""
+        ...
+
+
 class Linear(nn.Linear):
     """``y = x Wᵀ + b`` in the dtype of ``x``.
 
@@ -55,7 +63,12 @@ class Linear(nn.Linear):
         num_out: size of the last dimension of the output.
         std: standard deviation of the initial weights; biases start at zero.
         bias: whether there is a ``b``.
+
+    Attributes:
+        is_uniform: whether initial weights are uniform, within ±√3 std, rather than normal.
     """
+
+    is_uniform = False
 
     def __init__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> None:
         super().__init__(num_in, num_out, bias=bias)
@@ -66,7 +79,7 @@ class Linear(nn.Linear):
 
     def draw(self, draw: Draw) -> None:
         """Fill the parameters with their initial values."""
-        draw.normal(self.weight, "weight", self.std)
+        draw.normal(self.weight, "weight", self.std, is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,6 +219,9 @@ class Embedding(nn.Module):
         dropout: probability.
         std: standard deviation of the initial tables.
         compute_dtype: dtype of the output, which every later layer follows.
+
+    Attributes:
+        sparse_tokens: the token table in place of ``tokens``, if it is block-sparse (`hornbook.model.sparse_table`).
     """
 
     def __init__(
@@ -232,10 +248,12 @@ class Embedding(nn.Module):
         self.segments = nn.Parameter(torch.empty(num_segments, hidden_size)) if num_segments else None
         self.norm = norm
         self.dropout = Dropout(dropout, site=0)
+        self.sparse_tokens: LookUp | None = None
 
     def draw(self, draw: Draw) -> None:
         """Fill the tables; the padding rows of the token table become zero."""
-        draw.normal(self.tokens, "tokens", self.std, num_rows=self.vocab_size)
+        if self.sparse_tokens is None:
+            draw.normal(self.tokens, "tokens", self.std, num_rows=self.vocab_size)
         for name, table in (("positions", self.positions), ("segments", self.segments)):
             if table is not None:
                 draw.normal(table, name, self.std)
@@ -254,7 +272,10 @@ class Embedding(nn.Module):
             segments_BT: int64; None: all tokens are of segment 0.
         """
         tokens = self.tokens
-        x_BTD = cut_rows(tokens_BT, tokens) if is_cut(tokens) else functional.embedding(tokens_BT, tokens.float())
+        if self.sparse_tokens is not None:
+            x_BTD = self.sparse_tokens.look_up(tokens_BT)
+        else:
+            x_BTD = cut_rows(tokens_BT, tokens) if is_cut(tokens) else functional.embedding(tokens_BT, tokens.float())
         if self.positions is not None:
             x_BTD = x_BTD + functional.embedding(positions_BT + self.first_position, self.positions.float())
         elif self.position_kind == "sinusoidal":

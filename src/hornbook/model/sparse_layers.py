@@ -10,8 +10,9 @@ checkpoints hold; `hornbook.engine.topology` changes them in training.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from hornbook.ops.block_pattern import Pattern, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.wording import counted
+
+TABLE: Final = "embedding.sparse_tokens"
+"""The name of a block-sparse token table in its model."""
 
 
 class BlockSparseLinear(nn.Module):
@@ -50,6 +54,7 @@ class BlockSparseLinear(nn.Module):
         std: standard deviation of the weights if the map were dense; that of the blocks is ``std / √density``. None:
             ``1 / √num_in``.
         bias: whether there is a ``b``, which starts at zero.
+        is_uniform: whether initial weights are uniform rather than normal.
         num_parts: maps of equal shape side by side, as query, key and value; tensors have a first dimension for them.
         kernel: ``auto`` or a name of ``hornbook.ops.block_sparse.KERNELS``.
         seed: of the initial weights and positions.
@@ -75,6 +80,7 @@ class BlockSparseLinear(nn.Module):
         block_size: int,
         density: float,
         std: float | None = None,
+        is_uniform: bool = False,
         bias: bool = True,
         num_parts: int = 1,
         kernel: str = "auto",
@@ -92,7 +98,7 @@ class BlockSparseLinear(nn.Module):
             raise UserError(f"{problem.keys[0].rpartition('.')[2]} {problem.message}")
         (grid,) = config.grids(shape).values()
         self.grid_shape, self.density = (grid.rows, grid.columns), grid.density  # of a part
-        self.std = 1.0 / math.sqrt(num_in) if std is None else std
+        self.std, self.is_uniform = 1.0 / math.sqrt(num_in) if std is None else std, is_uniform
         parts = (num_parts,) if num_parts > 1 else ()
         self.values = nn.Parameter(torch.empty(*parts, grid.num_kept, block_size, block_size))
         self.bias = nn.Parameter(torch.empty(*parts, num_out // num_parts)) if bias else None
@@ -105,7 +111,7 @@ class BlockSparseLinear(nn.Module):
 
     def draw(self, draw: Draw) -> None:
         """Fill parameters and buffers with their initial values."""
-        draw.normal(self.values, "values", self.std / math.sqrt(self.density))
+        draw.normal(self.values, "values", self.std / math.sqrt(self.density), is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
         if self.rows.is_meta:  # another rank of the pipeline holds it
             return
@@ -236,6 +242,7 @@ def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> N
             block_size=config.block_size,
             density=grid.density,
             std=module.std,
+            is_uniform=module.is_uniform,
             bias=module.bias is not None,
             num_parts=shape.num_parts,
             kernel=config.kernel,
@@ -251,13 +258,22 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
 
 def describe_blocks(model: nn.Module) -> str:
     """Return in words how many linear maps of a model are sparse, what share of their weights exists, and by what."""
-    layers = sparse_layers(model).values()
+    found = sparse_layers(model)
+    table = found.pop(TABLE, None)
+    parts = []
+    if layers := list(found.values()):
+        kernels = "; ".join(sorted({f"{layer.kernel.kernel}: {layer.kernel.reason}" for layer in layers}))
+        parts.append(f"{counted(len(layers), 'linear map')}, {_share(layers)}; kernel {kernels}")
+    if table is not None:
+        parts.append(f"token table, {_share([table])}")
+    return "; ".join(parts) or "none on this rank"
+
+
+def _share(layers: Sequence[BlockSparseLinear]) -> str:
     kept = sum(layer.values.numel() for layer in layers)
     total = sum(layer.num_out * layer.num_in for layer in layers)
     sizes = sorted({layer.block_size for layer in layers})
-    kernels = "; ".join(sorted({f"{layer.kernel.kernel}: {layer.kernel.reason}" for layer in layers}))
-    share = f"{kept / max(total, 1):.1%} of {total:,} weights in blocks of {', '.join(map(str, sizes))}"
-    return f"{counted(len(layers), 'linear map')}, {share}; kernel {kernels}"
+    return f"{kept / max(total, 1):.1%} of {total:,} weights in blocks of {', '.join(map(str, sizes))}"
 
 
 def dense_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:

@@ -17,7 +17,7 @@ It takes as many heads at once as keep their scores in the cache. Dropped weight
 dropout costs no memory and is hashed once. Measured in bf16, one thread of an EPYC 9004, forward and backward, against
 ``scaled_dot_product_attention``, heads of 64, both directions: 32 × 128 tokens 2.4 times as fast with 4 heads, 3.4
 times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is no faster. It keeps B·H·T² weights a layer, half of that
-if causal, so `fits` excludes long sequences.
+if causal, so `is_blocked` excludes long sequences.
 """
 
 import math
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.config.chunks import QUERIES, attention_blocks, keeps_weights
+from hornbook.config.shapes import QUERIES, attention_blocks, is_blocked
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
 
@@ -78,7 +78,8 @@ def causal_attention(
     if dropout is not None:
         seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
-    if mask is None and fits(q_BHTK):
+    num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
+    if mask is None and is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=True):
         return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=mask is None)
 
@@ -100,7 +101,9 @@ def attention(
         is_token_BT: bool, False where there is padding, which is not seen; at least one True a row. None: no padding.
         dropout: of the weights, if any.
     """
-    if fits(q_BHTK, is_causal=False) and (dropout is not None or q_BHTK.dtype != torch.float32):
+    num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
+    fits = is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=False)
+    if fits and (dropout is not None or q_BHTK.dtype != torch.float32):
         return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
     mask = None if is_token_BT is None else is_token_BT[:, None, None]
     if dropout is not None:
@@ -247,12 +250,6 @@ def blocked_attention(
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
     y_ZTK: Tensor = _Attention.apply(*flat, is_causal, hidden_ZT, dropout, block_size)  # type: ignore[no-untyped-call]
     return y_ZTK.view_as(q_BHTK)
-
-
-def fits(q_BHTK: Tensor, *, is_causal: bool = True) -> bool:
-    """Tell whether this kernel is the better one: a CPU, and weights of at most 128 MiB a layer in bf16."""
-    num_sequences, num_heads, num_tokens, _ = q_BHTK.shape
-    return q_BHTK.device.type == "cpu" and keeps_weights(num_sequences * num_heads, num_tokens, is_causal=is_causal)
 
 
 def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:

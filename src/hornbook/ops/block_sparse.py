@@ -175,7 +175,6 @@ class Choice(NamedTuple):
     reason: str
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_kernel(asked: str, block_size: int, density: float, device: torch.device) -> Choice:
     """Return the kernel for a matrix: the one that is asked for, or for ``auto`` the one that should be faster.
 
@@ -223,8 +222,12 @@ class Scores:
 
     def add(self, gradient_NC: Tensor, x_NC: Tensor) -> None:
         """Add a micro-batch's: its gradient of the output ``[N, R·b]``, and its input ``[N, C·b]``."""
+        self.add_dense(gradient_NC.t() @ x_NC)
+
+    def add_dense(self, gradient: Tensor) -> None:
+        """Add a micro-batch's dense gradient ``[R·b, C·b]``, which is overwritten."""
         num_rows, num_columns = self.total.shape
-        dense = (gradient_NC.t() @ x_NC).abs_().float()
+        dense = gradient.abs_().float()
         grid = dense.view(num_rows, len(dense) // num_rows, num_columns, -1)
         # rows first: the sum of whole lines of memory takes a third of the time of one over both dimensions
         pools: dict[str, Callable[[Tensor], Tensor]] = {
@@ -256,10 +259,19 @@ def block_sparse_linear(
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _collect(scores: Scores, y_NC: Tensor, x_NC: Tensor) -> None:
     """Let the backward pass of ``y`` add to ``scores``."""
     y_NC.register_hook(partial(scores.add, x_NC=x_NC.detach()))  # type: ignore[no-untyped-call]
+
+
+def prepare_compilation() -> None:
+    """Tell ``torch.compile`` what not to trace; call it before, as often as you like.
+
+    As decorators, these two would import the compiler with this module, which takes two seconds.
+    """
+    global _collect
+    torch.compiler.assume_constant_result(choose_kernel)  # type: ignore[no-untyped-call]
+    _collect = torch.compiler.disable(_collect)  # type: ignore[no-untyped-call]
 
 
 @torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())

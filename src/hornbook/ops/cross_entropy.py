@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.config.chunks import HEAD_TOKENS
+from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.tensor_parallel import enter
-from hornbook.parallel.cuts import Cut, cut_of, is_cut, local
+from hornbook.parallel.ranks import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
 

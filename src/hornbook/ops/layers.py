@@ -18,7 +18,7 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
-from hornbook.parallel.cuts import is_cut, local
+from hornbook.parallel.ranks import is_cut, local
 
 
 def relu_squared(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hornbook.parallel.cuts import Cut
+from hornbook.parallel.ranks import Cut
 
 _BLOCK = 64  # divides the rows of a table, padded as it is
 

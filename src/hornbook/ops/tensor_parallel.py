@@ -7,7 +7,7 @@
       backward: sum over ranks <--enter                                       leave--> the gradient as it is
 
 So a pair of layers costs one sum over the ranks forward and one backward. The weights say how they are cut
-(`hornbook.parallel.cuts`), so the modules of a model do not know.
+(`hornbook.parallel.ranks`), so the modules of a model do not know.
 
 With sequence parallelism (Korthikanti et al. 2022, section 4.2), a rank holds a slice of the tokens outside of the
 pairs. The sum over the ranks becomes two halves that move as many bytes together::
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.parallel.cuts import Cut, cut_of, local
+from hornbook.parallel.ranks import Cut, cut_of, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:

@@ -22,7 +22,7 @@ from hornbook.config.optimizers import MomentsConfig
 from hornbook.ops.native.adamw import Numbers, form_for
 from hornbook.ops.native.adamw import adamw as native_adamw
 from hornbook.ops.native.kernels import FORMS
-from hornbook.optim.slots import Slot, by_group, clip_gradients
+from hornbook.optim.slots import Slot, by_group
 
 STATE_NAMES = MomentsConfig.state_names
 
@@ -44,7 +44,6 @@ def adamw(
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
     young = [slot for slot in slots if config.bias_correction and slot.grown_at is not None and slot.grown_at.any()]
-    clip_gradients(young)
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
@@ -60,7 +59,8 @@ def _update(slots: Sequence[Slot], numbers: Numbers) -> None:
         for slot, mean, square in zip(slots, means, squares, strict=True):
             native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
         return
-    clip_gradients(slots)
+    if any(slot.clip != 1.0 for slot in slots):
+        torch._foreach_mul_(gradients, [slot.clip for slot in slots])
     past = [torch.full((), float(numbers.t - 1), device=slot.parameter.device) for slot in slots]
     torch_adam(
         weights,
@@ -90,7 +90,7 @@ def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: 
     assert slot.grown_at is not None, "only blocks have ages"
     age = (count - slot.grown_at)[..., None, None].double()
     first, second = ((1.0 - beta**age).to(slot.parameter.dtype) for beta in (config.beta1, config.beta2))
-    weight, gradient, rate = slot.parameter, slot.gradient, learning_rate * slot.rate_scale
+    weight, gradient, rate = slot.parameter, slot.gradient * slot.clip, learning_rate * slot.rate_scale
     decay = config.weight_decay if slot.decay else 0.0
     if decoupled:
         weight.mul_(1.0 - rate * decay)

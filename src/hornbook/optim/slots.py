@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.parallel.world import Ranks
+from hornbook.parallel.ranks import Ranks
 
 Role = Literal["matrix", "norm", "bias"]
 
@@ -64,13 +64,6 @@ class Slot:
     def cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return views of the parts of ``tensor``, which has the parameter's shape."""
         return tensor.chunk(self.num_parts)
-
-
-def clip_gradients(slots: Sequence[Slot]) -> None:
-    """Multiply gradients by ``Slot.clip``, in place."""
-    clipped = [slot for slot in slots if slot.clip != 1.0]
-    if clipped:
-        torch._foreach_mul_([slot.gradient for slot in clipped], [slot.clip for slot in clipped])
 
 
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:

@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -141,6 +142,21 @@ def keep_fp32() -> None:
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+
+
+def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
+    """Choose the dtype in which NVIDIA's GPUs add up the parts of a product of bf16 or fp16 (``precision.partials``).
+
+    ::
+
+                            inside a part     parts of one product
+        fp32                fp32              fp32
+        auto (PyTorch's)    fp32              bf16 or fp16
+        half                fp16 for fp16     bf16 or fp16
+    """
+    matmul, in_half = torch.backends.cuda.matmul, partials != "fp32"
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = in_half
+    matmul.allow_fp16_accumulation = partials == "half"
 
 
 def memory_in_use(device: torch.device) -> int | None:

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hornbook.config.chunks import BUCKET_ELEMENTS
-from hornbook.parallel.cuts import local
-from hornbook.parallel.world import Ranks
+from hornbook.config.shapes import BUCKET_ELEMENTS
+from hornbook.parallel.ranks import Ranks, local
 
 
 class GradientSums:

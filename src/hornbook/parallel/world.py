@@ -25,89 +25,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.config.parallel import ParallelConfig, Sizes
 from hornbook.errors import HornbookError, RankError, UserError
 from hornbook.parallel import launched
 from hornbook.parallel.meeting import meet, named, open_store
+from hornbook.parallel.ranks import Ranks, explained
 from hornbook.parallel.watch import Watch
 
 _TIMEOUT = timedelta(minutes=10)
 _PATIENCE = timedelta(hours=12)
 """At a barrier."""
-
-
-class Ranks:
-    """The ranks along one axis of a run; ``Ranks()`` is a single one.
-
-    Args:
-        rank, size: which of them this is, and of how many.
-        tensors: the group that exchanges tensors on their device; None for a single rank.
-        host: the group that exchanges the host's own numbers, so that no device is waited for; None for a single rank.
-        watch: names a lost rank when a sum fails; None for a single rank.
-    """
-
-    def __init__(
-        self,
-        rank: int = 0,
-        size: int = 1,
-        tensors: dist.ProcessGroup | None = None,
-        host: dist.ProcessGroup | None = None,
-        watch: Watch | None = None,
-    ) -> None:
-        self.rank, self.size = rank, size
-        self.tensors, self._host, self._watch = tensors, host, watch
-
-    def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """Return the sums over the ranks; the device is not waited for."""
-        return [int(value) for value in self._sum_on_host(values, torch.int64)] if self.size > 1 else list(values)
-
-    def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the ranks, added up in double precision; the device is not waited for."""
-        return [float(value) for value in self._sum_on_host(values, torch.float64)] if self.size > 1 else list(values)
-
-    def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the ranks of ``tensor``, which is written in place."""
-        if self.size > 1:
-            with explained(self._watch):
-                dist.all_reduce(tensor, group=self.tensors)
-        return tensor
-
-    def move(self, tensor: Tensor, source: int, target: int) -> None:
-        """Copy ``tensor`` of the rank ``source`` into that of ``target``; the other ranks do nothing."""
-        with explained(self._watch):
-            if self.rank == source:
-                dist.send(tensor.contiguous(), group=self.tensors, group_dst=target)
-            elif self.rank == target:
-                dist.recv(tensor, group=self.tensors, group_src=source)
-
-    def share(self, value: Any, source: int) -> Any:
-        """Return the ``value`` of the rank ``source``, whose tensors lie in the host's memory, on every rank."""
-        values = [value]
-        if self.size > 1:
-            with explained(self._watch):
-                dist.broadcast_object_list(values, group=self._host, group_src=source)
-        return values[0]
-
-    def start_sum(self, tensor: Tensor) -> dist.Work:
-        """Begin to add up ``tensor`` over two or more ranks, in place; it may be used after ``end_sum``."""
-        with explained(self._watch):
-            work: dist.Work = dist.all_reduce(tensor, group=self.tensors, async_op=True)
-        return work
-
-    def end_sum(self, work: dist.Work) -> None:
-        """Wait for a sum."""
-        with explained(self._watch):
-            work.wait()
-
-    def _sum_on_host(self, values: Sequence[float], dtype: torch.dtype) -> list[float]:
-        total = torch.tensor(values, dtype=dtype)
-        with explained(self._watch):
-            dist.all_reduce(total, group=self._host)
-        sums: list[float] = total.tolist()
-        return sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,14 +286,3 @@ def _own_group(groups: list[list[int]], rank: int, backend: str | None = None) -
     made = {rank in group: dist.new_group(group, timeout=_TIMEOUT, backend=backend) for group in groups}
     own: dist.ProcessGroup = made[True]
     return own
-
-
-@contextmanager
-def explained(watch: Watch | None) -> Iterator[None]:
-    """Name the rank that was lost, if that is why communication inside the block fails."""
-    try:
-        yield
-    except RuntimeError as error:  # gloo's own has no other type
-        if watch is None:
-            raise
-        raise watch.explain(error) from error

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hornbook.config.chunks import attention_blocks, keeps_weights
+from hornbook.config.shapes import attention_blocks, is_blocked
 from hornbook.plan.layers import FP32, Layers
 
 _KEY = 8
@@ -84,9 +84,7 @@ class Attention:
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
         if compute.is_native and not tokens.is_masked:
             return "native"
-        fits = compute.device == "cpu" and keeps_weights(
-            group.num * self.num_heads, group.length, is_causal=self.is_causal
-        )
+        fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         if self.is_causal:
             return "explicit" if self.dropout else "blocked" if fits and not tokens.is_masked else "fused"
         if fits and (self.dropout or is_16_bit):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hornbook.config.precision import Dtype
+from hornbook.config.sections import Dtype
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 

@@ -7,9 +7,9 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.chunks import HEAD_TOKENS
 from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 
@@ -51,18 +51,26 @@ class Head:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether it looks at first tokens of sequences."""
+        """Whether it pools the first tokens of sequences."""
         return isinstance(self.model, EncoderConfig) and getattr(self.objective, "name", "") in (
             "mlm_nsp",
             "classification",
         )
+
+    @property
+    def is_causal_classifier(self) -> bool:
+        """Whether it looks at last tokens of sequences."""
+        return not isinstance(self.model, EncoderConfig) and not self.has_loss_of_tokens
 
     def forward(self, layers: Layers, x: str) -> None:
         """Compute the loss of the hidden states ``x``, and gradients of the table."""
         num, size, tape = self.tokens.num_scored, self.size, layers.tape
         if self.has_pairs:
             self._pool(layers)
-        if not isinstance(self.model, EncoderConfig):
+        if self.is_causal_classifier:
+            layers.activation("head/last tokens", self.tokens.num_sequences * size)
+            layers.norm("head.norm", self.tokens.num_sequences, size, "head/normed")
+        elif not isinstance(self.model, EncoderConfig):
             is_narrow = isinstance(self.model, FactorizedGPTConfig)
             layers.norm("head.norm", num, size, "head/wide" if is_narrow else "head/normed")
             if is_narrow:
@@ -72,7 +80,7 @@ class Head:
         if self.has_loss_of_tokens:
             self._cross_entropy(layers)
         tape.free("head/normed")
-        if isinstance(self.model, EncoderConfig):
+        if self.is_causal_classifier or isinstance(self.model, EncoderConfig):
             tape.free(x)
 
     def backward(self, layers: Layers, x: str) -> None:
@@ -87,6 +95,12 @@ class Head:
                 tape.free("product")
             tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
             layers.add_gradient("head.table", self.num_rows * width, FP32)
+        if self.is_causal_classifier:
+            sequences = self.tokens.num_sequences
+            layers.norm_backward("head.norm", sequences, size, "branch", "gradient", "head/last tokens")
+            layers.scratch("gradient", self.tokens.num * size)
+            tape.free("branch")
+            return
         if not isinstance(self.model, EncoderConfig):
             if isinstance(self.model, FactorizedGPTConfig):
                 self._narrow_backward(layers)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hornbook.config.precision import DTYPE_BYTES, Dtype
+from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4

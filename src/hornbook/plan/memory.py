@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from hornbook.config.linears import linears_of
 from hornbook.config.models import LabelledConfig, MaskingConfig
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.layers import Compute
 from hornbook.plan.phased import PhasedStep, Transfer, transfer_of
@@ -94,7 +94,7 @@ def memory_of(
     is_phased = recipe.memory.execution == "phased"
     step = (PhasedStep if is_phased else Step)(recipe, compute, tokens, part, num_micro_batches, tape)
     step.write()
-    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {})
+    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {})
     weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
     weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
     moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers

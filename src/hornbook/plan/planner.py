@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.options import Problem
-from hornbook.config.precision import Dtype
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import Dtype
 from hornbook.errors import UserError
 from hornbook.plan.devices import Device
 from hornbook.plan.layers import Compute

@@ -13,9 +13,9 @@ from typing import Final
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.pipeline import PipelineSchedule, rounds_of
-from hornbook.config.precision import DTYPE_BYTES
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of
 from hornbook.plan.embedding import embed, embed_backward
@@ -222,7 +222,7 @@ def _blocks_of(recipe: Recipe) -> dict[str, int]:
     """Return how many weights each sparse linear map has."""
     absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
     linears = linears_of(recipe.model) or {}
-    return {name: linears[name].num_out * linears[name].num_in - count for name, count in absent.items()}
+    return {name: size.num_out * size.num_in - absent[name] for name, size in linears.items() if name in absent}
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:

@@ -19,7 +19,7 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.config import Recipe
-from hornbook.corpus.store import open_store
+from hornbook.corpora.store import open_store
 from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
@@ -28,7 +28,8 @@ from hornbook.evaluate.tasks import TaskInput
 from hornbook.exchange.restore import LoadedModel, refuse_mismatch
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
-from hornbook.parallel.world import Axes, Ranks, World
+from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.world import Axes, World
 from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of

@@ -202,7 +202,8 @@ def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
 
 def _is_architecture(key: str) -> bool:
     if key.startswith("sparsity."):
-        return key in ("sparsity.linears", "sparsity.density", "sparsity.block_size", "sparsity.distribution")
+        names = ("linears", "density", "block_size", "distribution", "embedding_block_size")
+        return key.removeprefix("sparsity.") in names
     return key.startswith("model.") and key.removeprefix("model.") not in FREE
 
 

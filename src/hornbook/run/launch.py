@@ -8,23 +8,20 @@ from typing import Any, Literal
 
 import torch
 
-import hornbook.checkpoint as checkpoint
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
+from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
-from hornbook.engine.state import Progress, TrainState
-from hornbook.errors import CheckpointError, DivergedError, HornbookError, UserError
-from hornbook.exchange.documents import tokenizer_of
-from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
-from hornbook.exchange.upgrade import upgrade
+from hornbook.engine.state import Progress
+from hornbook.engine.topology import patterns
+from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, told_once
 from hornbook.parallel.world import World
 from hornbook.run.held_scratch import held_scratch
-from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect, load_origin
-from hornbook.run.logs import open_logs
+from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
     changed_rate,
@@ -34,6 +31,7 @@ from hornbook.run.preflight import (
     refuse_large_model,
     slips,
 )
+from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
@@ -43,12 +41,13 @@ from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
 from hornbook.storage.system import require_space
-from hornbook.text.tokenizer import Tokenizer
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end
+from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
-from hornbook.track.trackers.tracker import open_function
+from hornbook.track.trackers.delivery import Trackers
+from hornbook.track.trackers.tracker import TrackedRun, open_function
 from hornbook.wording import counted
 
 
@@ -97,6 +96,8 @@ def train(
             if run.world.is_first:
                 run.prune()  # a process that was killed in its last prune left that to us
         else:
+            if run.recipe.sparsity.is_sparse and not run.state.progress.step:
+                run.log_patterns(patterns(run.state.model, run.world))
             try:
                 train_until_done(run)
             except DivergedError:
@@ -113,12 +114,7 @@ def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
 
 @contextmanager
 def open_run(
-    recipe: Recipe,
-    output: Path,
-    world: World,
-    init_from: InitFrom | None = None,
-    *,
-    allow_rate_change: bool = False,
+    recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None, *, allow_rate_change: bool = False
 ) -> Iterator[TrainingRun]:
     """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile.
 
@@ -127,8 +123,6 @@ def open_run(
     folder = RunFolder(path=output)
     recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
-    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
-        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     refuse_large_model(recipe, world)
     refuse_large_batch(recipe, samples, world)
@@ -144,7 +138,8 @@ def open_run(
         has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # of a run that was killed
         scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
-        _restore(state, recipe, folder, world, console)
+        if world.from_first(first and folder.has_begun) or folder.origin:
+            restore(state, recipe, folder, world, console)
         if not allow_rate_change:
             _refuse_changed_rate(before, recipe, samples, state.progress, world)
         if first and state.progress.step < steps:
@@ -169,9 +164,47 @@ def open_run(
                 check_tasks_of(run)
         accepted.pop_all()
         if first:
-            open_logs(run, stack)
+            _open_logs(run, stack)
         _announce(run, sources)
         yield run
+
+
+def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
+    """Record this start, and open the logs without the rows that will be written again, and the trackers.
+
+    Those rows are of later steps, or of what a signal cut off. For the rank that writes.
+
+    Args:
+        run: gets its logs and trackers.
+        stack: closes them.
+    """
+    folder, progress = run.folder, run.state.progress
+    try:
+        folder.note_session(progress.step, run.num_steps, in_use())
+    except HornbookError as error:  # the file is damaged or cannot be written; a run does without
+        run.console.warn(f"cannot record this start: {error}")
+    measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
+    for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
+        if path.exists():
+            cut_back(path, step, measured)
+    metrics, samples = MetricsLog(folder.metrics, run.console.warn), MetricsLog(folder.samples, run.console.warn)
+    if run.recipe.tracking.trackers and not run.is_finished:
+        run.trackers = stack.enter_context(_opened_trackers(run))
+        metrics.also, samples.also = run.trackers.row, run.trackers.sample
+    run.metrics, run.samples_log = stack.enter_context(metrics), stack.enter_context(samples)
+
+
+def _opened_trackers(run: TrainingRun) -> Trackers:
+    tracking = run.recipe.tracking
+    tracked = TrackedRun(
+        name=run.recipe.name,
+        project=tracking.project,
+        folder=run.folder.path,
+        config={key: list(value) if isinstance(value, tuple) else value for key, value in flatten(run.recipe).items()},
+        step=run.state.progress.step,
+        run_id=None,
+    )
+    return Trackers(tracking.trackers, tracked, run.console.warn)
 
 
 def _announce(run: TrainingRun, sources: Sources) -> None:
@@ -193,7 +226,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
     tokens = batch * run.samples.tokens_per_sample
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
-        **({"blocks": describe_blocks(model)} if recipe.sparsity.linears else {}),
+        **({"blocks": describe_blocks(model)} if recipe.sparsity.is_sparse else {}),
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
@@ -210,9 +243,11 @@ def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> 
     """Open what the recipe names, and complete it with what only the data know; see `open_sources` for the errors."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):
-        recipe, sources = open_labelled(recipe, _find_tokenizer(recipe, folder, init_from))
+        recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
     else:
         sources = open_sources(recipe)
+    if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
+        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
     return complete(recipe, sources), sources
 
 
@@ -225,63 +260,11 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
             run.console.warn(f"cannot record the end of the run: {error}")
 
 
-def _find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
-    """Return the tokenizer of a fine-tuning: the one that is named, or that of the weights that it begins with.
-
-    Args:
-        recipe: may name one.
-        folder: of the run; if it has a checkpoint, that is asked first, so that the source may be gone.
-        init_from: the source of a new run.
-
-    Raises:
-        UserError: none is named, and the run starts from nothing.
-        CheckpointError: the source has none, or is not sound.
-        DataError: what is named is no tokenizer.
-    """
-    if recipe.data.tokenizer is not None:
-        return Tokenizer.load(recipe.data.tokenizer)
-    origin, own = folder.origin, checkpoint.newest_sound(folder.checkpoints, lambda _: None)
-    source = own or (origin.path if origin else init_from.source if init_from else None)
-    if source is None:
-        raise UserError(
-            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
-            "--data.tokenizer FOLDER"
-        )
-    path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `_restore` warn
-    tokenizer = tokenizer_of(contents, path)
-    if tokenizer is None:
-        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
-    return tokenizer
-
-
 def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
     """Return what the run starts from or, if it is there already, started from; see `inspect` for the errors."""
     if folder.has_begun:
         return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
     return inspect(asked, recipe, sources.tokenizer) if asked else None
-
-
-def _restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, or else the weights to start from, if any.
-
-    Raises:
-        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
-    """
-    has_begun = world.from_first(world.is_first and folder.has_begun)
-    step = _newest_sound(folder.checkpoints, world, console) if has_begun else None
-    if not step:
-        if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
-            console.note(note)
-        return
-    path = checkpoint.folder_of(folder.checkpoints, step)
-    own = state.home.tensors()
-    contents = upgrade(checkpoint.load(path, verified=True), own)
-    refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
-    refuse_other_dtypes(own, contents.tensors, what=str(folder.checkpoints))
-    state.load_tensors(contents.tensors)
-    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
-    if state.progress.step != step:
-        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
 
 
 def _refuse_changed_rate(
@@ -291,33 +274,6 @@ def _refuse_changed_rate(
     problem = changed_rate(before, recipe, samples, progress) if before is not None else None
     if world.any(problem is not None):
         raise UserError(problem or "the first rank refuses this start; see what it says")
-
-
-def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
-    """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
-
-    The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
-    Raises CheckpointError if there are checkpoints, none of them sound.
-    """
-    steps = checkpoint.steps_in(checkpoints) if world.is_first else []
-    num_steps = world.from_first(len(steps))
-    for number in reversed(range(num_steps)):
-        step = world.from_first(steps[number] if world.is_first else 0)
-        path = checkpoint.folder_of(checkpoints, step)
-        problems = checkpoint.verify(path, share=(world.rank, world.size))
-        world.barrier()  # to read all of a checkpoint takes its time
-        ranks = world.ranks_where(bool(problems))
-        if not ranks:
-            return step
-        if world.is_first:
-            found = "; ".join(problems or checkpoint.verify(path)) or f"on rank {ranks[0]} alone"
-            console.warn(f"checkpoint {path} is damaged and passed over: {found}")
-    if num_steps:
-        raise CheckpointError(
-            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and none is intact: restore one to resume "
-            "from it; to start anew, remove that folder or choose another --output"
-        )
-    return None
 
 
 def _device(run: TrainingRun) -> str:

@@ -13,7 +13,7 @@ import math
 from functools import partial
 from typing import Any
 
-from hornbook.engine.loss_scale import SMALLEST
+from hornbook.engine.loss_scale import SMALLEST, StaticScale
 from hornbook.engine.step import train_step
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
@@ -125,9 +125,12 @@ def _refuse_divergence(run: TrainingRun) -> None:
     run.finish_saving()
     if skipped >= MAX_SKIPPED_IN_A_ROW:
         run.set_aside(progress.step - skipped)
+    result, mend = run.last_result, "lower optimizer.learning_rate or lengthen schedule.warmup_steps"
+    is_loss_finite = result is not None and result.loss is not None and math.isfinite(result.loss)
+    if is_loss_finite and isinstance(run.step_config.loss_scale, StaticScale):
+        mend = 'lower precision.loss_scale or set precision.loss_scaling to "dynamic"'
     error = DivergedError(
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
-        f"so none of them is saved; {run.folder.what_is_saved()}: lower optimizer.learning_rate or lengthen "
-        "schedule.warmup_steps, and start a new run"
+        f"so none of them is saved; {run.folder.what_is_saved()}: {mend}, and start a new run"
     )
     raise run.world.told_by(0, error)

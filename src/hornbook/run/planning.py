@@ -7,7 +7,7 @@ import torch
 
 from hornbook.config import Recipe
 from hornbook.config.communication import PLANNED_MODELS
-from hornbook.config.precision import Dtype
+from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
 from hornbook.plan.devices import DEVICES, Device

@@ -19,7 +19,7 @@ import torch
 
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
-from hornbook.config.precision import DTYPE_BYTES
+from hornbook.config.sections import DTYPE_BYTES
 from hornbook.engine.build_training import num_steps
 from hornbook.engine.state import Progress
 from hornbook.errors import UserError

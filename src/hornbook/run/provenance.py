@@ -20,7 +20,7 @@ import numpy as np
 
 from hornbook.config import LabelledConfig, Recipe
 from hornbook.config.suggest import did_you_mean_path
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.store import TokenStore
 from hornbook.engine.build_training import build_samples, num_steps
 from hornbook.errors import DataError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe

@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -135,9 +135,14 @@ class TrainingRun:
             self.console.train(row, self.num_steps)
             if self.metrics is not None:
                 self.metrics.append(row)
+        if result.rewired:
+            self.log_patterns(result.rewired)
+
+    def log_patterns(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add what is known of block-sparse patterns after the current step to the log."""
         if self.metrics is not None:
-            for changed in result.rewired:
-                self.metrics.append({"kind": "topology", "step": progress.step, **changed})
+            for row in rows:
+                self.metrics.append({"kind": "topology", "step": self.state.progress.step, **row})
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -52,6 +52,8 @@ The first part that fits counts. None: a card of another speed whose name begins
 
 _FLOPS_OF_A_TIMING = 4e8
 """On a CPU: a few milliseconds."""
+_MOST_REPEATS = 100
+"""Of a product on a CPU; the time of tiny ones is that of the calls, of which 100 are enough for a clock."""
 _MOST_FLOPS = 2e9
 """Of a product on a CPU; longer ones lose rows, which changes their rate little."""
 _FEWEST_ROWS = 64
@@ -98,7 +100,7 @@ class Product:
         rows, repeats = max(1, round(tokens)), 10
         if device.type == "cpu":
             rows = min(rows, max(_FEWEST_ROWS, int(_MOST_FLOPS / (2 * hidden * inner))))
-            repeats = max(1, round(_FLOPS_OF_A_TIMING / (2 * rows * hidden * inner)))
+            repeats = min(_MOST_REPEATS, max(1, round(_FLOPS_OF_A_TIMING / (2 * rows * hidden * inner))))
         return cls.of_shape(rows, hidden, inner, dtype, device, repeats)
 
     @classmethod

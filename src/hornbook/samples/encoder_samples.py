@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 
 from hornbook.config import MaskingConfig, Recipe
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.samples.batches import Samples
 from hornbook.samples.encoder_batches import EncoderBatches

@@ -16,7 +16,7 @@ import numpy as np
 
 from hornbook.arrays import Int64s
 from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.store import TokenStore
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.masking import MaskRules, word_beginnings
 from hornbook.samples.mixture import Blend, Provenance, seed_of_source, whole_shares

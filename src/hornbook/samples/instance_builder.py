@@ -20,11 +20,11 @@ from typing import Final
 
 import numpy as np
 
-from hornbook.corpus.convert import INSTANCE_FORMATS
-from hornbook.corpus.convert.bert_arrow import write_arrow
-from hornbook.corpus.convert.bert_instances import Instance, Instances
-from hornbook.corpus.convert.bert_tfrecord import write_plain, write_remasked
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.convert import INSTANCE_FORMATS
+from hornbook.corpora.convert.bert_arrow import write_arrow
+from hornbook.corpora.convert.bert_instances import Instance, Instances
+from hornbook.corpora.convert.bert_tfrecord import write_plain, write_remasked
+from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.samples.masking import MaskRules, static_mask, word_beginnings
 from hornbook.samples.pairs import PairRules

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, SpanConfig
+from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, SpanConfig, TunableConfig
 from hornbook.errors import UserError
 from hornbook.samples.batches import Samples
 from hornbook.samples.hashing import permute
@@ -70,7 +70,7 @@ def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Labelle
     """
     if not recipe.data.train:
         raise UserError(f"recipe {recipe.name!r} names no training data: add `--data.train FILE`, the labelled texts")
-    assert isinstance(recipe.model, EncoderConfig), "the validator refuses labels for other models"
+    assert isinstance(recipe.model, TunableConfig), "the validator refuses labels for other models"
     recipe = _with_labels(recipe, recipe.model)
     validation = recipe.data.validation
     sources = LabelledSources(
@@ -89,16 +89,18 @@ def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) 
     """Return the samples of a fine-tuning; arguments as ``build_samples``."""
     assert sources.tokenizer is not None, "labelled texts are not read without one"
     train, held_out, length = _limited(sources.texts, recipe), sources.held_out_texts, recipe.sequence_length
+    is_encoder = isinstance(recipe.model, EncoderConfig)
     maker = LabelledBatches(
         sequences=train.sequences,
         labels=train.labels,
         width=length,
         layout="padded",
-        pad_id=sources.tokenizer.require_masking().pad,
+        pad_id=sources.tokenizer.require_masking().pad if is_encoder else 0,  # no token attends to a later one
         seed=recipe.training.seed,
     )
     mean = maker.mean_length
-    maker = replace(maker, layout=choose_layout(mean, length, on_cpu=on_cpu, asked=recipe.data.layout))
+    if is_encoder:
+        maker = replace(maker, layout=choose_layout(mean, length, on_cpu=on_cpu, asked=recipe.data.layout))
     labels = {"labels": listed(recipe.objective.labels)} if isinstance(recipe.objective, ClassificationConfig) else {}
     return Samples(
         maker=maker,
@@ -120,7 +122,7 @@ def _limited(texts: LabelledTexts, recipe: Recipe) -> LabelledTexts:
     return replace(texts, sequences=[texts.sequences[number] for number in chosen], labels=texts.labels[chosen])
 
 
-def _with_labels(recipe: Recipe, model: EncoderConfig) -> Recipe:
+def _with_labels(recipe: Recipe, model: TunableConfig) -> Recipe:
     """Fill in the head of the model and, where they are not given, the classes of the training files."""
     objective = recipe.objective
     if isinstance(objective, ClassificationConfig):
@@ -142,7 +144,7 @@ def _read(recipe: Recipe, paths: Sequence[str], tokenizer: Tokenizer) -> Labelle
     objective, length = recipe.objective, recipe.sequence_length
     if isinstance(objective, ClassificationConfig):
         examples = [example for path in paths for example in read_examples(path, objective)]
-        sequences = encode_examples(examples, tokenizer, length)
+        sequences = encode_examples(examples, tokenizer, length, is_causal=not isinstance(recipe.model, EncoderConfig))
         labels = label_numbers(examples, objective.labels)
     else:
         assert isinstance(objective, SpanConfig), "one's own labels need samples of one's own"

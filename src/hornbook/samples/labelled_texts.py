@@ -1,4 +1,4 @@
-"""Texts with the classes that people gave them: from files to examples, and to the sequences of an encoder.
+"""Texts with the classes that people gave them: from files to examples, and to the sequences of a model.
 
     {"text": "Call me Ishmael.", "label": "moby_dick"}                     .jsonl   a field each
     text,label                                                             .csv     a column each, named by the header
@@ -6,7 +6,8 @@
     Call me Ishmael. <tab> moby_dick                                       .tsv     or by numbers, from 0
     Call me Ishmael.                                                       text     a line each, without labels
 
-    -> Example(text, second_text, label)  -> [CLS] call me ishmael . [SEP]     and number 1 of the classes
+    -> Example(text, second_text, label)  -> [CLS] call me ishmael . [SEP]     and number 1 of the classes  (encoder)
+                                          -> Call me Ishmael.                                               (decoder)
 
 All examples are in memory, as tokens: that is the price of knowing before the first step that each of them is sound.
 """
@@ -159,25 +160,43 @@ def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
     return np.array([known[example.label] for example in examples], dtype=np.int64)
 
 
-def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int) -> list[TokenSequence]:
+def encode_examples(
+    examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int, *, is_causal: bool = False
+) -> list[TokenSequence]:
     """Return the sequences of examples; a long text is cut off at its end, of a pair always the longer one.
+
+    Args:
+        examples: one or more, all with a second text or all without.
+        tokenizer: of the model.
+        sequence_length: tokens of a sequence at most.
+        is_causal: whether they are for a decoder.
 
     Raises:
         UserError: the tokenizer lacks a special token, or ``sequence_length`` has no room for a text.
     """
+    pair = examples[0].second_text is not None
+    room = sequence_length - num_special(tokenizer, pair=pair, is_causal=is_causal)
+    _require_room(room, 1 + pair, sequence_length)
+    make = joined if is_causal else frame
     first = tokenizer.encode_batch([example.text for example in examples])
-    if examples[0].second_text is None:
-        room = sequence_length - num_special(tokenizer, pair=False)
-        _require_room(room, 1, sequence_length)
-        return [frame(tokenizer, text[:room]) for text in first]
+    if not pair:
+        return [make(tokenizer, text[:room]) for text in first]
     second = tokenizer.encode_batch([example.second_text or "" for example in examples])
-    room = sequence_length - num_special(tokenizer, pair=True)
-    _require_room(room, 2, sequence_length)
     a_lengths, b_lengths = (np.array([len(text) for text in texts], dtype=np.int64) for texts in (first, second))
     kept = zip(*(lengths.tolist() for lengths in truncated_lengths(a_lengths, b_lengths, room)), strict=True)
-    return [
-        frame(tokenizer, a[:a_kept], b[:b_kept]) for a, b, (a_kept, b_kept) in zip(first, second, kept, strict=True)
-    ]
+    return [make(tokenizer, a[:a_kept], b[:b_kept]) for a, b, (a_kept, b_kept) in zip(first, second, kept, strict=True)]
+
+
+def joined(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:
+    """Return a decoder's sequence: ``A``, or ``A <|endoftext|> B``; its last token, whose state is read, is of a text.
+
+    Raises:
+        UserError: there is a pair, and the tokenizer has no end-of-text token.
+    """
+    tokens = np.asarray(first, dtype=np.int64)
+    if second is not None:
+        tokens = np.concatenate((tokens, np.array([tokenizer.require_end_of_text()]), second), dtype=np.int64)
+    return TokenSequence(tokens, np.zeros_like(tokens)).unscored()
 
 
 def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:
@@ -195,8 +214,10 @@ def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None)
     return alone._replace(tokens=np.concatenate((alone.tokens, more)), segments=segments)
 
 
-def num_special(tokenizer: Tokenizer, *, pair: bool) -> int:
-    """Tokens of a sequence that are no text."""
+def num_special(tokenizer: Tokenizer, *, pair: bool, is_causal: bool = False) -> int:
+    """Tokens of a sequence that are no text; a decoder has one alone, between the texts of a pair."""
+    if is_causal:
+        return int(pair)
     if not pair:
         return 2
     return 4 if tokenizer.has_two_separators else 3

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from hornbook.arrays import Int64s, Integers
-from hornbook.corpus.store import TokenStore
+from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.samples.hashing import permute
 from hornbook.samples.mixture import Provenance

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hornbook.config import MaskingConfig, Recipe
-from hornbook.corpus.joined import by_name, join
-from hornbook.corpus.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
+from hornbook.corpora.joined import by_name, join
+from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
 from hornbook.samples.document_windows import DocumentWindows
 from hornbook.samples.mixture import Mixture, joint_fingerprint

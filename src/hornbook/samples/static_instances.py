@@ -16,12 +16,12 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.corpus.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
-from hornbook.corpus.convert.bert_arrow import NumberedRows
-from hornbook.corpus.convert.bert_instances import Instance
-from hornbook.corpus.convert.bert_tfrecord import decode_instance
-from hornbook.corpus.convert.detect import detect_source
-from hornbook.corpus.store import splits_of
+from hornbook.corpora.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.corpora.convert.bert_arrow import NumberedRows
+from hornbook.corpora.convert.bert_instances import Instance
+from hornbook.corpora.convert.bert_tfrecord import decode_instance
+from hornbook.corpora.convert.detect import detect_source
+from hornbook.corpora.store import splits_of
 from hornbook.errors import DataError, UserError
 from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
 from hornbook.samples.hashing import permute
@@ -62,7 +62,6 @@ class StaticInstances:
         path: TFRecords of either schema, a folder of them, or an Arrow data set.
         seed: of the order.
         format_name: one of ``INSTANCE_FORMATS``; None to tell by the content.
-        split: which split of an Arrow data set.
 
     Attributes:
         sequence_length: tokens that all are padded to in the file.
@@ -78,9 +77,7 @@ class StaticInstances:
         StorageError: it cannot be read.
     """
 
-    def __init__(
-        self, path: str | Path, *, seed: int, format_name: str | None = None, split: str | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, seed: int, format_name: str | None = None) -> None:
         self._path, self._seed = Path(path), seed
         found = format_name or detect_source(self._path)
         if found == "bert-tfrecord-packed":
@@ -90,9 +87,7 @@ class StaticInstances:
             )
         if found not in INSTANCE_FORMATS:
             raise UserError(f"{path} is of the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
-        self._table: _Numbered = (
-            _ArrowTable(self._path, split) if found == "bert-arrow" else _RecordTable(self._path, found)
-        )
+        self._table: _Numbered = _ArrowTable(self._path) if found == "bert-arrow" else _RecordTable(self._path, found)
         self.num_sequences = len(self._table)
         if not self.num_sequences:
             raise DataError(f"{path}: holds no instance")
@@ -163,8 +158,8 @@ class _RecordTable:
 
 
 class _ArrowTable:
-    def __init__(self, path: Path, split: str | None) -> None:
-        self._rows = NumberedRows(path, split)
+    def __init__(self, path: Path) -> None:
+        self._rows = NumberedRows(path)
         self.files = self._rows.files
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ NOT_SCORED = -100  # the target that no loss counts, as torch's cross_entropy ha
 
 
 class TokenSource(Protocol):
-    """What examples need of a token store: `hornbook.corpus.store.TokenStore` is one, synthetic tokens are another."""
+    """What examples need of a token store: `hornbook.corpora.store.TokenStore` is one, synthetic tokens are another."""
 
     @property
     def num_documents(self) -> int:

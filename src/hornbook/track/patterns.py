@@ -3,7 +3,7 @@
 ::
 
     {"kind": "topology", "step": 200, "layer": "blocks.0.feed_forward.up", "pattern": ["0f3…", …], "tried": 0.17, …}
-        -> the pattern after the first and after the last update, a square a place, the darker the more blocks it has
+        -> the pattern at the start and after the last update, a square a place, the darker the more blocks it has
 """
 
 import re
@@ -19,18 +19,22 @@ _DIGITS = re.compile("[0-9a-f]*")
 
 
 def pattern_table(rows: Sequence[Row]) -> Html:
-    """A line for each layer, with the first and last patterns that were logged; nothing where there are no rows."""
+    """A line for each layer, with the first and last patterns that were logged; nothing where there are no rows.
+
+    Rows of step 0 are of initial patterns; logs of old runs begin with the first update.
+    """
     layers: dict[str, list[Row]] = {}
     for row in rows:
         layers.setdefault(str(row.get("layer", "")), []).append(row)
-    head = ("Layer", "After its first update", "After its last", "Density", "Ever tried", "Updates", "Blocks replaced")
+    head = ("Layer", "First pattern", "Last pattern", "Density", "Ever tried", "Updates", "Blocks replaced")
     lines = []
     for name, found in layers.items():
         first, last = found[0], found[-1]
         replaced = sum(number(row, "pruned") or 0 for row in found)
         shares = (_percent(number(last, key)) for key in ("density", "tried"))
         pictures = (_picture(row, f"pattern of {name} after step {row['step']}") for row in (first, last))
-        lines.append((name, *pictures, *shares, units.count(len(found)), units.count(replaced)))
+        num_updates = sum(row["step"] != 0 for row in found)
+        lines.append((name, *pictures, *shares, units.count(num_updates), units.count(replaced)))
     return table(head, lines, frozenset({3, 4, 5, 6}))
 
 

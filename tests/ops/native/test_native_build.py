@@ -1,6 +1,8 @@
 """The build of the native library: found again, anew after a change, once for processes that start together."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hornbook.ops.native import build
-from hornbook.ops.native.build import BuildError, find_compiler, library, openmp_runtime
-from hornbook.ops.native.library import load
+from hornbook.ops.native.build import BuildError, build_into, find_compiler, library
+from hornbook.ops.native.library import _RUNTIME, _works, load, openmp_runtime
 
 try:
     find_compiler()
@@ -68,6 +70,38 @@ def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
     assert links(tmp_path) == 1
 
 
+def test_the_build_of_the_installation_is_used_until_the_sources_change(tiny_sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "built")
+    installed, cache = build_into(tmp_path / "built"), tmp_path / "cache"
+    assert library(cache) == installed
+    with monkeypatch.context() as bare:
+        bare.delenv("CXX")
+        bare.setenv("PATH", str(tmp_path / "nowhere"))
+        assert library(cache) == installed, "it needs no compiler"
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.0"))
+    assert library(cache).is_relative_to(cache), "it is that of another system"
+
+
+@pytest.mark.parametrize(("body", "runs"), [("return 1;", True), ("return 0;", False), ("__builtin_trap();", False)])
+def test_a_form_that_the_processor_refuses_ends_a_process_of_its_own(tmp_path, body, runs):
+    source, built = tmp_path / "form.cpp", tmp_path / "form.so"
+    source.write_text(
+        f'extern "C" long hb_amx_works() {{ {body} }} extern "C" int hb_instruction_sets() {{ return 0; }}'
+    )
+    subprocess.run([find_compiler()[0], "-shared", "-fPIC", "-w", str(source), "-o", str(built)], check=True)
+    assert _works(built, "amx") == runs
+
+
+def test_the_form_for_tiles_uses_them():
+    if shutil.which("objdump") is None or not build._knows(find_compiler()[0], build.INSTRUCTION_SETS[build.TILES]):
+        pytest.skip("no objdump, or a compiler that does not know AMX")
+    printed = subprocess.check_output(
+        ["objdump", "-d", "--no-show-raw-insn", "--disassemble=hb_amx_works", str(library())], text=True
+    )
+    used = ["ldtilecfg", "tileloadd", "tileloadd", "tilezero", "tdpbf16ps", "tilestored", "tilerelease"]
+    assert re.findall(r"\b(?:ldtilecfg|tile\w+|tdp\w+)", printed) == used
+
+
 def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):
     (tiny_sources / "cpu.cpp").write_text("#error out of tune\n")
     with pytest.raises(BuildError, match=r"fails: .*out of tune"):
@@ -86,7 +120,7 @@ def test_the_process_has_one_pool_of_threads():
     if isinstance(built, BuildError):
         pytest.skip(str(built))
     lines = Path("/proc/self/maps").read_text().splitlines()
-    runtimes = {line.split()[5] for line in lines if build._RUNTIME.search(line)}
+    runtimes = {line.split()[5] for line in lines if _RUNTIME.search(line)}
     assert runtimes == {str(openmp_runtime())}
 
 
@@ -103,6 +137,6 @@ def test_every_source_compiles_without_a_warning(tmp_path):
         "-Wno-ignored-attributes",
         "-Werror",
     ]
-    for source in sorted(build.SOURCES.glob("*.cpp")):
-        isa = ["-DHB_ISA=avx512bf16", *build.INSTRUCTION_SETS["avx512bf16"]]
+    for name, source in [(isa, path) for isa in ("avx512bf16", build.TILES) for path in build.sources(isa)]:
+        isa = [f"-DHB_ISA={name}", f"-DHB_{name.upper()}", *build.INSTRUCTION_SETS[name]]
         subprocess.run([compiler, *flags, *isa, "-c", str(source), "-o", str(tmp_path / "object.o")], check=True)

@@ -1,13 +1,15 @@
 """The native products of a linear layer against float64, form by form, and its operators against autograd."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_forms import NativeCalls, all_native
+from native_forms import EMULATED, NativeCalls, all_native, emulated_tiles
 
+from hornbook.engine.activations import recomputed
 from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
 from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
@@ -29,15 +31,17 @@ _PLAIN = {
     "maximize": False,
     "is_first_step": True,
 }
-CASES = list(itertools.product(INSTRUCTION_SETS, DTYPES))
+CASES = [*itertools.product(INSTRUCTION_SETS, DTYPES), (EMULATED, "bf16")]
 
 
 @pytest.fixture(autouse=True)
 def on_this_machine(request):
     """Skip forms that this machine does not have, and everything where it has none."""
     isas = request.node.callspec.params.get("isa") if hasattr(request.node, "callspec") else None
-    if not instruction_sets() or (isas and isas not in instruction_sets()):
+    if not instruction_sets() or (isas and isas not in (*instruction_sets(), EMULATED)):
         pytest.skip("the machine lacks the instruction set, or a compiler")
+    with emulated_tiles() if isas == EMULATED else nullcontext():
+        yield
 
 
 def drawn(*shape, seed=0, dtype=torch.float32, is_strided=False):
@@ -88,6 +92,24 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
     assert_near(of_x, g @ exact_weight, TOLERANCE[dtype], summands[1])
     assert_near(of_weight, g.t() @ x + 2, 1e-6, summands[2])  # fp32 whatever the activations are
     assert_near(of_bias, g.sum(0) + 3, 1e-6, g.abs().sum(0) + 3)
+
+
+def test_tiles_are_emulated_as_intel_describes_them():
+    """Products of even and of odd tokens are added up apart, and denormals count as zero."""
+    g, x = drawn(32, 20, dtype=torch.bfloat16), drawn(32, 23, seed=1, dtype=torch.bfloat16)
+    g[:, 0], x[3, 5], x[4, 6] = 2.0**-126, 2.0**-130, 0.5
+    found = torch.empty(20, 23)
+    with emulated_tiles():
+        form = Form(EMULATED)
+        assert products._agrees(form, torch.bfloat16)
+        assert form.integer("works") == 1
+        products.add_weight_gradient(form, g, x, found, None, accumulate=False)
+    terms = g.float()[:, :, None] * x.float()[:, None, :]  # exact in fp32
+    terms = torch.where(terms.abs() < 2.0**-126, 0.0, terms)
+    terms[3, :, 5] = 0.0
+    expected = sum(terms[0::2]) + sum(terms[1::2])
+    assert torch.equal(found[1:], expected[1:])
+    assert torch.equal(found[0].abs() < 2.0**-126, found[0] == 0)
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
@@ -227,15 +249,18 @@ def test_a_changed_weight_is_packed_anew():
         assert linear(x, weight, None, isa)[0, 0] == 15
 
 
-def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch):
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch, recomputes):
     packed = []
     pack = products.pack
     monkeypatch.setattr(products, "pack", lambda *given: packed.append(given) or pack(*given))
     weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
+    compute = recomputed(linear) if recomputes else linear
     for _ in range(2):
         with weights_unchanged():
             for _ in range(3):
-                linear(torch.ones(2, 3, requires_grad=True), weight, None, isa).sum().backward()
+                compute(torch.ones(2, 3, requires_grad=True), weight, None, isa).sum().backward()
+    assert torch.equal(weight.grad, torch.full((4, 3), 12.0))
     assert len(packed) == 4, "for the output and for the gradient, in each of two periods"
     for _ in range(2):
         linear(torch.ones(2, 3), weight, None, isa)

@@ -44,9 +44,9 @@ def test_patterns_keep_or_drop():
 
 def test_a_pattern_that_would_keep_a_backtracking_engine_busy_takes_no_time():
     text = "a" * 1_000_000 + "b"  # for `re`, some dozens would be too many
-    started = time.perf_counter()
+    started = time.process_time()
     assert Pattern("^(a+)+$", "drop").keeps(document(text))
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2000}", "(?=a)", r"(a)\1", "\ud800", "[z-a]"])

@@ -173,7 +173,7 @@ def test_processes_end_with_the_one_that_started_them(reading):
     assert len(children) >= 2 and all(map(is_alive, children))
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, children))
@@ -185,6 +185,6 @@ def test_a_killed_process_is_one_line(reading):
     for child in children:
         with contextlib.suppress(ProcessLookupError):  # one that saw the others die may be gone
             os.kill(child, signal.SIGKILL)
-    printed, _ = process.communicate("\n", timeout=30)
+    printed, _ = process.communicate("\n", timeout=600)
     assert "one line: a process that cleans wikitext was killed" in printed
     assert 'in a script of your own, start hornbook below `if __name__ == "__main__":`' in printed

@@ -32,7 +32,7 @@ from hornbook.config.pipeline import rank_of, rounds_of
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
-from hornbook.parallel.cuts import local
+from hornbook.parallel.ranks import local
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, to_device
 

@@ -28,6 +28,7 @@ ACTIVATIONS: Final = {
 
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _MOST_LAYERS: Final = 10_000
+_TASKS: Final = {"ForSequenceClassification": "classification", "ForQuestionAnswering": "span"}
 
 
 class Imported(NamedTuple):
@@ -98,3 +99,24 @@ def refuse_weights(kinds: Iterable[list[str]], what: str) -> None:
     """Raise CheckpointError for all problems in one line, with the first few of each kind."""
     if told := "; ".join(chain.from_iterable(map(first_few, kinds))):
         raise CheckpointError(f"{what} does not hold the weights of its config: {told}")
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of a ``config.json`` in the order of their numbers; transformers leaves two out."""
+    named = config.get("id2label")
+    if not isinstance(named, Mapping) or not named:
+        return ("LABEL_0", "LABEL_1")
+    return tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(len(named)))
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return what the model of a ``config.json`` is for, told by its class: pretraining, classification or span."""
+    architectures = config.get("architectures") or [""]
+    name = architectures[0] if isinstance(architectures, list) else ""
+    return next((task for suffix, task in _TASKS.items() if str(name).endswith(suffix)), "pretraining")
+
+
+def head_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the head of the model of a ``config.json``, and its number of classes, as options of ``[model]``."""
+    task = task_of(config)
+    return {"head": task} | ({"num_labels": len(labels_of(config))} if task == "classification" else {})

@@ -28,6 +28,7 @@ from hornbook.exchange.huggingface.common import (
     Imported,
     Options,
     faults,
+    head_of,
     is_same,
     option_problems,
     options_of,
@@ -89,7 +90,6 @@ _BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_NAMES: Final = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Files that were made of TensorFlow's call the norms' parameters by its names."""
 _HEADS: Final = ("classifier.", "qa_outputs.", "pooler.", "cls.", "lm_head.")
-_TASKS: Final = {"ForSequenceClassification": "classification", "ForQuestionAnswering": "span"}
 _SEED: Final = 0
 
 
@@ -171,7 +171,7 @@ class EncoderFamily:
         if type(section["max_positions"]) is int:
             section["max_positions"] -= self.first_position
         section |= {name: config[name] for name in _SWITCHES if name in config}
-        return {"family": self.model_type, "activation": ACTIVATIONS[activation], **section, **_head_of(config)}
+        return {"family": self.model_type, "activation": ACTIVATIONS[activation], **section, **head_of(config)}
 
     def their_name(self, option: str) -> str:
         """Return what their config calls one of our options."""
@@ -328,26 +328,6 @@ def _block(config: EncoderConfig, ours: str, theirs: str) -> Iterator[Weight]:
     for layer, name in _BLOCK.items():
         has_bias = config.projection_bias or layer != "attention.out"
         yield from _layer(ours + layer, theirs + name, shapes.get(layer, (hidden,)), has_bias=has_bias)
-
-
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes of a ``config.json`` in the order of their numbers; transformers leaves two out."""
-    named = config.get("id2label")
-    if not isinstance(named, Mapping) or not named:
-        return ("LABEL_0", "LABEL_1")
-    return tuple(str(named.get(str(number), f"LABEL_{number}")) for number in range(len(named)))
-
-
-def task_of(config: Mapping[str, Any]) -> str:
-    """Return what the model of a ``config.json`` is for, told by its class: pretraining, classification or span."""
-    architectures = config.get("architectures") or [""]
-    name = architectures[0] if isinstance(architectures, list) else ""
-    return next((task for suffix, task in _TASKS.items() if str(name).endswith(suffix)), "pretraining")
-
-
-def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    task = task_of(config)
-    return {"head": task} | ({"num_labels": len(labels_of(config))} if task == "classification" else {})
 
 
 def _new_name(name: str) -> str:

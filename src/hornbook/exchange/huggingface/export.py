@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.tensors import encode
-from hornbook.config import ClassificationConfig, EncoderConfig, Recipe, RobertaConfig, TransformerConfig
+from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import recipe_of, tokenizer_of
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
@@ -103,13 +103,22 @@ def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
 def _documents(
     family: Family, model: TransformerConfig, tokenizer: Tokenizer | None, dtype: str
 ) -> dict[str, dict[str, Any]]:
-    """Return ``config.json``, and ``generation_config.json`` for what writes; no tokenizer, no special tokens."""
+    """Return ``config.json``, and ``generation_config.json`` for what writes text; no tokenizer, no special tokens."""
     config = family.from_section(model) | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
     if isinstance(model, EncoderConfig):
         return {"config.json": config | _padding(model, tokenizer)}
     end_of_text = tokenizer.end_of_text_id if tokenizer else None
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    if isinstance(model, GPTConfig) and model.head == "classification":
+        return {"config.json": config | ends | {"pad_token_id": _last_in_no_text(tokenizer)}}
     return {"config.json": config | ends, "generation_config.json": ends}
+
+
+def _last_in_no_text(tokenizer: Tokenizer | None) -> int | None:
+    """Return the id that transformers' GPT-2 skips to find the last token of a text: padding or end of text."""
+    if tokenizer is None:
+        return None
+    return tokenizer.end_of_text_id if tokenizer.pad_id is None else tokenizer.pad_id
 
 
 def _labels(recipe: Recipe) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@
     transformer.h.3.attn.c_attn.weight     [D, 3D]              blocks.3.attention.qkv.weight     [3, D, D]
     transformer.h.3.mlp.c_fc.weight        [D, F]               blocks.3.feed_forward.up.weight   [F, D]
     lm_head.weight                         [V, D], or absent    tied to embedding.tokens
+    score.weight                           [C, D]               head.labels.weight (GPT2ForSequenceClassification)
 
 Their matrices are transposed, everything else is as it is; ``GPT2Model`` leaves out the prefix ``transformer.``. All
 that is wrong with a set of weights is told at once, in the names of the file.
@@ -25,6 +26,7 @@ from hornbook.exchange.huggingface.common import (
     Imported,
     Options,
     faults,
+    head_of,
     is_same,
     option_problems,
     options_of,
@@ -67,6 +69,7 @@ _BLOCK: Final = {
 }
 _PREFIX: Final = "transformer."
 _HEAD: Final = "lm_head.weight"
+_SCORE: Final = "score.weight"
 _BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
 """Old files hold the causal mask as tensors."""
 
@@ -79,6 +82,10 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     their_shape: tuple[int, ...]
     is_transposed: bool = False
+
+    def their_name(self, prefix: str = _PREFIX) -> str:
+        """Return the name in a file; the layer of the classes has no prefix."""
+        return self.theirs if self.theirs == _SCORE else prefix + self.theirs
 
     def to_ours(self, tensor: Tensor) -> Tensor:
         """Return their tensor in our shape, without a copy."""
@@ -100,6 +107,8 @@ def layout(config: GPTConfig) -> Iterator[Weight]:
         yield from _block(config, index)
     for kind in ("weight", "bias"):
         yield Weight(f"head.norm.{kind}", f"ln_f.{kind}", (hidden,), (hidden,))
+    if config.head == "classification":
+        yield Weight("head.labels.weight", _SCORE, (config.num_labels or 0, hidden), (config.num_labels or 0, hidden))
 
 
 def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
@@ -133,14 +142,21 @@ def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
         if config.get(name) is not None and bool(config[name]) is not bool(settled)
     ]
     problems += option_problems("activation_function", activation, "n_layer", section["num_layers"])
+    head = head_of(config)
+    if head["head"] == "span":
+        problems.append("the class is GPT2ForQuestionAnswering, expected GPT2LMHeadModel or one that classifies")
+    if "num_labels" in head and config.get("problem_type") not in (None, "single_label_classification"):
+        problems.append(f"problem_type is {config['problem_type']!r:.80}, expected 'single_label_classification'")
     if problems:
         raise CheckpointError(f"{what}: hornbook's GPT cannot compute this: {'; '.join(problems)}; use another model")
-    return {"family": "gpt", "activation": ACTIVATIONS[activation], **section}
+    return {"family": "gpt", "activation": ACTIVATIONS[activation], **section, **head}
 
 
 def their_name(option: str) -> str:
     """Return what their config calls one of our options."""
-    return "activation_function" if option == "activation" else _OPTIONS[option][0][0]
+    if option == "activation":
+        return "activation_function"
+    return _OPTIONS[option][0][0] if option in _OPTIONS else option
 
 
 def from_section(config: GPTConfig) -> dict[str, Any]:
@@ -151,7 +167,8 @@ def from_section(config: GPTConfig) -> dict[str, Any]:
     refuse_head_size(config, "GPT-2")
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
     settled = {name: value for name, value in _SETTLED.items() if isinstance(value, bool)}
-    fixed = {"model_type": MODEL_TYPE, "architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True}
+    kind = "GPT2ForSequenceClassification" if config.head == "classification" else "GPT2LMHeadModel"
+    fixed = {"model_type": MODEL_TYPE, "architectures": [kind], "tie_word_embeddings": True}
     activation = {"activation_function": their_activation(config.activation)}
     return {**fixed, **values, **settled, "n_ctx": config.max_positions, **activation}
 
@@ -170,7 +187,7 @@ def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: 
             all problems in one line.
     """
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
-    expected = {prefix + weight.theirs: weight for weight in layout(config)}
+    expected = {weight.their_name(prefix): weight for weight in layout(config)}
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
     head = found.pop(_HEAD, None)
     untied = [f"{_HEAD} is missing, and tie_word_embeddings is false"] if head is None and not tied else []
@@ -187,4 +204,4 @@ def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Return our weights under their names and in their shapes, the tied head left out; matrices are views."""
-    return {_PREFIX + weight.theirs: weight.to_theirs(tensors[weight.ours]) for weight in layout(config)}
+    return {weight.their_name(): weight.to_theirs(tensors[weight.ours]) for weight in layout(config)}

@@ -22,7 +22,7 @@ from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.exchange import tensorflow
 from hornbook.exchange.foreign import inside
-from hornbook.exchange.huggingface.encoders import labels_of
+from hornbook.exchange.huggingface.common import labels_of
 from hornbook.exchange.huggingface.families import FAMILIES, objective_of
 from hornbook.exchange.huggingface.tokenizer_files import read_tokenizer
 from hornbook.exchange.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.kernels import BLOCKS, in_use
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, is_right, load
 from hornbook.ops.native.operands import SUFFIXES, rows
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
@@ -40,7 +40,7 @@ def newest_form() -> Form | str:
     built = load()
     if isinstance(built, BuildError):
         return str(built)
-    return next((Form(isa) for isa in instruction_sets() if is_right(KERNEL, isa)), "no native form is right here")
+    return next((Form(isa) for isa in KERNEL.instruction_sets if is_right(KERNEL, isa)), "no native form is right here")
 
 
 class Lines(NamedTuple):

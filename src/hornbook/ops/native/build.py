@@ -1,15 +1,19 @@
-"""Compile the C++ sources into one shared library, once for each version of sources, flags, compiler and PyTorch.
+"""Compile the C++ sources into one shared library, once for each version of sources, flags and compiler.
 
     csrc/linear.cpp --avx2------->  linear-avx2.o ------+
-                    --avx512----->  linear-avx512.o ----+-->  ~/.cache/hornbook/native/<hash>/libhornbook.so
+                    --avx512----->  linear-avx512.o ----+-->  <sources>-<compiler>/libhornbook.so
                     --avx512bf16->  ...             ----+
+                    --amx-------->  ...             ----+
     csrc/cpu.cpp    ------------->  cpu.o --------------+
 
-The folder is ``$XDG_CACHE_HOME/hornbook/native``. Processes that start at once wait for the first one's lock; the
-library gets its name by a rename, so nobody ever loads half of one.
+``pip install`` compiles it into the package (``setup.py``), where it finds a compiler. Otherwise, or where the package
+was changed since, the first process that needs it compiles it into ``$XDG_CACHE_HOME/hornbook/native``. Processes that
+start at once wait for the first one's lock; the library gets its name by a rename, so nobody ever loads half of one.
 
-Threads are those of the OpenMP runtime that PyTorch has loaded (libgomp in its wheels, Intel's or LLVM's elsewhere):
-the library is linked with that very file, so that a process never has two pools.
+The library is not linked with an OpenMP runtime, so that a build fits every PyTorch: `hornbook.ops.native.library`
+passes it the functions of the one that PyTorch has loaded.
+
+`setup.py` imports this module where PyTorch is absent, so neither it nor what it imports needs PyTorch.
 """
 
 import fcntl
@@ -17,7 +21,6 @@ import hashlib
 import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -26,22 +29,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from hornbook.storage.files import make_directory, rename
 from hornbook.storage.system import open_own, storage_errors, usable_cores
 
 _logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
+INSTALLED = Path(__file__).parent / "built"
+"""Holds the build of the installation, if there is one."""
+TILES: Final = "amx"
+"""The instruction set of AMX tiles, which only products of bf16 have a form for."""
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """The flags of each form; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
+_WITH_TILES = ("form.cpp", "linear.cpp")
+"""The sources that have a form for ``TILES``."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
-_RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
+_LIBRARY = "libhornbook.so"
 _LONGEST_BUILD = 600.0
 
 
@@ -50,7 +61,10 @@ class BuildError(Exception):
 
 
 def library(cache: Path | None = None) -> Path:
-    """Return the path of the shared library, compiled now if this machine does not have it yet.
+    """Return the path of the shared library: the installation's or the cache's, compiled now if there is neither.
+
+    A build is used if sources, flags, version of the C library and compiler are the same. Without a compiler, that of
+    the installation may be any.
 
     Args:
         cache: folder of all builds; None for the user's.
@@ -59,19 +73,56 @@ def library(cache: Path | None = None) -> Path:
         BuildError: no x86-64 Linux, no compiler, or one that fails.
         StorageError: the cache cannot be written.
     """
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        raise BuildError(f"they are written for x86-64 Linux, and this is {platform.machine()} {platform.system()}")
-    runtime = openmp_runtime()
+    _check_system()
+    try:
+        compiler, version = find_compiler()
+    except BuildError:
+        installed = next(INSTALLED.glob(f"{_sources_key()}-*/{_LIBRARY}"), None)
+        if installed is None:
+            raise
+        return installed
+    name = _name(version)
+    installed = INSTALLED / name / _LIBRARY
+    return installed if installed.exists() else _built(compiler, (cache or default_cache()) / name)
+
+
+def build_into(folder: Path) -> Path:
+    """Compile the library below ``folder``, as an installation does; returns its path.
+
+    Raises:
+        BuildError: as of ``library``.
+    """
+    _check_system()
     compiler, version = find_compiler()
-    folder = (cache or default_cache()) / _fingerprint(version, runtime)
-    target = folder / "libhornbook.so"
+    target = folder / _name(version) / _LIBRARY
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _build(compiler, target)
+    return target
+
+
+def _built(compiler: str, folder: Path) -> Path:
+    """Return the library in ``folder``, compiled if it is not there."""
+    target = folder / _LIBRARY
     if not target.exists():
         make_directory(folder)
         with _lock(folder):
             if not target.exists():  # another process may have built it meanwhile
                 _logger.warning("compiling native operators, once on this machine (some 20 s)")
-                _build(compiler, runtime, target)
+                _build(compiler, target)
     return target
+
+
+def sources(isa: str | None) -> list[Path]:
+    """Return the sources that are compiled for an instruction set, or for any processor if it is None."""
+    found = sorted(SOURCES.glob("*.cpp"))
+    if isa == TILES:
+        return [path for path in found if path.name in _WITH_TILES]
+    return [path for path in found if (path.name == _FOR_ANY_PROCESSOR) == (isa is None)]
+
+
+def _check_system() -> None:
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise BuildError(f"they are written for x86-64 Linux, and this is {platform.machine()} {platform.system()}")
 
 
 def default_cache() -> Path:
@@ -92,46 +143,32 @@ def find_compiler() -> tuple[str, str]:
     raise BuildError("there is no C++ compiler; install g++ or clang++, or set CXX")
 
 
-def openmp_runtime() -> Path:
-    """Return the file of the OpenMP runtime that this process has loaded, which importing torch does.
-
-    Raises:
-        BuildError: there is none.
-    """
-    import torch  # noqa: F401
-
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    files = [line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6]
-    found = next((file for file in files if _RUNTIME.search(file)), None)
-    if found is None:
-        raise BuildError("PyTorch has loaded no OpenMP runtime")
-    return Path(found)
+def _name(version: str) -> str:
+    """Return the name of the folder of a build: of sources and flags, and of the compiler's path and version."""
+    return f"{_sources_key()}-{hashlib.sha256(version.encode()).hexdigest()[:12]}"
 
 
-def _fingerprint(version: str, runtime: Path) -> str:
-    """Return a name that no other build has: of sources, flags, compiler and OpenMP runtime."""
+def _sources_key() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name}\n".encode() + path.read_bytes())
-    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{version}{runtime}".encode())
+    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{_WITH_TILES}{platform.libc_ver()}".encode())
     return digest.hexdigest()[:24]
 
 
-def _build(compiler: str, runtime: Path, target: Path) -> None:
+def _build(compiler: str, target: Path) -> None:
     known = [isa for isa, flags in INSTRUCTION_SETS.items() if _knows(compiler, flags)]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects, commands = [], []
-        for source in sorted(SOURCES.glob("*.cpp")):
-            forms: list[tuple[str, Sequence[str]]] = [("any", ())]
-            if source.name != _FOR_ANY_PROCESSOR:
-                forms = [(isa, (f"-DHB_ISA={isa}", f"-DHB_{isa.upper()}", *INSTRUCTION_SETS[isa])) for isa in known]
-            for form, flags in forms:
-                objects.append(f"{scratch}/{source.stem}-{form}.o")
+        for isa in (None, *known):
+            flags = () if isa is None else (f"-DHB_ISA={isa}", f"-DHB_{isa.upper()}", *INSTRUCTION_SETS[isa])
+            for source in sources(isa):
+                objects.append(f"{scratch}/{source.stem}-{isa}.o")
                 commands.append([compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
         with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(_run, commands))
         linked = Path(scratch) / target.name
-        _run([compiler, "-shared", "-o", str(linked), *objects, str(runtime)])
+        _run([compiler, "-shared", "-o", str(linked), *objects])
         rename(linked, target)
 
 

@@ -7,14 +7,17 @@
     Form("avx512")("linear_product_bf16", x, ...)   calls hb_avx512_linear_product_bf16
 
 Age does not tell which form is the fastest: an Intel processor without AMX multiplies bf16 pairs at half the rate of
-floats, an AMD one at twice. So each form is timed once a machine, in milliseconds, and the times are kept beside the
-library. A form is compared with PyTorch when a process chooses it; one that disagrees is never used.
+floats, an AMD one at twice. So each form is timed once a machine, in milliseconds, and the times are kept in the
+user's cache. A form is compared with PyTorch when a process chooses it; one that disagrees is never used.
 """
 
 import ctypes
 import functools
 import hashlib
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,14 +29,16 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import INSTRUCTION_SETS, BuildError, library
-from hornbook.storage.files import replace_file
+from hornbook.ops.native.build import INSTRUCTION_SETS, TILES, BuildError, default_cache, library
+from hornbook.storage.files import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import cpu_model
 
 PYTORCH = "torch"
 """Stands for PyTorch's operators among the names of instruction sets."""
 _ROUNDS = 7
+_RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
+_LONGEST_PROBE = 60.0
 
 
 @dataclass(frozen=True)
@@ -68,17 +73,61 @@ class Kernel:
     """Compares a form with PyTorch's operators on small inputs."""
     trial: Callable[[Form | None, Any], None]
     """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
+    has_tiles: bool = False
+    """Whether it has a form for AMX tiles."""
+
+    @property
+    def instruction_sets(self) -> tuple[str, ...]:
+        """Its forms that this machine has, the newest first."""
+        return tuple(isa for isa in instruction_sets() if self.has_tiles or isa != TILES)
+
+
+class _Runtime(ctypes.Structure):
+    """``Runtime`` of ``csrc/runtime.h``."""
+
+    functions = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+    _fields_ = [(name, ctypes.c_void_p) for name in functions]
 
 
 @functools.cache
 def load() -> ctypes.CDLL | BuildError:
     """Return the library, built if this machine does not have it, or why it cannot be built or loaded here."""
     try:
-        return ctypes.CDLL(str(library()))
+        return open_library(library())
     except BuildError as error:
         return error
-    except (OSError, StorageError) as error:
+    except (OSError, AttributeError, StorageError) as error:
         return BuildError(str(error))
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a build of the library, and give it PyTorch's OpenMP runtime.
+
+    Raises:
+        BuildError: PyTorch has loaded no OpenMP runtime.
+        OSError: a file cannot be loaded.
+        AttributeError: a function is missing in one.
+    """
+    built, runtime = ctypes.CDLL(str(path)), ctypes.CDLL(str(openmp_runtime()))
+    addresses = [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _Runtime.functions]
+    built.hb_use_runtime(ctypes.byref(_Runtime(*addresses)))
+    return built
+
+
+def openmp_runtime() -> Path:
+    """Return the file of the OpenMP runtime that this process has loaded, which importing torch does.
+
+    It is libgomp in PyTorch's wheels, Intel's or LLVM's elsewhere.
+
+    Raises:
+        BuildError: there is none.
+    """
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    files = [line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6]
+    found = next((file for file in files if _RUNTIME.search(file)), None)
+    if found is None:
+        raise BuildError("PyTorch has loaded no OpenMP runtime")
+    return Path(found)
 
 
 @functools.cache
@@ -89,14 +138,27 @@ def instruction_sets() -> tuple[str, ...]:
         return ()
     bits = built.hb_instruction_sets()
     present = [isa for bit, isa in enumerate(INSTRUCTION_SETS) if bits >> bit & 1]
-    return tuple(isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_exists"))
+    compiled = [isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_works")]
+    return tuple(isa for isa in compiled if isa != TILES or _works(library(), isa))
+
+
+def _works(built: Path, isa: str) -> bool:
+    """Tell whether the instructions of a form run, in a process that may die of them.
+
+    CPUID vouches for vectors, but tiles also need the kernel's permission and a hypervisor that passes them on.
+    """
+    program = f"import ctypes; built = ctypes.CDLL({str(built)!r}); built.hb_instruction_sets()"
+    command = [sys.executable, "-I", "-S", "-c", f"{program}; raise SystemExit(built.hb_{isa}_works() != 1)"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, timeout=_LONGEST_PROBE).returncode == 0
+    return False
 
 
 @functools.cache
 def is_right(kernel: Kernel, isa: str) -> bool:
     """Tell whether this machine has the form, and whether it passes the kernel's check; checked once a process."""
     with torch.no_grad():
-        return isa in instruction_sets() and kernel.check(Form(isa), kernel.dtype)
+        return isa in kernel.instruction_sets and kernel.check(Form(isa), kernel.dtype)
 
 
 def seconds(kernel: Kernel) -> Mapping[str, float]:
@@ -106,9 +168,10 @@ def seconds(kernel: Kernel) -> Mapping[str, float]:
     choice is the same tomorrow.
     """
     times = _known_seconds().get(kernel.name)
-    if times is None or not set(times) >= {PYTORCH, *instruction_sets()}:
+    if times is None or not set(times) >= {PYTORCH, *kernel.instruction_sets}:
         times = _measure(kernel)
         with suppress(StorageError):  # a cache that cannot be written is measured again
+            make_directory(_times_file().parent)
             known = {**_known_seconds(), kernel.name: times}
             replace_file(_times_file(), dump_json({**_all_seconds(), _circumstances(): known}))
     return {isa: taken for isa, taken in times.items() if isa == PYTORCH or is_right(kernel, isa)}
@@ -117,7 +180,7 @@ def seconds(kernel: Kernel) -> Mapping[str, float]:
 def _measure(kernel: Kernel) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *instruction_sets())}
+    taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *kernel.instruction_sets)}
     try:
         with torch.no_grad():
             for _ in range(1 + _ROUNDS):
@@ -131,7 +194,7 @@ def _measure(kernel: Kernel) -> dict[str, float]:
 
 
 def _times_file() -> Path:
-    return library().with_name("seconds.json")
+    return default_cache() / library().parent.name / "seconds.json"  # an installation may be read-only
 
 
 def _all_seconds() -> dict[str, Any]:

@@ -121,13 +121,28 @@ def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, is
     return None
 
 
+def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
+    """Keep tensors for the backward pass, parameters as they are.
+
+    Recomputation (`torch.utils.checkpoint`) returns other tensors for those that are saved; these have no packed form
+    and no ``.grad``.
+    """
+    ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
+    ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
+
+
+def _saved(ctx: Any) -> list[Any]:
+    x, *others = ctx.saved_tensors
+    return [x, *(saved if kept is None else kept for kept, saved in zip(ctx.parameters, others, strict=True))]
+
+
 def _setup_linear(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, ctx.isa, before, ctx.activation = inputs
-    ctx.save_for_backward(x, weight, bias, before)
+    _save(ctx, x, weight, bias, before)
 
 
 def _of_linear(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, before = ctx.saved_tensors
+    x, weight, bias, before = _saved(ctx)
     of_input = None
     if ctx.needs_input_grad[0 if before is None else 4]:
         of_input = linear_input_gradient(gradient, weight, ctx.isa, before, ctx.activation)
@@ -140,12 +155,12 @@ linear.register_autograd(_of_linear, setup_context=_setup_linear)
 
 def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, ctx.activation, ctx.isa = inputs
-    ctx.save_for_backward(x, weight, bias, output[1])
+    _save(ctx, x, weight, bias, output[1])
     ctx.set_materialize_grads(False)
 
 
 def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, weight, bias, u = ctx.saved_tensors
+    x, weight, bias, u = _saved(ctx)
     if of_h is not None:
         through = of_activation(of_h, u, ctx.activation, ctx.isa)
         of_u = through if of_u is None else of_u + through

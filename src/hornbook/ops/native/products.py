@@ -191,5 +191,5 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
 
 KERNELS = (
     Kernel("linear_f32", torch.float32, _agrees, _trial),
-    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial),
+    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, has_tiles=True),
 )

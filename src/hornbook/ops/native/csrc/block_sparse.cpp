@@ -193,7 +193,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
       const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
       pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
            panels + packs.begin * width, width);
-      if (running > 1) GOMP_barrier();
+      if (running > 1) hb_runtime.barrier();
       for (i64 first = own.begin; first < own.end; first += kStep) {
         const i64 last = smaller(first + kStep, own.end);
         pack(along + token * stride + first * b, stride, real, (last - first) * b, line_panels, width);
@@ -207,7 +207,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
                                            of_values + block * b * b + (across ? k * b + n : n * b + k));
           }
       }
-      if (running > 1) GOMP_barrier();
+      if (running > 1) hb_runtime.barrier();
     }
   });
 }

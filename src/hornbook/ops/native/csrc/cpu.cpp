@@ -1,7 +1,16 @@
-// Which instruction sets this processor has and this process may use; compiled for any x86-64.
+// Which instruction sets this processor has and this process may use, and the OpenMP runtime; compiled for any x86-64.
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
+
+#include "runtime.h"
+
+Runtime hb_runtime;
+
+// Takes the functions of the OpenMP runtime that the process has loaded, before any other function computes.
+extern "C" __attribute__((visibility("default"))) void hb_use_runtime(const Runtime* runtime) { hb_runtime = *runtime; }
 
 namespace {
 
@@ -23,9 +32,16 @@ std::uint64_t enabled_state() {
 
 bool has(unsigned bits, int bit) { return bits >> bit & 1u; }
 
+// Asks the kernel for the state of tiles, which processes have only on request; it says no where a thread's stack for
+// signals is too small for it.
+bool may_use_tiles() {
+  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
 }  // namespace
 
-// Bits: 1 AVX2 with FMA, 2 AVX-512 (F, BW, DQ, VL), 4 AVX512-BF16.
+// Bits: 1 AVX2 with FMA, 2 AVX-512 (F, BW, DQ, VL), 4 AVX512-BF16, 8 AMX-BF16.
 extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
   const Registers first = cpuid(1, 0), seventh = cpuid(7, 0), more = cpuid(7, 1);
   if (!has(first.c, 27)) return 0;  // the system saves no vector registers
@@ -35,5 +51,7 @@ extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
   const bool wide = has(seventh.b, 16) && has(seventh.b, 17) && has(seventh.b, 30) && has(seventh.b, 31);
   if ((found & 1) && (state & 0xE6) == 0xE6 && wide) found |= 2;
   if ((found & 2) && has(more.a, 5)) found |= 4;
+  const bool has_tiles = has(seventh.d, 24) && has(seventh.d, 22) && (state & 0x60000) == 0x60000;
+  if ((found & 4) && has_tiles && may_use_tiles()) found |= 8;
   return found;
 }

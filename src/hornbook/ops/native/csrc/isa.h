@@ -1,6 +1,6 @@
 // The instruction set that this object is compiled for, and the names of what it exports.
 //
-// Each source is compiled once per instruction set with -DHB_ISA=avx512 (or avx2, avx512bf16) and the compiler's
+// Each source is compiled once per instruction set with -DHB_ISA=avx512 (or avx2, avx512bf16, amx) and the compiler's
 // flags for it, so that one library holds all forms: HB_EXPORT(void, linear_product_f32) is hb_avx512_linear_product_f32.
 // Everything that is not exported belongs into the anonymous namespace: of two inline functions of one name, compiled for
 // two instruction sets, the linker keeps one, and an older processor would meet the newer one's instructions.

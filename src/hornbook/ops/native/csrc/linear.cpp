@@ -4,21 +4,28 @@
 // over the contraction in one order, whatever the number of rows or threads: the same call gives the same bits.
 #include "activations.h"
 #include "panels.h"
+#ifdef HB_AMX
+#include "tiles.h"
+#endif
 
 namespace {
 
-#if defined(__AVX512BF16__)
+#if defined(HB_AMX)
+using Bf16Product = TileProduct;
+#elif defined(__AVX512BF16__)
 using Bf16Product = PairProduct;
 #else
 using Bf16Product = FloatProduct;
 #endif
 
-constexpr i64 row_block = 48;            // rows that meet a panel while it lies in the cache; a multiple of all P::rows
+template <class P>
+constexpr i64 row_block = (48 + P::rows - 1) / P::rows * P::rows;  // rows that meet a panel while it lies in the cache
 constexpr i64 long_row_block = 192;      // the same where the contraction is cut, so that panels are read less often
 constexpr i64 depth_chunk = 1024;        // values of a contraction for which rows and panels stay in the cache
 constexpr i64 group_bytes = 768 << 10;   // panels that stay in the second-level cache
 constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
-constexpr i64 gradient_width = 48;       // rows of a weight gradient that are packed side by side
+template <class P>
+constexpr i64 gradient_width = row_block<P>;  // rows of a weight gradient that are packed side by side
 
 // T is the dtype of the activations: weights are rounded to it, also where the product takes floats.
 template <class P, class T>
@@ -44,7 +51,7 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
   using Element = typename P::Element;
   const i64 padded = num_steps<P>(depth) * P::depth;
   if constexpr (sizeof(T) == sizeof(Element)) {
-    if (depth == padded) {
+    if (depth == padded && rows % P::row_multiple == 0) {
       *new_stride = stride;
       return reinterpret_cast<const Element*>(x);
     }
@@ -54,6 +61,7 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
     P::convert_row(x + row * stride, depth, copy + row * padded);
     for (i64 k = depth; k < padded; k++) copy[row * padded + k] = 0;
   }
+  std::fill(copy + rows * padded, copy + round_up(rows, P::row_multiple) * padded, Element(0));
   *new_stride = padded;
   return copy;
 }
@@ -112,7 +120,8 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
   const i64 padded = num_steps<P>(depth) * P::depth, chunk = smaller(depth_chunk, padded);
   const bool is_whole = chunk == padded;
   const i64 panel_bytes = chunk * P::width * i64(sizeof(typename P::Element));
-  const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width, height = is_whole ? row_block : long_row_block;
+  const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width, height = is_whole ? row_block<P> : long_row_block;
+  [[maybe_unused]] const typename P::Scope scope;
   alignas(64) float block[P::rows * P::width];
   auto* sums = static_cast<float*>(scratch(1, is_whole ? 0 : height * group * i64(sizeof(float))));
   for (i64 begin = columns.begin; begin < columns.end; begin += group) {
@@ -125,7 +134,7 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
         const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride);
         for (i64 column = begin; column < end; column += P::width) {
           const i64 width = smaller(P::width, end - column);
-          const auto* panel = packed + column * padded + k * round_up(width, Vec::lanes);
+          const auto* panel = packed + column * padded + k * round_up(width, P::column_multiple);
           for (i64 row = first; row < last; row += P::rows) {
             const i64 count = smaller(P::rows, last - row);
             multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block);
@@ -152,29 +161,51 @@ void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows
   });
 }
 
+// The left operand of a product.
+template <class P>
+struct Left {
+  const typename P::Element* values;
+  i64 row_stride, step_stride;
+};
+
+// Of rows that are packed as a panel [step][row]: as they lie, or as tiles take them.
+template <class P>
+Left<P> left_operand(const typename P::Element* panel, i64 rows, i64 steps) {
+#ifdef HB_AMX
+  if constexpr (std::is_same_v<P, TileProduct>) {
+    auto* turned = static_cast<bf16*>(scratch(2, rows * steps * P::depth * i64(sizeof(bf16))));
+    turn_panel(panel, rows, steps, turned);
+    return {turned, steps * P::depth, P::depth};
+  }
+#endif
+  return {panel, P::depth, rows * P::depth};
+}
+
 // dW[out][in] (+)= Σ_tokens gᵀ x and db (+)= Σ_tokens g, for a range of outputs and one of inputs.
 template <class P, class T>
 void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens, Range outputs, Range inputs,
                          float* weight_gradient, i64 stride, float* bias_gradient, bool accumulate) {
   using Element = typename P::Element;
   const i64 num_inputs = inputs.end - inputs.begin, most = num_steps<P>(token_chunk) * P::depth;
-  auto* right = static_cast<Element*>(scratch(0, round_up(num_inputs, Vec::lanes) * most * i64(sizeof(Element))));
-  auto* left = static_cast<Element*>(scratch(1, gradient_width * most * i64(sizeof(Element))));
+  auto* right = static_cast<Element*>(scratch(0, round_up(num_inputs, P::column_multiple) * most * i64(sizeof(Element))));
+  auto* left = static_cast<Element*>(scratch(1, gradient_width<P> * most * i64(sizeof(Element))));
+  [[maybe_unused]] const typename P::Scope scope;
   alignas(64) float block[P::rows * P::width];
   for (i64 token = 0; token == 0 || token < tokens; token += token_chunk) {
     const i64 count = smaller(token_chunk, tokens - token), steps = num_steps<P>(count);
     const bool is_first = token == 0 && !accumulate;
     pack_rows<P>(x + token * x_stride + inputs.begin, x_stride, count, num_inputs, P::width, right, nullptr);
-    for (i64 output = outputs.begin; output < outputs.end; output += gradient_width) {
-      const i64 rows = smaller(gradient_width, outputs.end - output), padded = round_up(rows, Vec::lanes);
-      pack_rows<P>(g + token * g_stride + output, g_stride, count, rows, gradient_width, left,
+    for (i64 output = outputs.begin; output < outputs.end; output += gradient_width<P>) {
+      const i64 rows = smaller(gradient_width<P>, outputs.end - output);
+      pack_rows<P>(g + token * g_stride + output, g_stride, count, rows, gradient_width<P>, left,
                    bias_gradient ? bias_gradient + output : nullptr);
+      const Left<P> operand = left_operand<P>(left, round_up(rows, P::column_multiple), steps);
       for (i64 column = 0; column < num_inputs; column += P::width) {
         const i64 width = smaller(P::width, num_inputs - column);
         for (i64 row = 0; row < rows; row += P::rows) {
           const i64 height = smaller(P::rows, rows - row);
-          multiply<P>(left + row * P::depth, height, P::depth, padded * P::depth, right + column * steps * P::depth,
-                      width, steps, block);
+          multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
+                      right + column * steps * P::depth, width, steps, block);
           float* to = weight_gradient + (output + row) * stride + inputs.begin + column;
           add_block(block, P::width, to, stride, height, width, is_first);
         }
@@ -191,7 +222,7 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
   // cost more than packing them twice.
   const bool by_outputs = num_out >= num_in;
   parallel(threads, [=](int thread, int count) {
-    const Range own = by_outputs ? share(num_out, gradient_width, thread, count) : share(num_in, P::width, thread, count);
+    const Range own = by_outputs ? share(num_out, gradient_width<P>, thread, count) : share(num_in, P::width, thread, count);
     float* sums = by_outputs || thread == 0 ? of_bias : nullptr;
     if (own.begin < own.end || sums)
       add_weight_gradient<P>(g, g_stride, x, x_stride, tokens, by_outputs ? own : Range{0, num_out},

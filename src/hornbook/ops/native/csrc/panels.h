@@ -4,19 +4,25 @@
 //   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
 //   result                    [rows][W] floats, added up over the steps in order
 //
-// Two kinds of product: floats, and bf16 pairs with AVX512-BF16. Without the latter, bf16 is converted to float when it
-// is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
+// Three kinds of product: floats; bf16 pairs with AVX512-BF16; and the same pairs with AMX, in tiles.h. Without either, bf16
+// is converted to float when it is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
 #pragma once
+#include <algorithm>
+
 #include "simd.h"
 #include "threads.h"
 
 namespace {
 
+// What a product needs while its thread computes: nothing.
+struct NoScope {};
+
 struct FloatProduct {
   using Element = float;
   using Operand = Vec;
   static constexpr i64 depth = 1, rows = 6, vectors = Vec::lanes == 16 ? 4 : 2, width = vectors * Vec::lanes;
-  static constexpr i64 step_multiple = 1;
+  static constexpr i64 step_multiple = 1, row_multiple = 1, column_multiple = Vec::lanes;
+  using Scope = NoScope;
   static Operand load_panel(const float* p) { return load(p); }
   static Operand broadcast(const float* p) { return set1(*p); }
   static Vec dot(Vec sum, Operand a, Operand b) { return fma(a, b, sum); }
@@ -34,20 +40,13 @@ struct FloatProduct {
   }
 };
 
-#ifdef __AVX512BF16__
-struct PairProduct {
+// bf16 pairs that follow each other along the contraction, for AVX512-BF16 and AMX.
+struct PairPacking {
   using Element = bf16;
-  using Operand = __m512bh;
-  static constexpr i64 depth = 2, rows = 6, vectors = 4, width = 64, step_multiple = 1;
-  static Operand load_panel(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static Operand broadcast(const bf16* p) {
-    int pair;
-    std::memcpy(&pair, p, 4);
-    return (__m512bh)_mm512_set1_epi32(pair);
-  }
-  static Vec dot(Vec sum, Operand a, Operand b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
-  // 16 pairs of the values of two rows; `second` may be null.
+  static constexpr i64 depth = 2, column_multiple = 16;
+  // The pairs of up to a vector of columns of two rows, zero from column n on; `second` may be null.
   static void pack_step(const bf16* first, const bf16* second, i64 n, bf16* out) {
+#ifdef __AVX512F__
     const __mmask16 mask = first_lanes(n);
     __m512i pairs = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, first));
     if (second) {
@@ -55,12 +54,32 @@ struct PairProduct {
       pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(upper, 16));
     }
     _mm512_storeu_si512(out, pairs);
+#else
+    for (i64 i = 0; i < Vec::lanes; i++) {
+      out[2 * i] = i < n ? first[i] : bf16(0);
+      out[2 * i + 1] = second && i < n ? second[i] : bf16(0);
+    }
+#endif
   }
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
   static void convert_row(const bf16* from, i64 n, bf16* to) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(bf16));
   }
+};
+
+#ifdef __AVX512BF16__
+struct PairProduct : PairPacking {
+  using Operand = __m512bh;
+  using Scope = NoScope;
+  static constexpr i64 rows = 6, vectors = 4, width = 64, step_multiple = 1, row_multiple = 1;
+  static Operand load_panel(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Operand broadcast(const bf16* p) {
+    int pair;
+    std::memcpy(&pair, p, 4);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static Vec dot(Vec sum, Operand a, Operand b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
 };
 #endif
 
@@ -124,10 +143,10 @@ i64 num_steps(i64 depth) {
   return round_up((depth + P::depth - 1) / P::depth, P::step_multiple);
 }
 
-// Values of a packed matrix of `columns` columns; the last panel has whole vectors, filled up with zeros.
+// Values of a packed matrix of `columns` columns; the last panel has whole vectors or tiles, filled up with zeros.
 template <class P>
 i64 packed_size(i64 columns, i64 depth) {
-  return round_up(columns, Vec::lanes) * num_steps<P>(depth) * P::depth;
+  return round_up(columns, P::column_multiple) * num_steps<P>(depth) * P::depth;
 }
 
 // Packs columns [begin, end) of a matrix given by element(k, column); `begin` is a multiple of P::width. The elements
@@ -136,7 +155,7 @@ template <class P, class Get>
 void pack_panels(i64 begin, i64 end, i64 depth, typename P::Element* packed, Get element) {
   const i64 steps = num_steps<P>(depth);
   for (i64 first = begin; first < end; first += P::width) {
-    const i64 columns = smaller(P::width, end - first), padded = round_up(columns, Vec::lanes);
+    const i64 columns = smaller(P::width, end - first), padded = round_up(columns, P::column_multiple);
     typename P::Element* panel = packed + first * steps * P::depth;
     for (i64 step = 0; step < steps; step++)
       for (i64 column = 0; column < padded; column++)
@@ -155,14 +174,16 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
                float* sums) {
   const i64 steps = num_steps<P>(rows);
   for (i64 first = 0; first < columns; first += width) {
-    const i64 real = smaller(width, columns - first), padded = round_up(real, Vec::lanes);
+    const i64 real = smaller(width, columns - first), padded = round_up(real, P::column_multiple);
     typename P::Element* to = packed + first * steps * P::depth;
-    for (i64 step = 0; step < steps; step++) {
+    const i64 there = (rows + P::depth - 1) / P::depth;
+    for (i64 step = 0; step < there; step++) {
       const T* row = source + first + step * P::depth * stride;
       const T* next = step * P::depth + 1 < rows ? row + stride : nullptr;
       for (i64 column = 0; column < padded; column += Vec::lanes, to += Vec::lanes * P::depth)
         P::pack_step(row + column, next ? next + column : nullptr, smaller(Vec::lanes, real - column), to);
     }
+    std::fill(to, to + (steps - there) * padded * P::depth, typename P::Element(0));
     for (i64 column = 0; sums && column < real; column += Vec::lanes) {
       const i64 n = smaller(Vec::lanes, real - column);
       Vec total = set1(0.0f);

@@ -1,18 +1,11 @@
 // Work on several threads of the OpenMP pool that PyTorch has loaded, with denormal numbers flushed to zero.
 //
-// The library names no OpenMP of its own: GOMP_parallel is libgomp's entry, which Intel's and LLVM's runtimes have too,
-// so that g++ and clang++ both build it and the process keeps one pool.
+// The library is not linked with an OpenMP runtime: it calls the one that PyTorch has loaded, see runtime.h.
 #pragma once
 #include <immintrin.h>
 
 #include "isa.h"
-
-extern "C" {
-void GOMP_parallel(void (*function)(void*), void* data, unsigned num_threads, unsigned flags);
-void GOMP_barrier();
-int omp_get_thread_num();
-int omp_get_num_threads();
-}
+#include "runtime.h"
 
 namespace {
 
@@ -31,7 +24,7 @@ class FlushDenormals {
 template <class Function>
 void parallel_entry(void* data) {
   FlushDenormals flush;
-  (*static_cast<Function*>(data))(omp_get_thread_num(), omp_get_num_threads());
+  (*static_cast<Function*>(data))(hb_runtime.thread(), hb_runtime.threads());
 }
 
 // Calls function(thread, threads) on each of `threads` threads, or of fewer if the pool gives fewer.
@@ -41,7 +34,7 @@ void parallel(i64 threads, Function function) {
     FlushDenormals flush;
     function(0, 1);
   } else {
-    GOMP_parallel(parallel_entry<Function>, &function, static_cast<unsigned>(threads), 0);
+    hb_runtime.parallel(parallel_entry<Function>, &function, static_cast<unsigned>(threads), 0);
   }
 }
 

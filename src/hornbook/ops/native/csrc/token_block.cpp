@@ -14,7 +14,7 @@ namespace {
 constexpr i64 W = Vec::lanes, most_rows = 8;
 
 inline void wait_for_all(int count) {
-  if (count > 1) GOMP_barrier();
+  if (count > 1) hb_runtime.barrier();
 }
 
 // The sums of up to 8 vectors; each is added up in the order of sum().

@@ -1,0 +1,341 @@
+"""The sections of a recipe that are the same for every model, one frozen dataclass each.
+
+::
+
+    [data]  [training]           what goes in, and for how long
+    [precision]  [memory]        dtypes, and what the device holds during a step
+    [checkpoint]  [evaluation]   when to save and to measure
+    [tracking]                   when to log, and where
+
+A field carries its help and bounds. ``problems`` lists the mistakes of a section by itself; `hornbook.config.recipe`
+checks what sections have to agree on.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+from hornbook.config.optimizers import problems_of_steps
+from hornbook.config.options import Problem, option, split_entry
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Compute = Literal["auto", "fp32", "bf16", "fp16"]
+LossScaling = Literal["static", "dynamic", "histogram"]
+DTYPE_BYTES: Final[Mapping[str, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
+_MOMENTS: Final = {"exp_avg": "first_moment", "momentum": "first_moment", "exp_avg_sq": "second_moment"}
+_NOT_PHASED: dict[str, tuple[object, str]] = {
+    "training.compile": ("none", "takes layers that stay in memory"),
+    "parallel.pipeline_parallel": (1, "spreads layers over ranks"),
+    "parallel.tensor_parallel": (1, "cuts layers that stay in memory"),
+    "checkpoint.background": (False, "copies all state into memory"),
+    "sparsity.linears": ((), "keeps blocks in memory"),
+    "sparsity.embedding_block_size": (None, "keeps blocks in memory"),
+}
+"""Options that exclude phased execution, each with the value that does not, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Training and validation data, and the length of a sequence."""
+
+    sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
+    train: tuple[str, ...] = option((), help="token stores, or labeled files, to train on", path=True)
+    weights: tuple[float, ...] = option((), help="sampling weights of the stores; []: their sizes", above=0)
+    max_samples: int | None = option(
+        None, help="train on at most so many samples, the same ones in each epoch; none: all", minimum=1
+    )
+    validation: str | None = option(None, help="token store, or labeled file, for the validation loss", path=True)
+    tokenizer: str | None = option(
+        None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
+    )
+    synthetic: bool = option(False, help="train on random tokens instead of a store")
+    windows: Literal["stream", "documents"] = option(
+        "stream",
+        help="a decoder's sequences: anywhere in the documents joined (stream), or the beginning of each document that "
+        "is long enough (documents)",
+    )
+    document_mask: bool = option(False, help="restrict a decoder's attention to the document")
+    layout: Literal["auto", "padded", "packed", "unpadded"] = option(
+        "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        if self.weights and len(self.weights) != len(self.train):
+            return [Problem(("train", "weights"), "weights needs one value for each store; set as many or remove it")]
+        if len(self.weights) == 1:
+            return [Problem(("train", "weights"), "weights applies only to several stores; remove it")]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Length of the run, batch sizes and random seed."""
+
+    steps: int | None = option(None, help="length of the run in optimizer steps", minimum=1)
+    epochs: float | None = option(None, help="length of the run in passes over the training data", above=0)
+    tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
+    global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
+    micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
+    seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
+    compile: Literal["none", "blocks"] = option(
+        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
+    )
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        problems, lengths = [], ("steps", "epochs", "tokens")
+        if all(getattr(self, name) is None for name in lengths):
+            problems.append(Problem(lengths, "the run has no length; set exactly one of the three"))
+        if self.global_batch_size % self.micro_batch_size:
+            fitting = math.gcd(self.global_batch_size, self.micro_batch_size)
+            message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
+            problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Dtypes of activations, weights, gradients and optimizer state, and the loss scale.
+
+    ::
+
+        bytes a parameter        weight + gradient + exp_avg + exp_avg_sq
+          all fp32                 4    +    4     +    4    +     4        16
+          moments bf16             4    +    4     +    2    +     2        12
+          all bf16                 2    +    2     +    2    +     2         8
+          all bf16, momentum       2    +    2     +    2                    6
+    """
+
+    compute: Compute = option(
+        "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively, else fp32"
+    )
+    kernels: Literal["auto", "torch", "native"] = option(
+        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
+    )
+    partials: Literal["auto", "fp32", "half"] = option(
+        "auto",
+        help="dtype in which a GPU adds up the parts of a product of bf16 or fp16: fp32; half: their own, which is "
+        "faster and less exact; auto: PyTorch's choice",
+    )
+    weights: Dtype = option(
+        "fp32", help="dtype of the stored weights; below fp32 there is no fp32 copy, and updates round stochastically"
+    )
+    gradients: Dtype = option("fp32", help="dtype in which the gradients of the micro-batches add up")
+    first_moment: Dtype = option("fp32", help="dtype of the stored mean of gradients (exp_avg, momentum)")
+    second_moment: Dtype = option("fp32", help="dtype of the stored mean of squared gradients (exp_avg_sq)")
+    loss_scaling: Literal["auto", "static", "dynamic", "histogram"] = option(
+        "auto",
+        help="loss scale: static; dynamic, halved when gradients overflow; histogram, halved when some come near the "
+        "largest number; auto: dynamic for fp16 activations without a scale of their own, else static",
+    )
+    loss_scale: float | None = option(
+        None,
+        help="factor on the loss in the backward pass, the first one unless static; none: 1 if static, else 32768",
+        above=0,
+    )
+    loss_scale_by_step: tuple[str, ...] = option(
+        (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
+    )
+    loss_scale_interval: int = option(
+        2000, help="updates without an overflow after which a dynamic loss scale doubles", minimum=1
+    )
+
+    @property
+    def effective_loss_scaling(self) -> LossScaling:
+        """Kind of loss scale, given or derived."""
+        if self.loss_scaling != "auto":
+            return self.loss_scaling
+        is_given = self.loss_scale is not None or self.loss_scale_by_step
+        return "dynamic" if self.compute == "fp16" and not is_given else "static"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything that is stored between uses is fp32."""
+        return {self.weights, self.gradients, self.first_moment, self.second_moment} == {"fp32"}
+
+    def dtype_of_state(self, name: str) -> Dtype:
+        """Return the dtype of an optimizer state by its name; fp32 for those of an optimizer of one's own."""
+        dtype: Dtype = getattr(self, _MOMENTS[name]) if name in _MOMENTS else "fp32"
+        return dtype
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which an optimizer state is stored: in fp16 a mean of squares is stored as its root."""
+        return "exp_avg_rms" if name == "exp_avg_sq" and self.second_moment == "fp16" else name
+
+    def bytes_per_parameter(self, states: Iterable[str]) -> int:
+        """Return the bytes of a weight, its gradient, and its optimizer ``states``."""
+        stored = [self.weights, self.gradients, *map(self.dtype_of_state, states)]
+        return sum(DTYPE_BYTES[dtype] for dtype in stored)
+
+    def problems(self) -> list[Problem]:
+        """List mistakes in the table, and options that have no effect."""
+        problems = []
+        if self.partials == "half" and self.compute == "fp32":
+            message = "fp32 products have no partial sums in 16 bits; remove partials, or set compute to bf16 or fp16"
+            problems.append(Problem(("partials", "compute"), message))
+        return [*problems, *self._problems_of_scale()]
+
+    def _problems_of_scale(self) -> list[Problem]:
+        if not self.loss_scale_by_step:
+            return []
+        if self.effective_loss_scaling != "static":
+            message = 'loss_scale_by_step is a static loss scale; remove it, or set loss_scaling = "static"'
+            return [Problem(("loss_scale_by_step", "loss_scaling"), message)]
+        return problems_of_steps("loss_scale_by_step", self.loss_scale_by_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """What to recompute or to move off the device instead of keeping it there: less memory for more work or traffic.
+
+    Nothing here changes what is learned: recomputation, offload and phased execution leave every bit as it is, chunks
+    of the vocabulary leave all but rounding. So a run may resume with other values.
+    """
+
+    execution: Literal["resident", "phased"] = option(
+        "resident",
+        help="what the device holds during a step: resident: the whole model; phased: a layer at a time, for all "
+        "micro-batches, while files (for a CPU) or the host's memory (for a GPU) hold the rest",
+    )
+    scratch: str | None = option(
+        None,
+        help="folder for the files of phased execution; none: the run's folder for a CPU, the host's memory for a GPU",
+        path=True,
+    )
+    recompute: Literal["all", "attention"] | None = option(
+        None,
+        help="activations of layers to recompute in the backward pass: all but a layer's input, or those of attention "
+        "between its projections; none: keep all",
+    )
+    recompute_layers: tuple[int, ...] = option(
+        (), help="layers that recompute, counted from 0; []: every layer", minimum=0
+    )
+    recompute_budget: float | None = option(
+        None,
+        help="MiB of activations that the layers of a rank may keep for a micro-batch: the first layers that fit keep "
+        "theirs, the others recompute; none: no layer keeps them",
+        minimum=0,
+    )
+    offload_activations: bool = option(
+        False, help="keep the activations of layers in the host's memory until the backward pass; for a GPU"
+    )
+    offload_optimizer: bool = option(
+        False, help="keep the optimizer state in the host's memory between updates; for a GPU"
+    )
+    vocabulary_chunks: int = option(
+        1,
+        help="parts of the vocabulary that the head takes in turn, for fewer logits at a time; 1: all at once",
+        minimum=1,
+    )
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        problems = []
+        if self.execution == "phased":
+            for key in ("recompute", "offload_activations", "offload_optimizer"):
+                if getattr(self, key):
+                    message = f"phased execution recomputes every layer and offloads everything; remove {key}"
+                    problems.append(Problem(("execution", key), message))
+        elif self.scratch is not None:
+            message = 'scratch has no effect without phased execution; set execution = "phased", or remove it'
+            problems.append(Problem(("scratch", "execution"), message))
+        for key in ("recompute_layers", "recompute_budget"):
+            if getattr(self, key) not in ((), None) and self.recompute is None:
+                message = f'{key} has no effect without recompute; set recompute = "all" or "attention", or remove it'
+                problems.append(Problem((key, "recompute"), message))
+        if self.recompute_layers and self.recompute_budget is not None:
+            message = "recompute_layers and recompute_budget both choose the layers; keep one"
+            problems.append(Problem(("recompute_layers", "recompute_budget"), message))
+        return problems
+
+    def conflicts(self, recipe: Any) -> Iterator[Problem]:
+        """Yield listed layers that the model does not have, and what ``recipe`` combines with phased execution."""
+        num_layers: int | None = getattr(recipe.model, "num_layers", None)  # a model of one's own may count otherwise
+        if num_layers is not None and (strays := [layer for layer in self.recompute_layers if layer >= num_layers]):
+            message = f"layer {strays[0]} does not exist; the layers are 0 to {num_layers - 1}"
+            yield Problem(("memory.recompute_layers", "model.num_layers"), message)
+        for key, (safe, reason) in _NOT_PHASED.items():
+            if self.execution == "phased" and attrgetter(key)(recipe) != safe:
+                name = key.rpartition(".")[2]
+                message = f'{name} {reason}; remove it, or set memory.execution to "resident"'
+                yield Problem(("memory.execution", key), message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save checkpoints and which to keep."""
+
+    every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
+    keep_last: int = option(2, help="number of latest checkpoints to keep", minimum=1)
+    keep_best: bool = option(True, help="also keep the best checkpoint")
+    background: bool = option(
+        False, help="write in a thread while training continues, from a copy of weights and optimizer state in memory"
+    )
+    best_by: str = option("validation", help="metric of the best checkpoint: validation (its loss) or TASK/METRIC")
+
+    def problems(self) -> list[Problem]:
+        """List a metric of another form."""
+        if self.best_by != "validation" and not re.fullmatch(r"[^/]+/[^/]+", self.best_by):
+            return [Problem(("best_by",), 'expected "validation" or TASK/METRIC, as in "lambada/last_word_accuracy"')]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Validation, evaluation tasks and early stopping during training."""
+
+    every_steps: int = option(500, help="steps between validations", minimum=1)
+    max_windows: int | None = option(None, help="maximum windows per validation; none: all", minimum=1)
+    tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run during training")
+    task_data: tuple[str, ...] = option(
+        (), help="data of the tasks: PATH for all, or TASK=PATH for one", path=True, named=True
+    )
+    tasks_every_steps: int | None = option(None, help="steps between task runs; none: every_steps", minimum=1)
+    early_stopping_patience: int | None = option(
+        None, help="stop after so many measurements of checkpoint.best_by without improvement", minimum=1
+    )
+    early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        problems = []
+        named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
+        if strays := [name for name in named if name not in self.tasks]:
+            message = f"task_data applies only to tasks that run; add {', '.join(strays)} to tasks, or remove its data"
+            problems.append(Problem(("task_data", "tasks"), message))
+        for name in ("task_data", "tasks_every_steps"):
+            if getattr(self, name) and not self.tasks and not strays:
+                problems.append(Problem((name, "tasks"), f"{name} has no effect without tasks; set them, or remove it"))
+        if self.early_stopping_min_delta and self.early_stopping_patience is None:
+            message = "early_stopping_min_delta applies only with early_stopping_patience; set that, or remove it"
+            problems.append(Problem(("early_stopping_min_delta", "early_stopping_patience"), message))
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """How often to log metrics and text samples, and the trackers that get them as well."""
+
+    log_every_steps: int = option(10, help="steps between rows of metrics", minimum=1)
+    sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
+    sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
+    trackers: tuple[str, ...] = option(
+        (), help="trackers that get metrics and samples, too: tensorboard, wandb, mlflow, trackio"
+    )
+    project: str = option("hornbook", help="project of the run at the trackers; MLflow's experiment")
+    histogram_every_steps: int | None = option(
+        None, help="steps between histograms of weights and gradients at the trackers; none: no histograms", minimum=1
+    )
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        if self.histogram_every_steps is not None and not self.trackers:
+            message = "histogram_every_steps has no effect without trackers; set them, or remove it"
+            return [Problem(("histogram_every_steps", "trackers"), message)]
+        if len(set(self.trackers)) < len(self.trackers):
+            return [Problem(("trackers",), "trackers names one twice; remove it")]
+        return []

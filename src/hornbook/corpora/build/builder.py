@@ -1,0 +1,386 @@
+"""From text to a corpus: documents in, a folder with a token store for each split out, all of it or nothing.
+
+    build_corpus(["texts/"], tokenizer, Path("corpora/mine"), BuildOptions(validation=0.02))
+
+    list_sources     files, in their order                                               hornbook.text.documents
+      plan_build     options that fit each other, and what makes two builds the same     .request
+        read_sources -> read_batches -> tokenize_batches                                 .token_pipeline
+          Parts      finished one by one, so that a stopped build goes on behind them    .parts
+            _write_corpus        parts joined, manifest.json, build.json
+              commit_directory   one rename
+
+    corpora/.mine.building/lock, request.json, parts/..., corpus/...      while it works; nobody takes that for a corpus
+    corpora/mine/build.json, train/..., validation/...                    after the rename
+
+A build that was stopped, killed or met a full disk leaves the parts that it has finished. The next build of the same
+inputs, tokenizer and options to the same output continues behind them, and any other build removes them; the bytes are
+those of a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs
+(paths, sizes, modification times), tokenizer and options, the build is done already, else the user has to decide.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from os.path import lexists
+from pathlib import Path
+from typing import Any, Final
+
+from hornbook.corpora.build.parts import BATCHES_PER_PART, Parts, SplitCounts
+from hornbook.corpora.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
+from hornbook.corpora.build.token_pipeline import (
+    BATCH_BYTES,
+    BATCH_BYTES_READ,
+    BATCH_DOCUMENTS,
+    LONG_TEXT,
+    Reading,
+    TokenPlan,
+    ahead,
+    example_lines,
+    read_batches,
+    tokenize_batches,
+)
+from hornbook.corpora.megatron import smallest_dtype
+from hornbook.corpora.store import open_store
+from hornbook.corpora.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Manifest, read_record
+from hornbook.errors import DataError, StorageError, UserError
+from hornbook.storage import (
+    commit_directory,
+    lock_folder,
+    make_directory,
+    remove_locked_folder,
+    remove_tree,
+    replace_file,
+    write_file,
+)
+from hornbook.storage.decompress import InputMeter
+from hornbook.storage.json_files import dump_sealed, parse_json, read_json
+from hornbook.text.accelerate import accelerated
+from hornbook.text.documents import format_of, list_sources, read_sources
+from hornbook.text.quality.policy import build_filters, find_suspicions
+from hornbook.text.reading import Document, Position, ReadOptions
+from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.version import __version__
+from hornbook.wording import counted, counted_kind
+
+__all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
+
+_LARGE_INPUT: Final = 16 << 20
+_READ_ONCE: Final = "an input is a stream, which can be read only once"
+_LAYOUT: Final = {
+    "format": "parts of a hornbook corpus",
+    "hornbook": __version__,
+    "sizes": [BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS, BATCHES_PER_PART],
+}
+"""What parts have in common that can be joined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a build has done so far.
+
+    Attributes:
+        documents, num_bytes, tokens: what is in finished parts and the one under way; of text in UTF-8.
+        read: bytes of the inputs that were read, packed as they are.
+        total: bytes of all inputs; None where that is not known.
+    """
+
+    documents: int
+    num_bytes: int
+    tokens: int
+    read: int
+    total: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build did.
+
+    Attributes:
+        output: the corpus.
+        already_built: it was there, of the same request, and is left as it was.
+        splits: what each split holds.
+        sources: number of files read.
+        empty: documents without a character, left out.
+        faults: documents left out because they could not be read.
+        messages: what was wrong with the first ten of them.
+        skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
+        line_ends: CRLFs and CRs that became LF.
+        dropped: documents that a filter dropped, by its name.
+        examples: up to three documents that each filter dropped, the first ones, by its name; with ``source``,
+            ``offset`` and the beginning of the ``text``.
+    """
+
+    output: Path
+    already_built: bool
+    splits: dict[str, SplitCounts]
+    sources: int
+    empty: int
+    faults: int
+    messages: list[str]
+    skipped: dict[str, int]
+    line_ends: int
+    dropped: dict[str, int]
+    examples: dict[str, list[dict[str, Any]]]
+
+
+def build_corpus(
+    inputs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    output: Path,
+    options: BuildOptions | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_notice: Callable[[str], None] = lambda line: None,
+) -> BuildReport:
+    """Tokenize documents into a new corpus, or go on where the same build was interrupted.
+
+    Args:
+        inputs: files, folders, globs, ``"-"``; see `hornbook.text.documents.list_sources`.
+        tokenizer: makes the tokens.
+        output: the corpus' folder, which must not be there yet.
+        options: splits, sequences, end-of-text tokens, how to read, which documents stay.
+        on_progress: called at the beginning, and after each batch of some 4 MB of text.
+        on_notice: gets a line about repeated inputs, a language without rules for its sentences, and what becomes of
+            an interrupted build.
+
+    Raises:
+        UserError: an option or an input is wrong, the output is there already, or another build to it is running.
+        DataError: a document cannot be read, an input changed meanwhile, or the outcome is suspicious.
+        StorageError: the disk is full, read-only or failing; finished parts stay.
+    """
+    options = options or BuildOptions()
+    job = plan_build(list_sources(inputs, options.reading, on_notice), tokenizer, output.resolve(), options)
+    with lock_folder(job.work):
+        if lexists(job.output):
+            _remove(job.work)
+            return _recognize(job)
+        return _Build(job, on_progress, on_notice).run()
+
+
+class _Build:
+    """A build under way in its locked working folder."""
+
+    def __init__(
+        self, job: BuildJob, on_progress: Callable[[Progress], None], on_notice: Callable[[str], None]
+    ) -> None:
+        self._job, self._on_progress, self._on_notice = job, on_progress, on_notice
+        self._dtype = smallest_dtype(job.tokenizer.vocab_size)
+        self._parts: Parts | None = None
+        self._is_suspicious = False
+
+    def run(self) -> BuildReport:
+        """Build the corpus and commit it; after an error, say what is kept."""
+        job = self._job
+        try:
+            parts = self._parts = self._resume_parts()
+            reading = parts.end or self._write_parts(parts)
+            self._check_outcome(parts, reading)
+            values = reading.to_json()
+            read = {name: values["tally"][name] for name in ("empty", "faults", "messages", "skipped", "line_ends")}
+            read |= {"sources": len(job.sources), "dropped": dict(reading.dropped), "examples": values["examples"]}
+            corpus = self._write_corpus(parts, read)
+            if not job.has_streams and describe_sources(job.sources) != job.request["inputs"]:
+                raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
+            commit_directory(corpus, job.output)
+        except BaseException as error:
+            self._clean_up(error)
+            raise
+        _remove(job.work)
+        return BuildReport(output=job.output, already_built=False, splits=parts.counts(), **read)
+
+    def _resume_parts(self) -> Parts:
+        """Return the parts that the same build has left, or none; remove whatever else there is."""
+        job, folder, path = self._job, self._job.work / "parts", self._job.work / "request.json"
+        record = dump_sealed(_LAYOUT | {"request": job.request})
+        is_same = False
+        if not job.has_streams and path.is_file():
+            with suppress(DataError, StorageError):
+                is_same = read_json(path, "the record of a build") == parse_json(record, "the request")
+        if not is_same:
+            if self._has_parts():
+                why = _READ_ONCE if job.has_streams else "it was of other inputs, options or tokenizer"
+                self._on_notice(f"cleared what an interrupted build left in {job.work}: {why}")
+            for entry in (path.name, "parts", "corpus"):
+                remove_tree(job.work / entry)
+            make_directory(folder)
+            replace_file(path, record)
+        parts = Parts(folder, job.splits, self._dtype)
+        if parts.finished:
+            done = counted(sum(counts.documents for counts in parts.counts().values()), "document")
+            self._on_notice(f"going on behind {_count_parts(parts)} of an interrupted build, which has {done}")
+        return parts
+
+    def _write_parts(self, parts: Parts) -> Reading:
+        """Read what was not read yet, and write it into parts; return how far the inputs were read."""
+        job, options, reading, meter = self._job, self._job.options, parts.reading, InputMeter()
+        filters = build_filters(options.quality)
+        parts.restore_filters(filters)
+        numbers = {source: number for number, source in enumerate(job.sources)}
+        is_large = job.sizes is None or sum(job.sizes) >= _LARGE_INPUT
+        faster = accelerated(job.tokenizer, options.threads) if is_large and options.encoder == "auto" else None
+        split_text: Splitter | None = split_lines if options.sequences == "lines" else None
+        if options.sequences == "sentences":
+            split_text = sentence_splitter(options.language, self._on_notice)
+        plan = TokenPlan(
+            encode=faster or job.tokenizer.encode_batch,
+            dtype=self._dtype,
+            source_numbers=numbers,
+            validation=options.validation,
+            validation_tail=options.validation_tail,
+            end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
+            split_text=split_text,
+        )
+
+        def documents() -> Iterator[Document]:
+            tally, find_fault = reading.tally, job.tokenizer.find_endless
+            yield from read_sources(
+                job.sources, options.reading, tally, skip=tally.position, find_fault=find_fault, meter=meter
+            )
+            tally.position = Position(len(job.sources), 0)
+
+        batches = read_batches(documents(), filters, reading, numbers)
+        # a thread that waits for a stream could not be stopped
+        stages = tokenize_batches(batches, plan) if job.has_streams else ahead(tokenize_batches(ahead(batches), plan))
+        before = sum((job.sizes or [])[: reading.tally.position.source])
+        with closing(stages):
+            self._report(parts.counts(), reading, before, meter)
+            parts.write(stages, lambda counts: self._report(counts, reading, before, meter))
+        if not parts.finished:
+            tally, files = reading.tally, counted(len(job.sources), "file")
+            lost = [files, counted(tally.empty, "empty document"), f"{tally.faults:,} unreadable"]
+            lost += [counted_kind(count, name) for name, count in reading.dropped.items() if count]
+            lost += [f"the first: {message}" for message in tally.messages[:1]]
+            raise DataError(f"there is no document to build a corpus of ({', '.join(lost)}); check the inputs")
+        parts.finish(reading)
+        return reading
+
+    def _report(self, counts: dict[str, SplitCounts], reading: Reading, before: int, meter: InputMeter) -> None:
+        sizes = self._job.sizes
+        whole = sum(counts.values(), SplitCounts())
+        total = None if sizes is None else sum(sizes)
+        read = max(before + meter.num_bytes, sum((sizes or [])[: reading.tally.position.source]))
+        self._on_progress(
+            Progress(
+                documents=whole.documents,
+                num_bytes=whole.num_bytes,
+                tokens=whole.tokens,
+                read=read if total is None else min(read, total),
+                total=total,
+            )
+        )
+
+    def _check_outcome(self, parts: Parts, reading: Reading) -> None:
+        """Refuse an outcome that is probably not what the user wanted; the same with ``--allow`` goes on from here."""
+        whole = sum(parts.counts().values(), SplitCounts())
+        tolerance, faults = self._job.options.tolerance, reading.tally.faults
+        self._is_suspicious = True
+        empty_files, unused_files = parts.barren_sources(self._job.sources)
+        found = find_suspicions(
+            empty_files=empty_files,
+            unused_files=unused_files,
+            documents=reading.tally.documents + faults,
+            dropped=reading.dropped | {"unreadable": faults},
+            tokens=whole.tokens,
+            num_bytes=whole.num_bytes,
+            list_items=reading.tally.totals["empty list items"],
+            empty_list_items=reading.tally.skipped["empty list items"],
+            max_dropped=tolerance.max_dropped,
+        )
+        if "dropped" in found.keys() - set(tolerance.allow):
+            for line in example_lines(reading.to_json()["examples"], self._job.options.reading.format):
+                self._on_notice(f"dropped: {line}")
+        if refused := [message for kind, message in found.items() if kind not in tolerance.allow]:
+            raise DataError(f"the corpus looks wrong: {'; '.join(refused)}")
+        self._is_suspicious = False
+
+    def _write_corpus(self, parts: Parts, read: dict[str, Any]) -> Path:
+        """Write the whole corpus into the working folder; what an interrupted build has of it is written again."""
+        job, tokenizer, corpus = self._job, self._job.tokenizer, self._job.work / "corpus"
+        remove_tree(corpus)
+        for split, counts in parts.counts().items():
+            folder = corpus / split
+            if not counts.documents:
+                raise DataError(self._describe_empty(split, sum(each.documents for each in parts.counts().values())))
+            make_directory(folder)
+            files = parts.join(split, folder)
+            files["tokenizer.json"] = write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
+            manifest = Manifest(
+                num_documents=counts.documents,
+                num_tokens=counts.tokens,
+                num_bytes=counts.num_bytes,
+                dtype=self._dtype.name,
+                end_of_text=job.end_of_text,
+                end_of_text_id=tokenizer.end_of_text_id,
+                tokenizer=tokenizer.digest,
+                vocab_size=tokenizer.vocab_size,
+                split=split,
+                options=job.request["options"],
+                sources=tuple(map(printable, job.sources)),
+                files=files,
+                sequences="documents" if job.options.sequences == "documents" else "sentences",
+            )
+            write_file(folder / MANIFEST, manifest.to_bytes())
+        write_file(corpus / BUILD, dump_sealed(RECORD_FORMAT | {"read": read, "request": job.request}))
+        return corpus
+
+    def _describe_empty(self, split: str, num_documents: int) -> str:
+        """Say why a split of a corpus with so many documents has none, and how to mend it."""
+        options, total = self._job.options, counted(num_documents, "document")
+        empty = f"the {split} split would be empty: {total}, and"
+        if options.validation_tail:
+            return (
+                f"{empty} none has {LONG_TEXT:,} characters and a line that ends near the last "
+                f"{options.validation_tail:.0%} of them; hold out whole documents with --validation"
+            )
+        remedy = "give more documents, or another share"
+        if all(format_of(source, options.reading) == "text" for source in self._job.sources):
+            remedy = (
+                "a text file is one document: hold out the ends of long texts with --validation-tail, read it by "
+                "paragraphs with --from blank-lines, by lines with --from lines, or give more files"
+            )
+        return f"{empty} none fell to it with --validation {options.validation:g}; {remedy}"
+
+    def _clean_up(self, error: BaseException) -> None:
+        """Keep finished parts if the same command can go on from them, and remove all else."""
+        job, parts = self._job, self._parts
+        is_read = parts is not None and parts.end is not None
+        is_hopeless = is_read and isinstance(error, UserError) and not self._is_suspicious
+        is_done = is_hopeless or lexists(job.output)  # an error after the commit takes nothing back
+        if not self._has_parts() or is_done or job.has_streams:
+            if self._has_parts() and not is_done:
+                self._on_notice(f"nothing is kept of the build: {_READ_ONCE}")
+            _remove(job.work)
+        elif parts is not None:
+            self._on_notice(
+                f"{_count_parts(parts)} kept: the same command goes on from there; to discard all, remove {job.work}"
+            )
+
+    def _has_parts(self) -> bool:
+        return (self._job.work / "parts" / "000000.json").exists()
+
+
+def _recognize(job: BuildJob) -> BuildReport:
+    """Report on the corpus that is there already, if it is what this build would make."""
+    remedy = "choose another --output, or remove it"
+    if not (job.output / BUILD).is_file():
+        raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
+    old, read = read_record(job.output)
+    if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
+        raise UserError(f"{job.output} exists already and was built from other {' and '.join(changed)}; {remedy}")
+    splits = {}
+    for split in job.splits:
+        store = open_store(job.output, split)
+        splits[split] = SplitCounts(
+            documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
+        )
+    return BuildReport(output=job.output, already_built=True, splits=splits, **read)
+
+
+def _count_parts(parts: Parts) -> str:
+    return counted(len(parts.finished), "finished part")
+
+
+def _remove(work: Path) -> None:
+    """Remove the working folder; a disk that refuses does not undo what was done."""
+    with suppress(StorageError):
+        remove_locked_folder(work)

@@ -1,0 +1,61 @@
+"""The ``.npy`` of system A: an array [sequences, length] of token ids, in numpy's own format.
+
+    {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...tokens
+
+An array of one dimension is a stream of tokens, which is read as one document. Any integer type is read, mapped into
+memory; int32 is written, which numpy and TensorFlow take as they are. Writing reads the documents twice, to count them.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hornbook.corpora.convert.token_documents import TOKEN, Documents, TokenDocument, as_tokens
+from hornbook.errors import DataError, UserError
+from hornbook.formats.npy import map_items, npy_header, read_header
+from hornbook.formats.tfrecord import buffered
+from hornbook.storage import replace_file
+
+_INTEGER: Final = re.compile(r"[<>|]([iu])([1248])")
+
+
+def read_npy(path: Path) -> Documents:
+    """Read the rows of a ``.npy`` as documents, or all of it as one. Raises DataError if it holds no token ids."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected a .npy")
+    header = read_header(path)
+    descr, shape = header.descr, header.shape
+    if not isinstance(descr, str) or not _INTEGER.fullmatch(descr):
+        raise DataError(f"{path}: its items are of type {str(descr)[:60]!r}; expected integers, as in '<i4'")
+    if len(shape) not in (1, 2) or not all(shape):  # rows without tokens could be any number of rows
+        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected (sequences, tokens of each), or (tokens,)")
+    array = np.atleast_2d(map_items(path, header, np.dtype(descr)))
+
+    def read() -> Iterator[TokenDocument]:
+        for number, row in enumerate(array):
+            tokens = as_tokens(row, f"{path}: row {number}")
+            yield TokenDocument(tokens, 0, header.offset + number * array.shape[1] * array.dtype.itemsize)
+
+    return Documents(files=(str(path),), read=read)
+
+
+def write_npy(path: Path, documents: Documents) -> None:
+    """Write documents of one length as int32[documents, length]. Raises UserError if they have several lengths."""
+    num_rows = length = 0
+    for document in documents:
+        if num_rows and len(document.tokens) != length:
+            raise UserError(
+                f"document {num_rows} has {len(document.tokens)} tokens and those before it {length}, but a .npy has "
+                "rows of one length; give --sequence-length"
+            )
+        length = len(document.tokens)
+        num_rows += 1
+    if not length:
+        raise UserError("the documents have no tokens, but a row of a .npy has one at least; give --sequence-length")
+    dtype = TOKEN.newbyteorder("<")
+    rows = (document.tokens.astype(dtype).tobytes() for document in documents)
+    replace_file(path, buffered(chain((npy_header((num_rows, length), dtype),), rows)))

@@ -1,0 +1,256 @@
+r"""System B's pickled token lists, read without unpickling: a list of articles, each a list of token ids.
+
+    [[5, 300], [7]]     80 02  ]  (  ](K\x05M\x2c\x01e  ](K\x07e  e  .             protocol 2, without its memo marks
+                        proto  list  mark and items, appended ...      stop
+
+A pickle is a program for a stack machine. This one knows lists, integers and how to append; a name to import, a call, a
+string, a tuple or a reference ends it in one line, before anything is made of it. Nothing of Python's pickle module
+takes part. Articles are given as they are appended, so memory holds one batch of the writer's, a thousand articles. A
+flat list of integers is one document. What is written has the bytes of ``pickle.dump(lists, protocol=2)``.
+"""
+
+import mmap
+import re
+from array import array
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from hornbook.arrays import Int64s, Integers
+from hornbook.corpora.convert.token_documents import TOKEN, Documents, TokenDocument, as_tokens
+from hornbook.errors import DataError
+from hornbook.formats.tfrecord import buffered
+from hornbook.storage import replace_file
+from hornbook.storage.system import storage_errors
+
+_BATCH: Final = 1000  # as CPython's pickler appends
+_MOST_ON_STACK: Final = 1 << 16
+_LONGEST_PROTOCOL: Final = 5
+
+_INTEGER: Final = re.compile(rb"K.|M..|J....", re.DOTALL)
+_INTEGERS: Final = re.compile(rb"(?:K.|M..|J....){1,65536}+", re.DOTALL)
+_SKIPPED: Final = {b"q": 1, b"r": 4, b"\x94": 0, b"\x95": 8}
+"""Opcodes that put a list into the memo, or begin a frame, by the bytes of their argument; nothing is kept."""
+_LINE: Final = re.compile(rb"-?[0-9]{1,19}L?\n")
+_REFUSED: Final = {b"g": "GET", b"h": "BINGET", b"j": "LONG_BINGET"}
+
+
+class _List:
+    """A list of integers that is being made, at ``offset`` in the file; of lists, none is kept."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self._integers = array("q")
+
+    def add(self, integers: Int64s) -> None:
+        self._integers.frombytes(integers.tobytes())
+
+    def article(self) -> "_Article":
+        return _Article(np.array(self._integers, dtype=np.int64), self.offset)
+
+
+class _Mark:
+    """Where the items of a batch begin on the stack."""
+
+
+_Entry = _List | _Mark | Int64s
+
+
+class _Article(NamedTuple):
+    tokens: Int64s
+    offset: int
+
+
+class _Refused(Exception):  # noqa: N818 - becomes a DataError, which knows the file
+    """The pickle holds more than lists of integers, or is damaged."""
+
+
+def read_pickle(path: Path) -> Documents:
+    """Read the articles of a pickle as documents, running nothing. Raises DataError if it holds anything else."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")
+
+    def read() -> Iterator[TokenDocument]:
+        with storage_errors("read", path), path.open("rb") as file:
+            if not path.stat().st_size:
+                raise DataError(f"{path}: is empty; expected a pickle of lists of token ids")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                try:
+                    for number, article in enumerate(_Machine(data).run()):
+                        tokens = as_tokens(article.tokens, f"{path}: list {number}")
+                        yield TokenDocument(tokens.astype(TOKEN), 0, article.offset)
+                except _Refused as error:
+                    raise DataError(
+                        f"{path}: {error}; expected a pickle of lists of token ids, and nothing of it was run"
+                    ) from None
+
+    return Documents(files=(str(path),), read=read)
+
+
+def write_pickle(path: Path, documents: Documents) -> None:
+    """Write a list of lists of integers, as ``pickle.dump(lists, file, protocol=2)`` would."""
+    replace_file(path, buffered(_pickle(documents)))
+
+
+class _Machine:
+    """The stack machine; see the module's docstring."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._place = 0
+        self._stack: list[_Entry] = []
+        self._items: type | None = None
+
+    def run(self) -> Iterator[_Article]:
+        """Yield the articles, as they are appended to the outer list."""
+        while (opcode := self._take(1)) != b".":
+            if opcode in b"KMJ":
+                self._push(self._integers())
+            elif opcode in b"IL" or opcode == b"\x8a":
+                self._push(self._long_integer(opcode))
+            elif opcode == b"]":
+                self._push(_List(self._place - 1))
+            elif opcode == b"(":
+                self._push(_Mark())
+            elif opcode in b"ael":
+                yield from self._append(opcode)
+            else:
+                self._skip(opcode)
+        if len(self._stack) != 1 or not isinstance(self._stack[0], _List):
+            raise _Refused("it does not end with one list")
+        if self._place != len(self._data):
+            raise _Refused(f"{len(self._data) - self._place} bytes follow behind its end")
+        if self._items is np.ndarray:
+            yield self._stack[0].article()
+
+    def _take(self, size: int) -> bytes:
+        taken = self._data[self._place : self._place + size]
+        if len(taken) < size:
+            raise _Refused(f"it is cut off at byte {self._place}")
+        self._place += size
+        return taken
+
+    def _push(self, entry: _Entry) -> None:
+        if len(self._stack) >= _MOST_ON_STACK:
+            raise _Refused(f"at byte {self._place} it is nested too deeply")
+        self._stack.append(entry)
+
+    def _integers(self) -> Int64s:
+        """The run of integers whose first opcode was taken."""
+        match = _INTEGERS.match(self._data, self._place - 1)
+        if match is None:
+            raise _Refused(f"it is cut off at byte {self._place}")
+        self._place = match.end()
+        run = match[0]
+        lengths = np.fromiter(map(len, _INTEGER.findall(run)), dtype=np.int64)
+        # behind the last integer come zeros, so that each has four bytes
+        values = np.frombuffer(run + bytes(3), dtype=np.uint8)
+        starts = np.cumsum(lengths) - lengths
+        numbers: Int64s = values[starts + 1].astype(np.int64)
+        numbers += np.where(lengths >= 3, values[starts + 2].astype(np.int64) << 8, 0)
+        is_long = np.flatnonzero(lengths == 5)
+        numbers[is_long] += values[starts[is_long] + 3].astype(np.int64) << 16
+        numbers[is_long] += values[starts[is_long] + 4].astype(np.int8).astype(np.int64) << 24
+        return numbers
+
+    def _long_integer(self, opcode: bytes) -> Int64s:
+        """An integer as text, or of up to eight bytes; token ids are smaller, but may be written so."""
+        if opcode == b"\x8a":
+            size = self._take(1)[0]
+            if size > 8:
+                raise _Refused(f"at byte {self._place} is an integer of {size} bytes")
+            return np.array([int.from_bytes(self._take(size), "little", signed=True)], dtype=np.int64)
+        match = _LINE.match(self._data, self._place)
+        if match is None or (opcode == b"I" and match[0] in (b"00\n", b"01\n")):
+            raise _Refused(f"at byte {self._place} is no integer")
+        self._place = match.end()
+        number = int(match[0].rstrip(b"L\n"))
+        if not -(2**63) <= number < 2**63:
+            raise _Refused(f"at byte {self._place} is an integer of more than 64 bits")
+        return np.array([number], dtype=np.int64)
+
+    def _append(self, opcode: bytes) -> Iterator[_Article]:
+        """APPEND, APPENDS, or LIST, which makes a list of the items behind the mark."""
+        items = [self._pop()]
+        if opcode != b"a":
+            while not isinstance(items[-1], _Mark):
+                items.append(self._pop())
+            items = items[-2::-1]
+        if opcode == b"l":
+            self._push(_List(self._place - 1))
+        target = self._stack[-1] if self._stack else None
+        is_run = opcode == b"a" and isinstance(items[0], np.ndarray) and len(items[0]) > 1
+        if not isinstance(target, _List) or is_run:  # of a run, the last would be appended to the one before it
+            raise _Refused(f"at byte {self._place} something is appended to what is no list")
+        is_outer = len(self._stack) == 1
+        for item in items:
+            if isinstance(item, _Mark) or (isinstance(item, _List) and not is_outer):
+                raise _Refused(f"at byte {self._place} lists are nested more than twice")
+            if is_outer:
+                if self._items not in (None, type(item)):
+                    raise _Refused(f"at byte {self._place} its items are both lists and integers")
+                self._items = type(item)
+            if isinstance(item, _List):
+                yield item.article()
+            else:
+                target.add(item)
+
+    def _pop(self) -> _Entry:
+        if not self._stack:
+            raise _Refused(f"at byte {self._place} an item is missing")
+        return self._stack.pop()
+
+    def _skip(self, opcode: bytes) -> None:
+        """What has no effect here: the protocol, frames, and the memo, which nothing may refer to."""
+        if opcode == b"\x80":
+            if (protocol := self._take(1)[0]) > _LONGEST_PROTOCOL:
+                raise _Refused(f"its protocol is {protocol}; 0 to {_LONGEST_PROTOCOL} are known")
+        elif opcode in _SKIPPED:
+            self._take(_SKIPPED[opcode])
+        elif opcode == b"p" and (match := _LINE.match(self._data, self._place)):
+            self._place = match.end()
+        else:
+            name = f"opcode {_REFUSED.get(opcode, repr(opcode)[2:-1])}"
+            raise _Refused(f"at byte {self._place - 1} it does more than make lists of integers ({name})")
+
+
+def _pickle(documents: Documents) -> Iterator[bytes]:
+    """The opcodes of a list of lists, with CPython's memo marks, which its unpickler does not need."""
+    memo = count()
+    yield b"\x80\x02]" + _put(next(memo))
+    articles = iter(documents)
+    is_first = True
+    while batch := list(islice(articles, _BATCH)):
+        is_alone = is_first and len(batch) == 1
+        is_first = False
+        yield b"" if is_alone else b"("
+        for article in batch:
+            tokens = article.tokens
+            yield b"]" + _put(next(memo))
+            if len(tokens) == 1:
+                yield _pickle_integers(tokens) + b"a"
+            else:
+                parts = (tokens[start : start + _BATCH] for start in range(0, len(tokens), _BATCH))
+                yield from (b"(" + _pickle_integers(part) + b"e" for part in parts)
+        yield b"a" if is_alone else b"e"
+    yield b"."
+
+
+def _put(number: int) -> bytes:
+    return b"q" + bytes((number,)) if number < 256 else b"r" + number.to_bytes(4, "little")
+
+
+def _pickle_integers(tokens: Integers) -> bytes:
+    """Each integer behind K, M or J, in one, two or four bytes."""
+    numbers = tokens.astype("<i4")
+    rows = np.zeros((len(numbers), 5), dtype=np.uint8)
+    rows[:, 1:] = numbers.view(np.uint8).reshape(-1, 4)
+    is_short, is_tiny = numbers < 1 << 16, numbers < 1 << 8
+    rows[:, 0] = np.where(is_tiny, ord("K"), np.where(is_short, ord("M"), ord("J")))
+    is_used = np.ones(rows.shape, dtype=bool)
+    is_used[:, 2] = ~is_tiny
+    is_used[:, 3:] = ~is_short[:, None]
+    return rows[is_used].tobytes()

@@ -1,0 +1,173 @@
+"""hornbook's token stores and Megatron's ``.bin`` and ``.idx``, as sources and targets of conversions.
+
+    store       a folder with tokenizer, manifest and the place of each document: what `corpus build` makes
+    megatron    the two files alone, as Megatron-LM, NeMo and GPT-NeoX have them
+
+A store that is made from others' tokens needs the tokenizer, which tells each document's bytes of text from its
+tokens: a byte-level token stands for a fixed number of bytes; a word piece for its own, so that white space and what
+the vocabulary lacks do not count. Bytes and sentences that a store knows are kept. A wrong tokenizer is noticed only if
+a token is outside its vocabulary.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.arrays import Int64s
+from hornbook.corpora.build.request import printable
+from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
+from hornbook.corpora.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
+from hornbook.corpora.store import TokenStore, open_store, splits_of
+from hornbook.corpora.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
+from hornbook.errors import UserError
+from hornbook.formats.npy import npy_bytes
+from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
+from hornbook.storage.new_files import make_empty, new_folder, refuse_existing, working_folder
+from hornbook.text.tokenizer import Tokenizer
+
+
+def read_store(path: Path, split: str | None = None) -> Documents:
+    """Return the documents of a token store, or of a ``.bin`` and ``.idx``, named as for ``open_store``.
+
+    Raises UserError if one of several splits has to be chosen, DataError if there is none, or a file is damaged.
+    """
+    store = open_store(path, split_of(path, split))
+    manifest, tokenizer = store.manifest, store.tokenizer()
+    reading = manifest.options.get("reading") if manifest else None
+    return Documents(
+        files=manifest.sources if manifest else (str(store.indexed.paths[0]),),
+        read=lambda: _documents(store),
+        end_of_text=store.end_of_text if manifest or store.end_of_text_id is not None else None,
+        end_of_text_id=tokenizer.end_of_text_id if tokenizer else store.end_of_text_id,
+        vocab_size=store.vocab_size,
+        dtype=store.indexed.dtype,
+        tokenizer=tokenizer,
+        split=manifest.split if manifest else None,
+        sequences=store.sequences,
+        reading=reading if isinstance(reading, dict) else None,
+    )
+
+
+def split_of(path: Path, split: str | None) -> str:
+    """Return the chosen split of a corpus, or its only one. Raises UserError if there are several."""
+    splits = splits_of(path)
+    if split is None and len(splits) > 1:
+        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
+    return split or (splits[0] if splits else "train")
+
+
+def _documents(store: TokenStore) -> Iterator[TokenDocument]:
+    indexed, has_sentences = store.indexed, store.sequences == "sentences"
+    for number in range(store.num_documents):
+        tokens = as_tokens(store.document(number), f"{store.path}: document {number}")
+        first, end = indexed.document_index[number : number + 2].tolist()
+        sizes = indexed.sizes[first:end] if has_sentences else None
+        if store.rows is None:
+            offset = int(indexed.pointers[min(first, indexed.num_sequences - 1)])
+            yield TokenDocument(tokens, 0, offset, sizes=sizes)
+        else:
+            row = store.rows[number]
+            yield TokenDocument(tokens, int(row["source"]), int(row["offset"]), int(row["num_bytes"]), sizes)
+
+
+def write_megatron(path: Path, documents: Documents) -> None:
+    """Write a ``.bin`` and an ``.idx`` at a prefix; the ``.idx`` comes last, and with it the data set.
+
+    A document is one sequence, or as many as it has sentences. The dtype is the smallest for the vocabulary where that
+    is known, else that of the source, else int32. Raises UserError if one of the files is there already.
+    """
+    target = megatron_prefix(path)
+    with working_folder(target) as work:
+        new, final = index_paths(work / "tokens"), index_paths(target)
+        if not new[0].exists() and new[1].exists() and not final[1].exists():
+            remove_file(final[0])  # by a conversion that was killed between the two renames
+        refuse_existing(*final)
+        with IndexedWriter(make_empty(work) / "tokens", _dtype(documents)) as writer:
+            for document in documents:
+                _add(writer, document)
+        for here, there in zip(new, final, strict=True):
+            rename(here, there)
+
+
+def megatron_prefix(path: Path) -> Path:
+    """``data/pile`` of ``data/pile``, ``data/pile.bin`` or ``data/pile.idx``."""
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+
+
+def write_store(path: Path, documents: Documents, split: str) -> None:
+    """Write a token store of documents whose tokenizer and end-of-text are known; an error leaves nothing behind.
+
+    ``split`` is what the manifest says, ``"train"`` or ``"validation"``. Raises UserError if the folder is there
+    already.
+    """
+    tokenizer = documents.tokenizer
+    if tokenizer is None:
+        raise UserError("a token store has the tokenizer that made its tokens; name it with --tokenizer")
+    assert documents.end_of_text is not None, "the caller knows where end-of-text is"
+    with new_folder(path) as folder:
+        bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # none for special ones, which no text becomes
+        for token, number in tokenizer.vocab.items():
+            bytes_of_tokens[number] = tokenizer.num_bytes(token)
+        rows = _write_tokens(folder, documents, bytes_of_tokens)
+        write_file(folder / "documents.npy", npy_bytes(rows))
+        write_file(folder / "tokenizer.json", tokenizer.to_json().encode())
+        manifest = _manifest(folder, documents, tokenizer, split, num_bytes=int(rows["num_bytes"].sum()))
+        write_file(folder / MANIFEST, manifest.to_bytes())
+
+
+def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: Int64s) -> NDArray[np.void]:
+    """Write ``tokens.bin`` and ``.idx``; return ``DOCUMENT_ROW`` [number of documents]."""
+    rows = bytearray()
+    with IndexedWriter(folder / "tokens", _dtype(documents)) as writer:
+        for document in documents:
+            _add(writer, document)
+            known = document.num_bytes
+            num_bytes = int(bytes_of_tokens[document.tokens].sum()) if known is None else known
+            row = document.file, document.offset, num_bytes
+            rows += np.array(row, dtype=DOCUMENT_ROW).tobytes()
+    return np.frombuffer(rows, dtype=DOCUMENT_ROW)
+
+
+def _add(writer: IndexedWriter, document: TokenDocument) -> None:
+    if len(document.tokens) > np.iinfo(np.int32).max:
+        raise UserError(
+            f"a document has {len(document.tokens):,} tokens, more than an .idx can say; give --split-at-end-of-text"
+        )
+    if document.sizes is None:
+        writer.add_document(document.tokens)
+    else:
+        writer.add_documents(document.tokens, document.sizes, np.array([len(document.sizes)]))
+
+
+def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: str, num_bytes: int) -> Manifest:
+    indexed = IndexedFile.open(folder / "tokens")
+    assert documents.end_of_text is not None, "the caller knows where end-of-text is"
+    return Manifest(
+        num_documents=indexed.num_documents,
+        num_tokens=indexed.num_tokens,
+        num_bytes=num_bytes,
+        dtype=indexed.dtype.name,
+        end_of_text=documents.end_of_text,
+        end_of_text_id=None if documents.end_of_text == "absent" else tokenizer.end_of_text_id,
+        tokenizer=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        split=split,
+        options={"converted": True} | ({"reading": dict(documents.reading)} if documents.reading else {}),
+        sources=tuple(map(printable, documents.files)),
+        files={
+            name: Written(size=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+            for name in STORE_FILES
+        },
+        sequences=documents.sequences,
+    )
+
+
+def _dtype(documents: Documents) -> np.dtype[Any]:
+    if documents.vocab_size is not None:
+        return smallest_dtype(documents.vocab_size)
+    largest = documents.end_of_text_id or 0
+    is_good = documents.dtype in DTYPES.values() and largest <= np.iinfo(documents.dtype).max
+    return documents.dtype if documents.dtype is not None and is_good else DTYPES[4]

@@ -1,0 +1,98 @@
+"""Files of one stream of tokens, without the bounds of documents: nanoGPT's and llm.c's, which are only read.
+
+    nanogpt    train.bin    uint16 tokens, little-endian, and nothing else
+    llm.c      train.bin    256 int32: magic, version, number of tokens, zeros; then the tokens
+                            20240520, version 1: uint16 (GPT-2)      20240801, version 7: uint32 (Llama 3)
+
+The stream is one document, in which an end-of-text token may stand between any two texts. llm.c's header and size have
+to agree; nothing tells raw tokens from other bytes, so nobody guesses that format. The layout of llm.c is that of its
+``dev/data/data_common.py``.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
+from hornbook.errors import DataError
+from hornbook.storage.system import storage_errors
+
+_HEADER: Final = np.dtype(("<i4", (256,)))
+_LLMC: Final[dict[tuple[int, int], np.dtype[Any]]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+_RAW: Final = np.dtype("<u2")
+
+
+def read_nanogpt(path: Path) -> Documents:
+    """Read raw uint16 tokens as one document. Raises DataError if the bytes are odd in number, or llm.c's."""
+    if is_llmc(path):
+        raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
+    return _stream(path, _RAW, 0, _size(path))
+
+
+def read_llmc(path: Path) -> Documents:
+    """Read a file of llm.c as one document. Raises DataError if its header, size or a token is wrong."""
+    header, size = _header(path), _size(path)
+    if header is None or (int(header[0]), int(header[1])) not in _LLMC:
+        known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)
+        raise DataError(f"{path}: does not begin as a token file of llm.c does, with {known}; it is another file")
+    dtype = _LLMC[int(header[0]), int(header[1])]
+    expected = _HEADER.itemsize + int(header[2]) * dtype.itemsize
+    if size != expected:
+        raise DataError(f"{path}: has {size} bytes; expected {expected} by its header: it is truncated or damaged")
+    return _stream(path, dtype, _HEADER.itemsize, size)
+
+
+def is_llmc(path: Path) -> bool:
+    """Tell whether a file begins as a token file of llm.c does."""
+    header = _header(path)
+    return header is not None and any(int(header[0]) == magic for magic, _ in _LLMC)
+
+
+def how_to_convert(path: Path) -> str | None:
+    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none."""
+    command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
+    if not path.is_file():
+        return None
+    if is_llmc(path):
+        return f"{path} is a token file of llm.c; make a store of it with {command} --split-at-end-of-text`"
+    if path.suffix == ".npy":
+        return f"{path} is an array; if it holds tokens, make a store of it with {command}`"
+    if path.suffix == ".bin":
+        return (
+            f"{path} has no {path.stem}.idx beside it; if it holds raw uint16 tokens, as nanoGPT writes them, make a "
+            f"store of it with {command} --split-at-end-of-text --from nanogpt`"
+        )
+    return None
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected tokens")
+    with storage_errors("read", path):
+        return path.stat().st_size
+
+
+def _header(path: Path) -> NDArray[np.int32] | None:
+    if not path.is_file():
+        return None
+    with storage_errors("read", path), path.open("rb") as file:
+        start = file.read(_HEADER.itemsize)
+    return np.frombuffer(start, dtype="<i4") if len(start) == _HEADER.itemsize else None
+
+
+def _stream(path: Path, dtype: np.dtype[Any], offset: int, size: int) -> Documents:
+    if (size - offset) % dtype.itemsize:
+        raise DataError(
+            f"{path}: {size} bytes are no whole number of {dtype.name} tokens; it is another file, or damaged"
+        )
+
+    def read() -> Iterator[TokenDocument]:
+        if size > offset:
+            with storage_errors("read", path):
+                tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset))
+            yield TokenDocument(as_tokens(tokens, str(path)), 0, offset)
+
+    return Documents(files=(str(path),), read=read, dtype=dtype)

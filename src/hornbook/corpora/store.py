@@ -1,0 +1,290 @@
+"""Token stores: tokenized documents in Megatron's two files, with a manifest that says what they are.
+
+    corpora/wikipedia/           a corpus, as ``hornbook corpus build`` makes it
+        train/                   a store: tokens.bin, tokens.idx, documents.npy, manifest.json, tokenizer.json
+        validation/              another one
+
+    open_store("corpora/wikipedia", split="validation").document(7)     array([318, 262, ...], dtype=uint16)
+
+A document is one sequence of the index or several, which are its sentences; a reader of documents sees them joined.
+Others' files are stores, too: a ``.bin`` and ``.idx`` that came without a manifest, named by their prefix or folder.
+Of those the end-of-text token is guessed from up to a thousand documents; bytes, sources and tokenizer are not known.
+Opening reads the index and the sizes of the files; only ``hornbook corpus verify`` compares hashes.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hornbook.arrays import Int64s, Integers
+from hornbook.corpora.convert.token_streams import how_to_convert
+from hornbook.corpora.megatron import IndexedFile, index_paths
+from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
+from hornbook.errors import DataError, UserError
+from hornbook.storage.system import storage_errors
+from hornbook.text.documents import offset_unit
+from hornbook.text.tokenizer import Tokenizer
+
+SPLITS: Final = ("train", "validation")
+
+_SAMPLED_DOCUMENTS: Final = 1000
+_HASHED_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenStore:
+    """Documents of tokens; see ``open_store``.
+
+    Attributes:
+        path: the store's folder, or the prefix of files that came without a manifest.
+        indexed: the tokens and where they are.
+        manifest: what the store says of itself, None where others made it.
+        rows: ``DOCUMENT_ROW`` [num_documents], where each document is from; None without a manifest.
+        end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, a reader has to put it in; ``"absent"``.
+        end_of_text_id: the id of that token, None where it is absent.
+    """
+
+    path: Path
+    indexed: IndexedFile
+    manifest: Manifest | None
+    rows: NDArray[np.void] | None
+    end_of_text: Literal["stored", "inserted", "absent"]
+    end_of_text_id: int | None
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are."""
+        return self.indexed.num_documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, stored end-of-text tokens included."""
+        return self.indexed.num_tokens
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of all documents' text in UTF-8; None where it is not known."""
+        return self.manifest.num_bytes if self.manifest else None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of ids of the tokenizer; None where it is not known."""
+        return self.manifest.vocab_size if self.manifest else None
+
+    @property
+    def sequences(self) -> Literal["documents", "sentences"]:
+        """What a sequence is; without a manifest, sentences if some document has several."""
+        if self.manifest:
+            return self.manifest.sequences
+        return "documents" if self.num_sequences <= self.num_documents else "sentences"
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the documents have together: their sentences, or as many as there are documents."""
+        return self.indexed.num_sequences
+
+    @property
+    def num_sentences(self) -> int | None:
+        """How many sentences there are; None where a sequence is a document."""
+        return self.num_sequences if self.sequences == "sentences" else None
+
+    @cached_property
+    def document_lengths(self) -> Int64s:
+        """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
+        return np.diff(self.indexed.document_starts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash that changes with the tokens, by which a resumed run knows its data.
+
+        It is made of the hashes in the manifest; without one, of the index and both ends of the ``.bin``.
+        """
+        if self.manifest:
+            parts = [self.manifest.files[name].sha256 for name in ("tokens.bin", "tokens.idx", "tokenizer.json")]
+            return hashlib.sha256(":".join((*parts, self.end_of_text)).encode()).hexdigest()
+        bin_path, idx_path = self.indexed.paths
+        digest = hashlib.sha256(f"{bin_path.stat().st_size}:".encode())
+        with storage_errors("read", bin_path), bin_path.open("rb") as file:
+            digest.update(file.read(_HASHED_BYTES))
+            file.seek(max(0, file.seek(0, 2) - _HASHED_BYTES))
+            digest.update(file.read(_HASHED_BYTES))
+        with storage_errors("read", idx_path), idx_path.open("rb") as file:
+            while chunk := file.read(_HASHED_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that made the tokens; None where it is not known. Raises DataError if its file is damaged."""
+        if not self.manifest:
+            return None
+        tokenizer = Tokenizer.load(self.path / "tokenizer.json")
+        if tokenizer.digest != self.manifest.tokenizer:
+            raise DataError(
+                f"{self.path / 'tokenizer.json'} is not the tokenizer that made the tokens; restore the file"
+            )
+        return tokenizer
+
+    def document(self, number: int) -> Integers:
+        """The tokens of a document (0 .. num_documents - 1), a stored end-of-text token included; read-only."""
+        return self.indexed.read(number, 0, int(self.document_lengths[number]))
+
+    @cached_property
+    def read(self) -> Callable[[int, int, int], Integers]:
+        """``read(document, start, count)`` returns tokens ``start .. start + count - 1``; see ``IndexedFile.read``."""
+        return self.indexed.read
+
+    def source(self, document: int) -> tuple[str, int] | None:
+        """The file that a document is from, and what is before it there, see ``offset_unit``; None if not known."""
+        if self.manifest is None or self.rows is None:
+            return None
+        row = self.rows[document]
+        return self.manifest.sources[int(row["source"])], int(row["offset"])
+
+    def offset_unit(self, document: int) -> Literal["byte", "row"]:
+        """What the offset of a document's source counts: rows of a table, or bytes of the uncompressed file."""
+        source, options = self.source(document), self.manifest.options if self.manifest else {}
+        reading = options.get("reading")
+        given = reading.get("format") if isinstance(reading, dict) else None
+        return "byte" if source is None else offset_unit(source[0], given)
+
+
+def open_store(path: str | Path, split: str = "train") -> TokenStore:
+    """Open a token store and check that its files fit together.
+
+    Args:
+        path: a store's folder; a corpus with a folder for each split; or the ``.bin`` and ``.idx`` of others, by
+            prefix, by either file, or by the folder that holds the one pair.
+        split: which store of a corpus; a path that names a store itself needs none.
+
+    Raises:
+        DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
+    """
+    place = locate_store(Path(path), split)
+    if (place / MANIFEST).exists():
+        store = _open_own(place)
+    else:
+        indexed = IndexedFile.open(place)
+        end = _guess_end_of_text(indexed)
+        end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
+        store = TokenStore(
+            path=place, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
+        )
+    if not store.num_documents or not store.num_tokens:
+        raise DataError(f"{place}: the store is empty; build it from text")
+    return store
+
+
+def splits_of(path: str | Path) -> tuple[str, ...]:
+    """Return the splits that a corpus was built with, or else has; none if ``path`` may be a store."""
+    if (Path(path) / MANIFEST).exists():
+        return ()
+    there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
+    return recorded_splits(Path(path)) or there
+
+
+def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
+    """Open the validation splits of corpora that have one; errors as `open_store` and `refuse_other_tokenizers`."""
+    stores = []
+    for path in corpora:
+        splits = splits_of(path)
+        if "validation" in splits or (splits and (Path(path) / "validation").is_dir()):
+            stores.append(open_store(path, split="validation"))
+    refuse_other_tokenizers(stores)
+    return stores
+
+
+def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
+    """Raise UserError if two stores are known to be made with different tokenizers."""
+    known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
+    for path, digest in known[1:]:
+        if digest != known[0][1]:
+            raise UserError(
+                f"{known[0][0]} and {path} were made with different tokenizers "
+                f"({known[0][1][:12]} and {digest[:12]}): build all stores of a run with one tokenizer"
+            )
+
+
+def locate_store(path: Path, split: str) -> Path:
+    """The folder of a store with a manifest, or the prefix of one without; arguments and errors as ``open_store``."""
+    if not path.is_dir():
+        prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+        if not index_paths(prefix)[1].is_file():
+            if told := how_to_convert(path):
+                raise DataError(told)
+            raise DataError(
+                f"{path}: no such token store; expected a folder that corpus build made, or a .bin and .idx"
+            )
+        return prefix.parent if prefix.name == "tokens" and (prefix.parent / MANIFEST).exists() else prefix
+    if (path / MANIFEST).exists():
+        return path
+    if splits := splits_of(path):
+        if split not in splits:
+            raise DataError(f"{path}: the corpus has no {split} split; build it with --validation 0.02, say")
+        if not (path / split / MANIFEST).exists():
+            raise DataError(
+                f"{path / split / MANIFEST} is missing, and the corpus was built with a {split} split; restore that, "
+                "or build the corpus again"
+            )
+        return path / split
+    pairs = sorted(path.glob("*.idx"))
+    if (path / "documents.npy").exists():
+        raise DataError(f"{path / MANIFEST} is missing; build the store again")
+    if len(pairs) != 1:
+        raise DataError(
+            f"{path}: no token store: expected a manifest.json, or one .bin and .idx; found {len(pairs)} .idx"
+        )
+    return pairs[0].with_suffix("")
+
+
+def _open_own(folder: Path) -> TokenStore:
+    manifest = Manifest.read(folder)
+    for name, file in manifest.files.items():
+        with storage_errors("read", folder / name):
+            size = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if size != file.size:
+            found = "it is missing" if size is None else f"it has {size}"
+            raise DataError(
+                f"{folder / name}: expected {file.size} bytes by the manifest, {found}; build the store again"
+            )
+    indexed = IndexedFile.open(folder / "tokens")
+    counts = indexed.num_documents, indexed.num_tokens, indexed.dtype.name
+    if counts != (manifest.num_documents, manifest.num_tokens, manifest.dtype):
+        raise DataError(f"{folder}: manifest and index disagree on documents, tokens or dtype; build the store again")
+    if manifest.sequences == "documents" and indexed.num_sequences != indexed.num_documents:
+        raise DataError(
+            f"{folder}: its index has {indexed.num_sequences} sequences for {indexed.num_documents} documents; "
+            "expected one each by the manifest: build the store again"
+        )
+    path = folder / "documents.npy"
+    rows = read_rows(path, manifest.num_documents)
+    sources, lengths = rows["source"], rows["num_bytes"]
+    if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
+        raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
+    if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
+        raise DataError(f"{path}: its bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
+    return TokenStore(
+        path=folder,
+        indexed=indexed,
+        manifest=manifest,
+        rows=rows,
+        end_of_text=manifest.end_of_text,
+        end_of_text_id=manifest.end_of_text_id,
+    )
+
+
+def _guess_end_of_text(indexed: IndexedFile) -> int | None:
+    """The id at the end of each sampled document and nowhere else in them, if there is such an id."""
+    numbers = np.unique(np.linspace(0, indexed.num_documents - 1, _SAMPLED_DOCUMENTS).astype(np.int64)).tolist()
+    lengths = np.diff(indexed.document_starts)
+    documents = [indexed.read(number, 0, int(lengths[number])) for number in numbers if indexed.num_documents > 1]
+    if not documents or not all(len(tokens) for tokens in documents):
+        return None
+    last = int(documents[0][-1])
+    stored = all(tokens[-1] == last and np.count_nonzero(tokens == last) == 1 for tokens in documents)
+    return last if stored else None

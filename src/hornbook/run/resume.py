@@ -1,0 +1,100 @@
+"""What a run goes on from: its own newest sound checkpoint, or else the weights that it was given to start from.
+
+::
+
+    step-00000300  damaged: a warning       step-00000200  sound on every rank: goes on from here
+"""
+
+from pathlib import Path
+
+import hornbook.checkpoint as checkpoint
+from hornbook.config import Recipe
+from hornbook.engine.state import Progress, TrainState
+from hornbook.errors import CheckpointError, UserError
+from hornbook.exchange.documents import tokenizer_of
+from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
+from hornbook.exchange.upgrade import upgrade
+from hornbook.parallel.world import World
+from hornbook.run.initial_weights import InitFrom, load_origin
+from hornbook.run.run_folder import RunFolder
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.track.console import Console
+from hornbook.wording import counted
+
+
+def restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
+    """Load the newest sound checkpoint, or else the weights to start from, if any.
+
+    Raises:
+        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
+    """
+    step = _newest_sound(folder.checkpoints, world, console)
+    if not step:
+        if (origin := folder.origin) and (note := load_origin(origin, state, recipe)):
+            console.note(note)
+        return
+    path = checkpoint.folder_of(folder.checkpoints, step)
+    own = state.home.tensors()
+    contents = upgrade(checkpoint.load(path, verified=True), own)
+    refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
+    refuse_other_dtypes(own, contents.tensors, what=str(folder.checkpoints))
+    state.load_tensors(contents.tensors)
+    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+    if state.progress.step != step:
+        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
+
+
+def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
+    """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
+
+    The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
+    Raises CheckpointError if there are checkpoints, none of them sound.
+    """
+    steps = checkpoint.steps_in(checkpoints) if world.is_first else []
+    num_steps = world.from_first(len(steps))
+    for number in reversed(range(num_steps)):
+        step = world.from_first(steps[number] if world.is_first else 0)
+        path = checkpoint.folder_of(checkpoints, step)
+        problems = checkpoint.verify(path, share=(world.rank, world.size))
+        world.barrier()  # to read all of a checkpoint takes its time
+        ranks = world.ranks_where(bool(problems))
+        if not ranks:
+            return step
+        if world.is_first:
+            found = "; ".join(problems or checkpoint.verify(path)) or f"on rank {ranks[0]} alone"
+            console.warn(f"checkpoint {path} is damaged and passed over: {found}")
+    if num_steps:
+        raise CheckpointError(
+            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and none is intact: restore one to resume "
+            "from it; to start anew, remove that folder or choose another --output"
+        )
+    return None
+
+
+def find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
+    """Return the tokenizer of a fine-tuning: the one that is named, or that of the weights that it begins with.
+
+    Args:
+        recipe: may name one.
+        folder: of the run; if it has a checkpoint, that is asked first, so that the source may be gone.
+        init_from: the source of a new run.
+
+    Raises:
+        UserError: none is named, and the run starts from nothing.
+        CheckpointError: the source has none, or is not sound.
+        DataError: what is named is no tokenizer.
+    """
+    if recipe.data.tokenizer is not None:
+        return Tokenizer.load(recipe.data.tokenizer)
+    origin, own = folder.origin, checkpoint.newest_sound(folder.checkpoints, lambda _: None)
+    source = own or (origin.path if origin else init_from.source if init_from else None)
+    if source is None:
+        raise UserError(
+            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
+            "--data.tokenizer FOLDER"
+        )
+    path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `restore` warn
+    tokenizer = tokenizer_of(contents, path)
+    if tokenizer is None:
+        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
+    return tokenizer

@@ -1,0 +1,140 @@
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from tiny_text import build_tiny, one_line
+
+from hornbook.__main__ import main
+from hornbook.corpora.megatron import IndexedWriter
+from hornbook.corpora.store_manifest import STORE_FILES, read_record
+from hornbook.corpora.verify import verify_store
+from hornbook.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built") / "corpus"
+    build_tiny(folder)
+    return folder
+
+
+def test_a_sound_store(built):
+    found = verify_store(built, "validation")
+    assert found.files == STORE_FILES and found.store == built / "validation"
+    assert verify_store(built / "train").documents + found.documents == 60
+
+
+@pytest.mark.parametrize("name", STORE_FILES)
+def test_a_flipped_bit_anywhere(built, tmp_path, name):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    path = corpus / "train" / name
+    original = path.read_bytes()
+    rng = random.Random(name)
+    for place in rng.sample(range(len(original)), 25):
+        data = bytearray(original)
+        data[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(DataError) as caught:
+            verify_store(corpus)
+        assert one_line(caught.value, str(path), "damaged")
+    path.unlink()
+    with pytest.raises(DataError, match="missing"):
+        verify_store(corpus)
+
+
+def rewrite(corpus, change):
+    """Change tokens and let the manifest agree, as a program with a slip would."""
+    from dataclasses import replace
+
+    from hornbook.corpora.store_manifest import Manifest
+    from hornbook.storage import Written, sha256_file
+
+    path = corpus / "train" / "tokens.bin"
+    tokens = np.fromfile(path, dtype="uint16")
+    change(tokens)
+    tokens.tofile(path)
+    manifest = Manifest.read(path.parent)
+    files = dict(manifest.files) | {path.name: Written(size=tokens.nbytes, sha256=sha256_file(path))}
+    (path.parent / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+
+
+def test_ids_that_the_tokenizer_does_not_have(built, tmp_path):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    rewrite(corpus, lambda tokens: tokens.__setitem__(5, 300))
+    with pytest.raises(DataError) as caught:
+        verify_store(corpus)
+    assert one_line(caught.value, "tokens.bin", "token 5 is 300; expected 0 to 299")
+
+
+def test_a_document_without_its_end(built, tmp_path):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    rewrite(corpus, lambda tokens: tokens.__setitem__(-1, 5))
+    with pytest.raises(DataError) as caught:
+        verify_store(corpus)
+    assert one_line(caught.value, "tokens.bin", "does not end with end-of-text (299)")
+
+
+def test_ends_that_readers_are_to_put_in_although_they_are_there(built, tmp_path):
+    path = shutil.copytree(built, tmp_path / "corpus") / "train" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": None, "end_of_text": "inserted"}))
+    with pytest.raises(DataError) as caught:
+        verify_store(tmp_path / "corpus")
+    assert one_line(caught.value, "tokens.bin", "all documents end with end-of-text (299)", "build the store again")
+    build_tiny(tmp_path / "inserted", end_of_text="inserted")
+    assert verify_store(tmp_path / "inserted").documents > 0
+
+
+def test_stores_of_others(tmp_path):
+    with IndexedWriter(tmp_path / "x", "int32") as writer:
+        writer.add_document([1, 2])
+        writer.add_document([3, 2])
+    found = verify_store(tmp_path / "x")
+    assert (found.files, found.documents, found.tokens) == ((), 2, 4)
+    (tmp_path / "x.bin").write_bytes(np.array([1, 2, -3, 2], dtype="<i4").tobytes())
+    with pytest.raises(DataError) as caught:
+        verify_store(tmp_path / "x")
+    assert one_line(caught.value, "x.bin", "token 2 is -3")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "hornbook corpus", "format_version": 1, "request": 1}'])
+def test_a_damaged_record_of_the_build(built, tmp_path, content):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    assert main(["corpus", "verify", str(corpus)]) == main(["corpus", "verify", str(corpus / "train")]) == 0
+    (corpus / "build.json").write_text(content)
+    with pytest.raises(DataError) as caught:
+        read_record(corpus)
+    assert one_line(caught.value, "build.json", "the record of", "restore the file")
+    assert main(["corpus", "verify", str(corpus)]) == 2
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("part", ["", "manifest.json"])
+def test_a_split_that_has_vanished(built, tmp_path, capsys, split, part):
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    gone = corpus / split / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert main(["corpus", "verify", str(corpus)]) == 2
+    assert f"{corpus / split / 'manifest.json'} is missing, and the corpus was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("train/manifest.json", "/texts/0.txt", "/texts/8.txt"),
+        ("train/manifest.json", '"validation": 0.25', '"validation": 0.26'),
+        ("build.json", '"validation": 0.25', '"validation": 0.0'),
+    ],
+)
+def test_provenance_and_options_have_a_checksum(built, tmp_path, capsys, name, old, new):
+    path = shutil.copytree(built, tmp_path / "corpus") / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert main(["corpus", "verify", str(tmp_path / "corpus")]) == 2
+    assert str(path) in capsys.readouterr().err
+    values = json.loads(text)
+    del values["checksum"]  # as an earlier version wrote it
+    path.write_text(json.dumps(values))
+    assert main(["corpus", "verify", str(tmp_path / "corpus")]) == 0
