@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hornbook.config import LabelledConfig, ParallelConfig, bundled_recipes, load_recipe
-from hornbook.config.parallel import KNOWN_MODELS
-from hornbook.measure.memory_check import TOLERANCE, check_memory
+from hornbook.config.communication import PLANNED_MODELS
+from hornbook.measure.memory_check import TOLERANCE, check_steps
 from hornbook.parallel.world import World
 from hornbook.plan.shrink import shrunk
 
@@ -37,7 +37,7 @@ LAYOUTS = ("padded", "packed", "unpadded")
 def error_of(name, options="", dtype="fp32", kernels="torch"):
     words = [f"--{word}" for word in f"precision.compute={dtype} precision.kernels={kernels} {options}".split()]
     recipe = shrunk(load_recipe(name, words, require_data=False).recipe)
-    return check_memory(recipe, World(device=torch.device("cpu"))).error
+    return check_steps(recipe, World(device=torch.device("cpu"))).error
 
 
 def known():
@@ -45,13 +45,13 @@ def known():
     return [
         name
         for name, recipe in recipes.items()
-        if type(recipe.model) in KNOWN_MODELS and not isinstance(recipe.objective, LabelledConfig)  # random tokens
+        if type(recipe.model) in PLANNED_MODELS and not isinstance(recipe.objective, LabelledConfig)  # random tokens
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("demo", ""), ("bert-tiny", ""), ("sparse-demo", ""), ("demo", "memory.execution=phased")],
+    [("demo", ""), ("bert-tiny", ""), ("sparse-gpt", ""), ("demo", "memory.execution=phased")],
 )
 def test_four_runs(name, options):
     assert abs(error_of(name, options)) < TOLERANCE
@@ -89,7 +89,7 @@ def test_every_layout_of_sequences(name, layout):
 
 def test_a_prediction_that_is_off_is_seen():
     recipe = shrunk(load_recipe("demo", ["--precision.compute=fp32"], require_data=False).recipe)
-    found = check_memory(recipe, World(device=torch.device("cpu")))
+    found = check_steps(recipe, World(device=torch.device("cpu")))
     other = replace(found, predicted=replace(found.predicted, workspace=found.predicted.workspace * 2))
     assert other.error > TOLERANCE > found.error
     assert recipe.parallel == ParallelConfig()

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
-from hornbook.config.parallel import KNOWN_MODELS, cut_dimension
+from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.parallel import cut_dimension
 from hornbook.config.rank_part import RankPart
 from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
@@ -29,7 +30,7 @@ LAYOUTS = {
 
 def recipes():
     found = {name: with_vocabulary(load_recipe(name, require_data=False).recipe) for name in bundled_recipes()}
-    return {name: recipe for name, recipe in found.items() if type(recipe.model) in KNOWN_MODELS}
+    return {name: recipe for name, recipe in found.items() if type(recipe.model) in PLANNED_MODELS}
 
 
 RECIPES = recipes()

@@ -27,6 +27,7 @@ from hornbook.parallel import launched
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
+    from hornbook.measure.memory_check import Check
     from hornbook.plan.planner import Machine
 
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -141,7 +142,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
     arguments.device = "auto"
     start_processes(arguments, recipe)
     from hornbook.config import recipe_to_dict
-    from hornbook.measure.memory_check import TOLERANCE, check_memory
+    from hornbook.measure.memory_check import TOLERANCE, check_steps
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
@@ -150,17 +151,31 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
         prepare(device, None)
         world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
     with world.session():
-        found = check_memory(recipe, world)
+        found = check_steps(recipe, world)
         rows = world.gather([float(found.measured), found.predicted.peak])
     if world.is_first:
         _print_check(rows)
+        _print_time(found)
     errors = [predicted / measured - 1.0 for measured, predicted in rows]
     is_close = max(map(abs, errors)) <= TOLERANCE
     ranks = [
         {"rank": rank, "measured": measured, "predicted": predicted, "error": error}
         for rank, ((measured, predicted), error) in enumerate(zip(rows, errors, strict=True))
     ]
-    return {"recipe": recipe.name, "device": str(device), "ranks": ranks, "exit_code": 0 if is_close else 1}
+    step = {"measured": found.step_seconds, "predicted": found.predicted_seconds}
+    told = {"recipe": recipe.name, "device": str(device), "ranks": ranks, "step_seconds": step}
+    return {**told, "exit_code": 0 if is_close else 1}
+
+
+def _print_time(check: "Check") -> None:
+    from hornbook.plan.speed import EFFICIENCY
+
+    error = check.predicted_seconds / check.step_seconds - 1.0
+    print(
+        f"\nstep      {check.predicted_seconds:.3g} s predicted, {check.step_seconds:.3g} s measured: {error:+.0%}\n"
+        f"          by a product measured here; assumed share of its rate: {EFFICIENCY['cpu']:.0%} on a CPU, "
+        f"{EFFICIENCY['cuda']:.0%} on a GPU"
+    )
 
 
 def _print_check(rows: list[list[float]]) -> None:

@@ -25,11 +25,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.parallel import KNOWN_MODELS, sees_slice
 from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 
+PLANNED_MODELS: Final = (*KNOWN_MODELS, FactorizedGPTConfig)
+"""Those whose ``shapes`` are those of the model, so that their bytes can be counted without it."""
 _FP32: Final = 4
 _PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
 """The second layer of a pair that tensor parallelism splits."""
@@ -76,7 +79,7 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
         rank: from 0.
         load: what the rank computes.
     """
-    if type(recipe.model) not in KNOWN_MODELS:
+    if type(recipe.model) not in PLANNED_MODELS:
         return {}
     part = _Part.of(recipe, num_ranks, rank)
     sent: Counter[str] = Counter()

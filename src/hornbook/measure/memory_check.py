@@ -1,4 +1,4 @@
-"""What a few real steps take of a device's memory, beside what `hornbook.plan` predicts.
+"""What a few real steps take of a device's memory, and how long, beside what `hornbook.plan` predicts.
 
 ::
 
@@ -9,9 +9,11 @@ Both count tensors, not the process: the libraries' code and the interpreter com
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,27 +23,34 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.executors.phased import Phased
 from hornbook.engine.phased_home import PhasedHome
 from hornbook.engine.state import TrainState
-from hornbook.engine.step import train_step
+from hornbook.engine.step import StepResult, train_step
 from hornbook.measure.throughput import synthetic_loader
+from hornbook.parallel.device import synchronize
 from hornbook.parallel.ranks import local
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.memory import Memory, full_tokens, memory_of
-from hornbook.run.planning import compute_on
+from hornbook.run.planning import compute_on, plan_here
 from hornbook.samples.batches import Batch
 
 TOLERANCE: Final = 0.03
 """The largest relative error of a prediction that `hornbook plan --check` accepts."""
 _STEPS = 2
+_TIMED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryCheck:
-    """The memory of one rank."""
+class Check:
+    """The memory of one rank, and the time of a step."""
 
     predicted: Memory
     measured: int
     """Bytes at the peak."""
+    step_seconds: float
+    """Of the quickest of three steps, batches made ahead: on one CPU its processor time over its threads, so that other
+    programs do not count."""
+    predicted_seconds: float
+    """For as many tokens, by the rate of a product that is measured here and the efficiency that the plan assumes."""
 
     @property
     def error(self) -> float:
@@ -49,8 +58,8 @@ class MemoryCheck:
         return self.predicted.peak / self.measured - 1.0
 
 
-def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
-    """Make two steps on random tokens and return their peak beside the prediction.
+def check_steps(recipe: Recipe, world: World) -> Check:
+    """Make a few steps on random tokens and return their peak and their time beside the prediction.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
@@ -79,7 +88,27 @@ def check_memory(recipe: Recipe, world: World) -> MemoryCheck:
     compute = compute_on(recipe, world.device)
     shapes = {tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
     found = (memory_of(recipe, world.size, world.rank, compute=compute, tokens=tokens) for tokens in shapes)
-    return MemoryCheck(predicted=max(found, key=lambda memory: memory.peak), measured=measured)
+    predicted = max(found, key=lambda memory: memory.peak)
+    rates = [_time(partial(train_step, state, next(loader), config), world) for _ in range(_TIMED_STEPS)]
+    num_tokens, seconds = min(rates, key=lambda each: each[1] / each[0])
+    speed = plan_here(recipe, world.size, world.device).speed
+    return Check(
+        predicted=predicted,
+        measured=measured,
+        step_seconds=seconds,
+        predicted_seconds=num_tokens / speed.tokens_per_second,
+    )
+
+
+def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
+    """Return the tokens of a step, and the seconds that it takes."""
+    is_alone = world.device.type == "cpu" and world.size == 1
+    clock, num_threads = (time.process_time, torch.get_num_threads()) if is_alone else (time.perf_counter, 1)
+    synchronize(world.device)
+    begin = clock()
+    num_tokens = step().num_tokens
+    synchronize(world.device)
+    return num_tokens, (clock() - begin) / num_threads
 
 
 def allocated_at_peak(run: Callable[[], None]) -> int:

@@ -11,9 +11,9 @@ A rank of a tensor-parallel group computes some of the heads and some of the inn
 from dataclasses import dataclass
 from typing import Protocol
 
-from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, TransformerConfig
+from hornbook.config.models import EncoderConfig, GroupBertConfig, TransformerConfig
 from hornbook.plan.attention import Attention, Tokens
-from hornbook.plan.layers import FP32, Layers
+from hornbook.plan.layers import Layers
 
 
 class Block(Protocol):
@@ -38,7 +38,8 @@ def block_of(
         num_parts: ranks that compute a part of it each.
         mixes_again: whether attention is computed again in the backward pass.
     """
-    kind = GroupBlock if isinstance(model, GroupBertConfig) else PreNorm if isinstance(model, GPTConfig) else PostNorm
+    is_encoder = isinstance(model, EncoderConfig)
+    kind = GroupBlock if isinstance(model, GroupBertConfig) else PostNorm if is_encoder else PreNorm
     return kind(model, f"blocks.{index}", tokens, num_parts, mixes_again)
 
 
@@ -73,7 +74,7 @@ class _Block:
             name=f"{self.name}.attention",
             num_heads=heads,
             width=heads * self.model.effective_head_size,
-            is_causal=isinstance(self.model, GPTConfig),
+            is_causal=not isinstance(self.model, EncoderConfig),
             dropout=self.model.attention_dropout,
             recomputes=self.mixes_again,
         )
@@ -323,43 +324,3 @@ class GroupBlock(_Block):
     @property
     def _num_filters(self) -> int:
         return self.size * self._group.convolution_group_size * self._group.convolution_kernel + self.size
-
-
-def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int, y: str) -> None:
-    """Make the hidden states ``y``: tables are looked up in fp32, that of the tokens has ``num_rows`` rows."""
-    num, size, tape = tokens.num, model.hidden_size, layers.tape
-    if layers.compute.weights != "fp32":
-        layers.scratch("table", num_rows * size, FP32)
-    layers.scratch("embedded", num * size, FP32)
-    tape.free("table")
-    tables = 1 + (isinstance(model, EncoderConfig) and model.num_segments > 1)
-    for _ in range(tables):
-        layers.scratch("looked up", num * size, FP32)
-        layers.scratch("embedded", num * size, FP32)
-        tape.free("looked up")
-    if isinstance(model, EncoderConfig) and model.num_segments == 1:
-        layers.scratch("embedded", num * size, FP32)
-    is_encoder = isinstance(model, EncoderConfig)
-    layers.activation("embedding/x" if is_encoder else y, num * size)
-    tape.free("embedded")
-    if is_encoder:
-        layers.norm("embedding.norm", num, size, y)
-    layers.dropout(num, size, y, probability=model.embedding_dropout)
-
-
-def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int) -> None:
-    """Turn ``gradient`` into those of the tables; that of the tokens has ``num_rows`` rows."""
-    num, size, tape = tokens.num, model.hidden_size, layers.tape
-    layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
-    if isinstance(model, EncoderConfig):
-        layers.norm_backward("embedding.norm", num, size, "dx", "embedding/x", "gradient")
-        layers.scratch("gradient", num * size)
-        tape.free("dx")
-    if layers.itemsize < FP32:
-        layers.scratch("gradient", num * size, FP32)
-    rows = model.max_positions + getattr(model, "first_position", 0)
-    for name, count in (("segments", getattr(model, "num_segments", 0)), ("positions", rows), ("tokens", num_rows)):
-        if count:
-            layers.scratch(f"embedding.{name}/new", count * size, FP32)
-            layers.add_gradient(f"embedding.{name}", count * size, FP32, new=f"embedding.{name}/new")
-    tape.free("gradient")

@@ -7,7 +7,8 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.models import EncoderConfig, GPTConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.factorized import FactorizedGPTConfig
+from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfig, TransformerConfig
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
@@ -39,6 +40,11 @@ class Head:
         return self.model.hidden_size
 
     @property
+    def width(self) -> int:
+        """Columns of the token table: D, or E where it is narrower."""
+        return self.model.embedding_size if isinstance(self.model, FactorizedGPTConfig) else self.size
+
+    @property
     def has_loss_of_tokens(self) -> bool:
         """Whether the head computes logits of tokens."""
         return not isinstance(self.objective, LabelledConfig)
@@ -54,7 +60,7 @@ class Head:
     @property
     def is_causal_classifier(self) -> bool:
         """Whether it looks at last tokens of sequences."""
-        return isinstance(self.model, GPTConfig) and not self.has_loss_of_tokens
+        return not isinstance(self.model, EncoderConfig) and not self.has_loss_of_tokens
 
     def forward(self, layers: Layers, x: str) -> None:
         """Compute the loss of the hidden states ``x``, and gradients of the table."""
@@ -64,34 +70,40 @@ class Head:
         if self.is_causal_classifier:
             layers.activation("head/last tokens", self.tokens.num_sequences * size)
             layers.norm("head.norm", self.tokens.num_sequences, size, "head/normed")
-        elif isinstance(self.model, GPTConfig):
-            layers.norm("head.norm", num, size, "head/normed")
+        elif not isinstance(self.model, EncoderConfig):
+            is_narrow = isinstance(self.model, FactorizedGPTConfig)
+            layers.norm("head.norm", num, size, "head/wide" if is_narrow else "head/normed")
+            if is_narrow:
+                self._narrow(layers)
         elif self.has_loss_of_tokens:
             self._transform(layers)
         if self.has_loss_of_tokens:
             self._cross_entropy(layers)
         tape.free("head/normed")
-        if self.is_causal_classifier or not isinstance(self.model, GPTConfig):
+        if self.is_causal_classifier or isinstance(self.model, EncoderConfig):
             tape.free(x)
 
     def backward(self, layers: Layers, x: str) -> None:
         """Make ``gradient``, that of ``x``, and those of the head's parameters."""
         num, size, tape, item = self.tokens.num_scored, self.size, layers.tape, layers.itemsize
+        width = self.width
         if self.has_loss_of_tokens:
-            layers.scratch("gradient", num * size, FP32 if item < FP32 else item)
+            layers.scratch("gradient", num * width, FP32 if item < FP32 else item)
             if item < FP32:
-                layers.scratch("product", num * size, FP32)
-                layers.scratch("gradient", num * size)
+                layers.scratch("product", num * width, FP32)
+                layers.scratch("gradient", num * width)
                 tape.free("product")
             tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
-            layers.add_gradient("head.table", self.num_rows * size, FP32)
+            layers.add_gradient("head.table", self.num_rows * width, FP32)
         if self.is_causal_classifier:
             sequences = self.tokens.num_sequences
             layers.norm_backward("head.norm", sequences, size, "branch", "gradient", "head/last tokens")
             layers.scratch("gradient", self.tokens.num * size)
             tape.free("branch")
             return
-        if isinstance(self.model, GPTConfig):
+        if not isinstance(self.model, EncoderConfig):
+            if isinstance(self.model, FactorizedGPTConfig):
+                self._narrow_backward(layers)
             layers.norm_backward("head.norm", num, size, "branch", "gradient", x)
             layers.scratch("gradient", num * size)
             tape.free("branch")
@@ -109,7 +121,7 @@ class Head:
             layers.scratch("gradient", self.tokens.num * size)
 
     def _cross_entropy(self, layers: Layers) -> None:
-        num, size, rows, tape, item = self.tokens.num_scored, self.size, self.num_rows, layers.tape, layers.itemsize
+        num, size, rows, tape, item = self.tokens.num_scored, self.width, self.num_rows, layers.tape, layers.itemsize
         tokens, has_more = min(num, HEAD_TOKENS), num > HEAD_TOKENS
         layers.activation("head/dx", num * size)
         layers.activation("head/dtable", rows * size, FP32)
@@ -122,7 +134,8 @@ class Head:
         if layers.compute.has_native_layers:
             for what in ("panels", "panels of the gradient"):
                 layers.panels(f"head.table/{what}", rows * size)
-            tape.use(tokens * rows * (1 + has_more) * item, "logits")
+            is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
+            tape.use(tokens * rows * (item + max(has_more * item, is_weighted * 2 * FP32)), "logits")
             return
         if layers.compute.weights != layers.compute.dtype:
             layers.scratch("head.table/cast", rows * size)
@@ -137,13 +150,28 @@ class Head:
     def _by_parts(self, layers: Layers, tokens: int) -> None:
         """Take the vocabulary in parts: see ``memory.vocabulary_chunks``."""
         rows = min(self.num_rows, -(-self.num_rows // (self.chunks * _BLOCK)) * _BLOCK)
-        item, size = layers.itemsize, self.size
+        item, size = layers.itemsize, self.width
         is_cast = layers.compute.weights != layers.compute.dtype
         casts = rows * size * item if is_cast else 0
         logits = tokens * rows
         summing = logits * (2 * FP32 + (item if item < FP32 else 0))
         products = logits * (FP32 + (item if item < FP32 else 0)) + rows * size * (item + FP32 * (item < FP32))
         layers.tape.use(tokens * size * FP32 + 2 * casts + max(summing, products), "logits")
+
+    def _narrow(self, layers: Layers) -> None:
+        """Map the normed tokens to the columns of a narrower table."""
+        num, width = self.tokens.num_scored, self.width
+        layers.linear("head.projection", num, self.size, width, "head/dense")
+        layers.activation("head/active", num * width)
+        layers.norm("head.projection_norm", num, width, "head/normed")
+
+    def _narrow_backward(self, layers: Layers) -> None:
+        num, size, width, tape = self.tokens.num_scored, self.size, self.width, layers.tape
+        layers.norm_backward("head.projection_norm", num, width, "dnorm", "gradient", "head/active")
+        layers.scratch("dactive", num * width)
+        tape.free("dnorm", "head/dense")
+        layers.linear_backward("head.projection", num, size, width, "gradient", "head/wide")
+        tape.free("dactive")
 
     def _transform(self, layers: Layers) -> None:
         """Gather the tokens that are scored, and map them before the table."""

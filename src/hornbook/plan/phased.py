@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from hornbook.config.models import LabelledConfig
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
-from hornbook.plan.blocks import block_of, embed, embed_backward
+from hornbook.plan.blocks import block_of
+from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
 from hornbook.plan.layers import FP32, Compute, Layers
 from hornbook.plan.tape import Tape
@@ -88,8 +90,7 @@ def _stored_bytes(recipe: Recipe) -> list[int]:
 
 def _is_tied(recipe: Recipe) -> bool:
     """Tell whether the head has logits, which take the token table."""
-    model: Any = recipe.model
-    return getattr(model, "head", "pretraining") == "pretraining"
+    return not isinstance(recipe.objective, LabelledConfig)
 
 
 def _aligned(size: float) -> float:

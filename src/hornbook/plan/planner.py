@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.options import Problem
-from hornbook.config.parallel import KNOWN_MODELS
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import Dtype
 from hornbook.errors import UserError
@@ -132,10 +132,10 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
     Raises:
         UserError: see above.
     """
-    if type(recipe.model) not in KNOWN_MODELS:
+    if type(recipe.model) not in PLANNED_MODELS:
         raise UserError(
-            f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, bert, "
-            "roberta or groupbert, or measure with `hornbook bench step`"
+            f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, "
+            "factorized_gpt, bert, roberta or groupbert, or measure with `hornbook bench step`"
         )
     sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
     ranks = sizes.replicate * sizes.shard

@@ -17,7 +17,8 @@ from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
-from hornbook.plan.blocks import Block, block_of, embed, embed_backward
+from hornbook.plan.blocks import Block, block_of
+from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
 from hornbook.plan.layers import FP32, Compute, Layers
 from hornbook.plan.tape import Tape

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import torch
 
 from hornbook.config import Recipe
-from hornbook.config.parallel import KNOWN_MODELS
+from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
@@ -17,8 +17,6 @@ from hornbook.run.utilization import Product, measure_rates
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
 
-_SHAPE = (256, 768, 768)
-"""Of a product that is timed."""
 _UNKNOWN_GPU = "h100"
 """Whose rates stand for those of a GPU that is not in the table."""
 
@@ -50,7 +48,7 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
         UserError: see `hornbook.plan.planner.make_plan`.
     """
     compute = compute_on(recipe, device)
-    known = _device(device)
+    known = _device(recipe, device)
     if memory is None and device.type == "cuda":
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     elif memory is None:
@@ -61,11 +59,15 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
     return make_plan(replace(recipe, precision=precision), machine)
 
 
-def _device(device: torch.device) -> Device:
-    """Return the entry of the table that is nearest to this device, under its own name; a CPU's products are timed."""
+def _device(recipe: Recipe, device: torch.device) -> Device:
+    """Return the entry of the table that is nearest to this device, under its own name.
+
+    Of a CPU, products of the feed-forward's shape are timed, those by which a run reports its MFU.
+    """
     if device.type != "cuda":
-        dtypes = ("fp32", "bf16")
-        rates = measure_rates([Product.of_shape(*_SHAPE, DTYPES[dtype], device) for dtype in dtypes], device)
+        tokens = recipe.training.micro_batch_size * recipe.sequence_length
+        products = [Product.of(recipe, tokens, DTYPES[dtype], device) for dtype in ("fp32", "bf16")]
+        rates = measure_rates(products, device)
         flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": rates[0], "bf16": rates[1]}
         return replace(DEVICES["cpu"], label=cpu_model() or "CPU", flops=flops)
     label = torch.cuda.get_device_name(device)
@@ -84,7 +86,7 @@ def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str |
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.
     """
-    if type(recipe.model) not in KNOWN_MODELS or recipe.model.vocab_size is None:
+    if type(recipe.model) not in PLANNED_MODELS or recipe.model.vocab_size is None:
         return None
     on_gpu = device.type == "cuda"
     available = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
