@@ -88,6 +88,8 @@ def mended(recipe, draw):
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
+    if nested["precision"]["compute"] == "fp32" and nested["precision"]["partials"] == "half":
+        nested["precision"]["partials"] = "fp32"
     nested["precision"] |= draw(st.sampled_from([{"loss_scale": None}, {"loss_scale_by_step": ()}]))
     if nested["precision"]["loss_scale_by_step"]:
         nested["precision"] |= {"loss_scale_by_step": ("0=128", "7=64"), "loss_scaling": "static"}
@@ -132,13 +134,14 @@ def mended(recipe, draw):
 
 def fitting_kind(nested):
     """Sections that suit the family of the model."""
-    if "gpt" in nested["model"]["family"]:
+    if "gpt" in (family := nested["model"]["family"]):
         objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
         if "unscored_tokens" in objective:
             objective["unscored_tokens"] %= nested["data"]["sequence_length"]
         if nested["model"].get("attention_block_size"):
             nested["data"]["document_mask"] = False
-        return {"objective": objective, "data": nested["data"] | {"layout": "auto", "tokenizer": None}}
+        kept = {"model": nested["model"] | {"head": "pretraining", "num_labels": None}} if family == "gpt" else {}
+        return kept | {"objective": objective, "data": nested["data"] | {"layout": "auto", "tokenizer": None}}
     learned = nested["objective"]["name"]
     head = learned if learned in ("classification", "span") else "pretraining"
     counted = {} if head == "classification" else {"num_labels": None}

@@ -155,6 +155,7 @@ def test_options_and_their_defaults():
     section = to_section({}, "x")
     assert section == {
         "family": "gpt",
+        "head": "pretraining",
         "num_layers": 12,
         "hidden_size": 768,
         "num_heads": 12,

@@ -46,7 +46,7 @@ class SameLinear(Linear):
 class ForeignLinear(nn.Linear):
     """PyTorch's own, which knows nothing of incremental forms."""
 
-    draw = Linear.draw
+    draw, is_uniform = Linear.draw, False
 
     def __init__(self, num_in, num_out, *, std, bias=True):
         super().__init__(num_in, num_out, bias)

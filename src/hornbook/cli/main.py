@@ -48,7 +48,7 @@ COMMANDS = {
     "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs, or show them on a live board",
     "profile": "profile training steps as a page, or compare two profiles",
-    "bench": "time training steps, sparse products, generation and corpus builds; run named benchmarks",
+    "bench": "time steps, sparse products, generation, corpora; run benchmarks",
     "demo": "run the whole pipeline on Python's source files",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }

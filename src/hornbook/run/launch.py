@@ -13,7 +13,6 @@ from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
 from hornbook.engine.state import Progress
-from hornbook.engine.topology import patterns
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
@@ -96,8 +95,6 @@ def train(
             if run.world.is_first:
                 run.prune()  # a process that was killed in its last prune left that to us
         else:
-            if run.recipe.sparsity.is_sparse and not run.state.progress.step:
-                run.log_patterns(patterns(run.state.model, run.world))
             try:
                 train_until_done(run)
             except DivergedError:

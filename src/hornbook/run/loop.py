@@ -15,6 +15,7 @@ from typing import Any
 
 from hornbook.engine.loss_scale import SMALLEST, StaticScale
 from hornbook.engine.step import train_step
+from hornbook.engine.topology import patterns
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
 from hornbook.parallel.launched import Received, listen
@@ -39,6 +40,8 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
         StorageError: checkpoints could not be written several times in a row, or at the end.
     """
     with listen(run.console.interject) as signals, run.batches() as batches, run.world.explained(), run.saving():
+        if run.recipe.sparsity.is_sparse and not run.state.progress.step:
+            run.log_patterns(patterns(run.state.model, run.world))
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had cut off
             return

@@ -57,6 +57,8 @@ _MOST_REPEATS = 100
 _MOST_FLOPS = 2e9
 """Of a product on a CPU; longer ones lose rows, which changes their rate little."""
 _FEWEST_ROWS = 64
+_LONGEST_SIDE = 8192
+"""Of a weight matrix on a CPU, so that a model that no memory holds is timed, too."""
 _FEWEST_ROUNDS = 6  # the first one warms up
 
 
@@ -99,6 +101,7 @@ class Product:
         hidden, inner = recipe.model.hidden_size, recipe.model.effective_feed_forward_size
         rows, repeats = max(1, round(tokens)), 10
         if device.type == "cpu":
+            hidden, inner = min(hidden, _LONGEST_SIDE), min(inner, _LONGEST_SIDE)
             rows = min(rows, max(_FEWEST_ROWS, int(_MOST_FLOPS / (2 * hidden * inner))))
             repeats = min(_MOST_REPEATS, max(1, round(_FLOPS_OF_A_TIMING / (2 * rows * hidden * inner))))
         return cls.of_shape(rows, hidden, inner, dtype, device, repeats)
