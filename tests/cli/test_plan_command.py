@@ -96,7 +96,16 @@ def test_a_check_makes_steps(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", "--parallel.pipeline-parallel=2 --parallel.pipeline-schedule=1f1b"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--parallel.data-parallel=shard",
+        "--parallel.tensor-parallel=2",
+        "--parallel.pipeline-parallel=2 --parallel.pipeline-schedule=1f1b",
+        "--parallel.pipeline-parallel=2 --parallel.pipeline-schedule=gpipe",
+    ],
+)
 def test_a_check_on_two_ranks(tmp_path: Path, options: str) -> None:
     words = [sys.executable, "-m", "hornbook", "plan", "demo", "--check", "--shrink", "--processes", "2", "--json"]
     words += ["--precision.compute", "fp32", *options.split()]

@@ -10,8 +10,9 @@ Both count tensors, not the process: the libraries' code and the interpreter com
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,6 +28,7 @@ from hornbook.engine.step import StepResult, train_step
 from hornbook.measure.throughput import synthetic_loader
 from hornbook.parallel.device import synchronize
 from hornbook.parallel.ranks import local
+from hornbook.parallel.waits import blocked
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.memory import Memory, full_tokens, memory_of
@@ -114,7 +116,10 @@ def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
 def allocated_at_peak(run: Callable[[], None]) -> int:
     """Return the most bytes that ``run`` has allocated and not yet freed, on the CPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        blocked(_let_others_release),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         run()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()
@@ -126,6 +131,13 @@ def allocated_at_peak(run: Callable[[], None]) -> int:
         live += num_bytes
         peak = max(peak, live)
     return peak
+
+
+@contextmanager
+def _let_others_release() -> Iterator[None]:
+    """Give a thread that has sent a message the time to release it, so that this one, which is observed, is last."""
+    yield
+    time.sleep(0.005)
 
 
 class _Early(Executor):

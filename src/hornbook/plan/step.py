@@ -25,6 +25,7 @@ from hornbook.plan.tape import Tape
 
 _FIRST: Final = "embedding/result"
 """The hidden states before the first block, of which a later stage of a pipeline has a copy in a buffer."""
+_IN_FLIGHT: Final = "in flight"
 _MIB: Final = 1 << 20
 _STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights")
 """How names end of what outlives a forward pass that keeps nothing else."""
@@ -67,6 +68,8 @@ class Step:
             self._wires()
         again = self._computed_again
         for number in range(min(self.num_micro_batches, 2)):
+            if self.part.sizes.pipeline > 1:
+                self._others(number)
             if number == 0 and self.recipe.memory.recompute_budget is not None:  # the first layer is measured
                 self._computed_again = again - set(self.part.blocks[:1])
             self.forward()
@@ -174,7 +177,7 @@ class Step:
         return sum(map(tape.size, inner if of_attention else names))
 
     def _wires(self) -> None:
-        """Hold what a schedule keeps beside the micro-batch that is computed: buffers, and other micro-batches."""
+        """Hold the buffers of a schedule, one for each micro-batch of a round and neighbor."""
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
         num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
@@ -183,12 +186,21 @@ class Step:
         neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
         num_wires = sum(0 <= stage < part.num_stages and stage not in part.own_stages for stage in neighbors)
         self.tape.hold("workspace", "wires", num_wires * size * wire)
-        before = Tape()
-        alone = Step(recipe, self.layers.compute, self.tokens, part, 1, before)
-        alone.forward()
-        others = min(size, in_flight(part, schedule)) - 1
-        kept = before.live - sum(before.size(name) for name in before.names() if name.endswith(_STAY))
-        self.tape.hold("activations", "in flight", max(0.0, others) * kept)
+
+    def _others(self, number: int) -> None:
+        """Hold the activations of the micro-batches that a schedule keeps beside the first or second one to come back.
+
+        In the only round of GPipe, one is gone before there are gradients.
+        """
+        schedule, tape, alone = self.recipe.parallel.pipeline_schedule, self.tape, Tape()
+        rounds = rounds_of(self.num_micro_batches, self.part.sizes.pipeline, schedule)
+        Step(self.recipe, self.layers.compute, self.tokens, self.part, 1, alone).forward()
+        kept = alone.live - sum(alone.size(name) for name in alone.names() if name.endswith(_STAY))
+        others = min(max(rounds), in_flight(self.part, schedule)) - 1
+        if number and schedule == "gpipe" and len(rounds) == 1:
+            others -= 1
+        tape.free(_IN_FLIGHT)
+        tape.hold("activations", _IN_FLIGHT, max(0.0, others) * kept)
 
     def _gather(self, *names: str) -> None:
         """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
