@@ -85,8 +85,8 @@ def test_what_does_not_fit_is_refused(recipe):
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]):
-    words = f"bench generate demo {SIZES} --peer transformers --rounds 1 --batch-size 1 2 --compute fp32 --threads 1"
-    assert main([*words.split(), "--prompt-length", "4", "--output-length", "6", "--json"]) == 0
+    words = f"bench generate demo {SIZES} --peer transformers --rounds 3 --batch-size 1 2 --compute fp32 --threads 1"
+    assert main([*words.split(), "--prompt-length", "4", "--output-length", "20", "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert [(row["batch_size"], row["contender"]) for row in result["rows"]] == [
