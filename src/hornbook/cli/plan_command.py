@@ -142,7 +142,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
     arguments.device = "auto"
     start_processes(arguments, recipe)
     from hornbook.config import recipe_to_dict
-    from hornbook.measure.memory_check import TOLERANCE, check_steps
+    from hornbook.measure.memory_check import TOLERANCES, check_steps
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
@@ -157,7 +157,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
         _print_check(rows)
         _print_time(found)
     errors = [predicted / measured - 1.0 for measured, predicted in rows]
-    is_close = max(map(abs, errors)) <= TOLERANCE
+    is_close = max(map(abs, errors)) <= TOLERANCES[recipe.memory.execution]
     ranks = [
         {"rank": rank, "measured": measured, "predicted": predicted, "error": error}
         for rank, ((measured, predicted), error) in enumerate(zip(rows, errors, strict=True))
