@@ -3,31 +3,15 @@
 // Tokens [token][feature] are packed as panels [feature][token], a slice of tokens at a time, so that a weight is one
 // broadcast for whole vectors of tokens: this layout, not the size of the blocks, decides the speed. A thread keeps its
 // panels in the second-level cache. Activations are read once a product, and results are written once, past the caches
-// if they would not stay there. The gradient of blocks of whole vectors needs no such panels: a token's features are a
-// vector already, and its output gradients are the broadcasts.
-//
-// The matrix is a list of lines of blocks, rows or columns: line l has those that are numbers starts[l] to starts[l + 1] of
-// the list, which `order` gives; null: that of `values` [n][b][b]. A block is at others[block] along its line. With
-// `across`, lines are columns: outputs and inputs of a block change their roles.
-#include <type_traits>
-
-#include "threads.h"
-#include "transpose.h"
+// if they would not stay there. The gradient of blocks needs no such panels (block_lines.h).
+#include "block_lines.h"
 
 namespace {
 
 constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
 constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
-constexpr i64 kChunkBytes = 200 << 10;  // of tokens, block by block, that gradients of large blocks read in any order
 constexpr i64 kStreamBytes = 2 << 20;   // of results that are too many for the second-level cache
 constexpr i64 kCacheLine = 64;
-
-struct Lines {
-  const i64 *starts, *others, *order;
-  i64 count;
-  i64 block(i64 i) const { return order ? order[i] : i; }
-  i64 num_blocks() const { return starts[count]; }
-};
 
 // panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
 template <class T>
@@ -84,13 +68,18 @@ void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i6
     }
 }
 
-// Brings rows of kGroup outputs into the cache while others are computed; rows that do not exist do no harm. Without it,
-// a product that writes 12 MB waits for these rows for half of its time.
-template <class T>
-HB_INLINE void fetch_for_writing(const T* to, i64 stride, i64 rows) {
-  for (i64 row = 0; row < rows; ++row)
-    for (i64 at = 0; at < kGroup; at += kCacheLine / i64(sizeof(T)))
-      __asm__ volatile("prefetchw %0" : : "m"(to[row * stride + at]));
+// Brings kGroup features of some tokens into the cache while others are computed; rows that do not exist do no harm. Without
+// it, a product that writes 12 MB waits for these rows for half of its time.
+template <bool writes, class T>
+HB_INLINE void fetch(const T* tokens, i64 stride, i64 count) {
+  for (i64 token = 0; token < count; ++token)
+    for (i64 at = 0; at < kGroup; at += kCacheLine / i64(sizeof(T))) {
+      const T& line = tokens[token * stride + at];
+      if constexpr (writes)
+        __asm__ volatile("prefetchw %0" : : "m"(line));
+      else
+        _mm_prefetch(reinterpret_cast<const char*>(&line), _MM_HINT_T0);
+    }
 }
 
 // How the product with blocks of b is cut: `outputs` of a line by `vectors` of tokens stay in registers.
@@ -112,14 +101,20 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
   for (i64 n = 0; n < N; ++n)
 #pragma GCC unroll 4
     for (i64 v = 0; v < V; ++v) totals[n][v] = set1(0.0f);
+  const i64 last = lines.num_blocks() - 1;
   for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
     const float* weights = values + i * b * b + first * of_output;
     const float* x = panels + lines.others[i] * b * width;
+    // The second-level cache gives these lines too late: a small block multiplies each of them only b times.
+    const float* next = panels + lines.others[smaller(i + 2, last)] * b * width;
 #pragma GCC unroll 4
     for (i64 k = 0; k < b; ++k) {
       Vec tokens[V];
 #pragma GCC unroll 4
-      for (i64 v = 0; v < V; ++v) tokens[v] = load(x + k * width + v * Vec::lanes);
+      for (i64 v = 0; v < V; ++v) {
+        tokens[v] = load(x + k * width + v * Vec::lanes);
+        if (b <= 8) _mm_prefetch(reinterpret_cast<const char*>(next + k * width + v * Vec::lanes), _MM_HINT_T0);
+      }
 #pragma GCC unroll 8
       for (i64 n = 0; n < N; ++n) {
         const Vec weight = set1(weights[n * of_output + k * of_input]);
@@ -184,7 +179,7 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted& blocks, T*
           T* target = y + at * num_out + first;
           for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
             constexpr i64 rows = width * Cut<b>::outputs / kGroup;
-            if (!streams) fetch_for_writing(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
+            if (!streams) fetch<true>(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
             multiply<b, across>(panels + (at - token) * num_in, blocks.values(), lines, (first + n) / b, (first + n) % b,
                                 out + n * width);
           }
@@ -208,104 +203,6 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, con
     product<b, across, false>(x, stride, m, num_in, blocks, y, threads);
 }
 
-// Adds the products of 4 panels [width] along a line with a few along the others to a part of a block.
-template <i64 b, bool across>
-HB_INLINE void multiply_panels(const float* along, const float* others, i64 width, float* block) {
-  constexpr i64 N = 4, K = Vec::lanes / N;
-  constexpr i64 rows = across ? K : N, columns = across ? N : K;
-  Vec totals[Vec::lanes];
-#pragma GCC unroll 16
-  for (Vec& total : totals) total = set1(0.0f);
-  for (i64 token = 0; token < width; token += Vec::lanes) {
-    Vec tokens[K];
-#pragma GCC unroll 4
-    for (i64 k = 0; k < K; ++k) tokens[k] = load(others + k * width + token);
-#pragma GCC unroll 4
-    for (i64 n = 0; n < N; ++n) {
-      const Vec gradient = load(along + n * width + token);
-#pragma GCC unroll 4
-      for (i64 k = 0; k < K; ++k) {
-        Vec& total = totals[across ? k * N + n : n * K + k];
-        total = fma(gradient, tokens[k], total);
-      }
-    }
-  }
-  if constexpr (b * b == Vec::lanes) return store(block, load(block) + sums(totals));
-  alignas(64) float found[Vec::lanes];
-  store(found, sums(totals));
-#pragma GCC unroll 4
-  for (i64 row = 0; row < rows; ++row)
-#pragma GCC unroll 4
-    for (i64 column = 0; column < columns; ++column) block[row * b + column] += found[row * columns + column];
-}
-
-// How the gradient of blocks of b reads tokens: as panels [feature][token], or, if a block's features fill vectors, block
-// by block, [block][token][b].
-template <i64 b>
-struct Operands {
-  static constexpr bool is_by_block = b >= 16;
-  static constexpr i64 bytes = is_by_block ? kChunkBytes : kPanelBytes;  // of those that are read in any order
-  static constexpr i64 unit = b > Vec::lanes ? b : Vec::lanes;           // features that one thread packs
-
-  template <class T>
-  static void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* to, i64 width) {
-    constexpr i64 kTokens = 8;  // that go to a block one after the other, so that lines are written whole
-    if constexpr (is_by_block) {
-      for (i64 token = 0; token < num_tokens; token += kTokens)
-        for (i64 feature = 0; feature < num_features; feature += b)
-          for (i64 t = token; t < smaller(token + kTokens, num_tokens); ++t)
-#pragma GCC unroll 8
-            for (i64 at = 0; at < b; at += Vec::lanes)
-              store(to + feature * width + t * b + at, load(tokens + t * stride + feature + at));
-    } else {
-      ::pack(tokens, stride, num_tokens, num_features, to, width);
-    }
-  }
-};
-
-// Adds gradientᵀ x of tokens [token][b] to a block.
-template <i64 b>
-HB_INLINE void multiply_tokens(const float* gradient, const float* x, i64 num_tokens, float* block) {
-  constexpr i64 V = b / Vec::lanes >= 2 ? 2 : 1, N = Vec::lanes == 16 ? 16 / V : 4;
-  for (i64 row = 0; row < b; row += N)
-    for (i64 column = 0; column < b; column += V * Vec::lanes) {
-      float* part = block + row * b + column;
-      Vec totals[N][V];
-#pragma GCC unroll 16
-      for (i64 n = 0; n < N; ++n)
-#pragma GCC unroll 2
-        for (i64 v = 0; v < V; ++v) totals[n][v] = load(part + n * b + v * Vec::lanes);
-      for (i64 token = 0; token < num_tokens; ++token) {
-        Vec inputs[V];
-#pragma GCC unroll 2
-        for (i64 v = 0; v < V; ++v) inputs[v] = load(x + token * b + column + v * Vec::lanes);
-#pragma GCC unroll 16
-        for (i64 n = 0; n < N; ++n) {
-          const Vec output = set1(gradient[token * b + row + n]);
-#pragma GCC unroll 2
-          for (i64 v = 0; v < V; ++v) totals[n][v] = fma(output, inputs[v], totals[n][v]);
-        }
-      }
-#pragma GCC unroll 16
-      for (i64 n = 0; n < N; ++n)
-#pragma GCC unroll 2
-        for (i64 v = 0; v < V; ++v) store(part + n * b + v * Vec::lanes, totals[n][v]);
-    }
-}
-
-// Adds the product of the operands of a block, `num_tokens` of `width`, to it.
-template <i64 b, bool across>
-HB_INLINE void multiply_block(const float* along, const float* others, i64 num_tokens, i64 width, float* block) {
-  if constexpr (Operands<b>::is_by_block) {
-    multiply_tokens<b>(across ? others : along, across ? along : others, num_tokens, block);
-  } else {
-    for (i64 n = 0; n < b; n += 4)
-      for (i64 k = 0; k < b; k += Vec::lanes / 4)
-        multiply_panels<b, across>(along + n * width, others + k * width, width,
-                                   block + (across ? k * b + n : n * b + k));
-  }
-}
-
 // The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. `others` is packed for all
 // lines, some tokens at a time, so it should be the narrower one; `along` for the lines whose turn it is.
 template <i64 b, bool across, class T>
@@ -313,27 +210,27 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
                      const Lines& lines, float* of_values, i64 threads) {
   using Own = Operands<b>;
   constexpr i64 kStep = kGroup / b;  // lines
-  const i64 most = larger(Own::bytes / (num_others * i64(sizeof(float))) / 64, 1) * 64;
-  auto* packed = static_cast<float*>(scratch(1, smaller(most, m + Vec::lanes) * num_others * i64(sizeof(float))));
+  const i64 most = larger(Own::chunk / (num_others * i64(sizeof(float))) / 64, 1) * 64;
+  const i64 room = round_up(smaller(most, m), Own::group) + Own::group;  // blocks begin in different sets of the caches
+  auto* packed = static_cast<float*>(scratch(1, room * num_others * i64(sizeof(float))));
   parallel(threads, [&](int thread, int running) {
     const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Own::unit, thread, running);
-    auto* of_lines = static_cast<float*>(scratch(0, most * kGroup * i64(sizeof(float))));
+    auto* of_lines = static_cast<float*>(scratch(0, room * kGroup * i64(sizeof(float))));
     for (i64 i = lines.starts[own.begin]; i < lines.starts[own.end]; ++i)
       std::memset(of_values + lines.block(i) * b * b, 0, b * b * sizeof(float));
     for (i64 token = 0; token < m; token += most) {
-      const i64 real = smaller(most, m - token), width = round_up(real, Vec::lanes);
+      const i64 real = smaller(most, m - token), fetched = (real + kStep - 1) / kStep;
       Own::pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
-                packed + packs.begin * width, width);
+                packed + packs.begin * room, room);
       if (running > 1) hb_runtime.barrier();
       for (i64 first = own.begin; first < own.end; first += kStep) {
         const i64 last = smaller(first + kStep, own.end);
-        Own::pack(along + token * stride + first * b, stride, real, (last - first) * b, of_lines, width);
-        for (i64 line = first; line < last; ++line)
-          for (i64 i = lines.starts[line]; i < lines.starts[line + 1]; ++i) {
-            const i64 block = lines.block(i);
-            multiply_block<b, across>(of_lines + (line - first) * b * width, packed + lines.others[block] * b * width,
-                                      real, width, of_values + block * b * b);
-          }
+        const T* tokens = along + token * stride;
+        Own::pack(tokens + first * b, stride, real, (last - first) * b, of_lines, room);
+        for (i64 line = first; line < last; ++line) {
+          if (last < own.end) fetch<false>(tokens + (line - first) * fetched * stride + last * b, stride, fetched);
+          multiply_line<b, across>(of_lines + (line - first) * b * room, packed, lines, line, real, room, of_values);
+        }
       }
       if (running > 1) hb_runtime.barrier();
     }

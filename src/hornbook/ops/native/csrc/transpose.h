@@ -46,21 +46,80 @@ HB_INLINE void transpose(Vec (&square)[Vec::lanes]) {
   }
 }
 
-// Lane i is the sum of vector i.
-HB_INLINE Vec sums(const Vec (&vectors)[Vec::lanes]) {
-  Vec quads[Vec::lanes / 4];  // in each quarter, the sums of that quarter of four vectors
-#pragma GCC unroll 4
-  for (i64 i = 0; i < Vec::lanes / 4; ++i) {
-    const Vec* v = vectors + 4 * i;
-    const Vec a = low(v[0], v[1]) + high(v[0], v[1]), b = low(v[2], v[3]) + high(v[2], v[3]);
-    quads[i] = low_pairs(a, b) + high_pairs(a, b);
+#ifdef __AVX512F__
+// The lanes of `a` and `b` in turn: those of their first halves, and those of their second halves.
+HB_INLINE void zip(Vec& a, Vec& b) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const Vec whole = a;
+  a = {_mm512_permutex2var_ps(whole.v, first, b.v)}, b = {_mm512_permutex2var_ps(whole.v, second, b.v)};
+}
+// The sums of neighboring lanes of `a`, then of `b`.
+HB_INLINE Vec sums_of_pairs(Vec a, Vec b) {
+  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return {_mm512_add_ps(_mm512_permutex2var_ps(a.v, evens, b.v), _mm512_permutex2var_ps(a.v, odds, b.v))};
+}
+// A vector of the same `group` floats over and over.
+template <i64 group>
+HB_INLINE Vec repeat(const float* from) {
+  if constexpr (group == 1) return set1(*from);
+  if constexpr (group == 4) return {_mm512_broadcast_f32x4(_mm_loadu_ps(from))};
+  return {_mm512_castpd_ps(_mm512_set1_pd(*(const double*)from))};
+}
+#else
+HB_INLINE void zip(Vec& a, Vec& b) {
+  const Vec lower = low(a, b), upper = high(a, b);
+  a = even(lower, upper), b = odd(lower, upper);
+}
+HB_INLINE Vec sums_of_pairs(Vec a, Vec b) {
+  return {_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(a.v, b.v)), 0xD8))};
+}
+template <i64 group>
+HB_INLINE Vec repeat(const float* from) {
+  if constexpr (group == 1) return set1(*from);
+  return {_mm256_castpd_ps(_mm256_broadcast_sd((const double*)from))};
+}
+#endif
+
+// Lane i of vector j goes to lane i group + j of all vectors together.
+template <i64 group>
+HB_INLINE void interleave(Vec (&vectors)[group]) {
+  if constexpr (group == 4) {
+    zip(vectors[0], vectors[2]), zip(vectors[1], vectors[3]);
+    zip(vectors[0], vectors[1]), zip(vectors[2], vectors[3]);
+  } else if constexpr (group == 2) {
+    zip(vectors[0], vectors[1]);
   }
-  const Vec a = even(quads[0], quads[1]) + odd(quads[0], quads[1]);
-  if constexpr (Vec::lanes == 8) {
-    return a;
-  } else {
-    const Vec b = even(quads[2], quads[3]) + odd(quads[2], quads[3]);
-    return even(a, b) + odd(a, b);
+}
+
+// The sums of groups of lanes of `group` vectors, one vector after the other.
+template <i64 group>
+HB_INLINE Vec sums_of_groups(const Vec* v) {
+  if constexpr (group == 4) return sums_of_pairs(sums_of_pairs(v[0], v[1]), sums_of_pairs(v[2], v[3]));
+  if constexpr (group == 2) return sums_of_pairs(v[0], v[1]);
+  return *v;
+}
+
+// Transposes a matrix whose rows follow each other in the lanes of vectors: 4x4 in one or two, 8x8 in four of 16.
+template <i64 count>
+HB_INLINE void transpose(Vec (&matrix)[count]) {
+#ifdef __AVX512F__
+  if constexpr (count == 1) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    matrix[0] = {_mm512_permutexvar_ps(order, matrix[0].v)};
+    return;
+  }
+#endif
+  if constexpr (count == 2) {
+    zip(matrix[0], matrix[1]), zip(matrix[0], matrix[1]);
+  } else if constexpr (count == 4) {
+#pragma GCC unroll 3
+    for (i64 bit = 0; bit < 3; ++bit) {
+      zip(matrix[0], matrix[2]), zip(matrix[1], matrix[3]);
+      const Vec second = matrix[2];
+      matrix[2] = matrix[1], matrix[1] = second;
+    }
   }
 }
 
