@@ -114,7 +114,7 @@ class PrecisionConfig:
         "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively, else fp32"
     )
     kernels: Literal["auto", "torch", "native"] = option(
-        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
+        "auto", help="whose operators compute on a CPU; auto: hornbook's own where they are faster"
     )
     partials: Literal["auto", "fp32", "half"] = option(
         "auto",

@@ -107,7 +107,7 @@ def _built(compiler: str, folder: Path) -> Path:
         make_directory(folder)
         with _lock(folder):
             if not target.exists():  # another process may have built it meanwhile
-                _logger.warning("compiling native operators, once on this machine (some 20 s)")
+                _logger.warning("compiling native operators, once on this machine (about a minute of processor time)")
                 _build(compiler, target)
     return target
 

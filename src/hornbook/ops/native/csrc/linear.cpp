@@ -76,6 +76,13 @@ struct Epilogue {
   T* out;
   i64 out_stride;
 
+  // Adds the memory that store_block reads and writes.
+  void announce(i64 row, i64 rows, i64 column, i64 columns, Ahead& ahead) const {
+    ahead.add(out + row * out_stride + column, out_stride, rows, columns);
+    if (before) ahead.add(before + row * out_stride + column, out_stride, rows, columns);
+    if (derivative) ahead.add(derivative + row * derivative_stride + column, derivative_stride, rows, columns);
+  }
+
   template <Activation activation>
   void store_block(const float* block, i64 width, i64 row, i64 rows, i64 column, i64 columns) const {
     for (i64 r = row; r < row + rows; r++, block += width)
@@ -128,7 +135,8 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
     const i64 end = smaller(begin + group, columns.end);
     for (i64 first = rows.begin; first < rows.end; first += height) {
       const i64 last = smaller(first + height, rows.end);
-      for (i64 k = 0; k == 0 || k < padded; k += chunk) {
+      i64 k = 0;
+      do {  // once where the contraction has no values
         const i64 length = smaller(chunk, depth - k), steps = num_steps<P>(length);
         i64 row_stride;
         const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride);
@@ -137,14 +145,17 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
           const auto* panel = packed + column * padded + k * round_up(width, P::column_multiple);
           for (i64 row = first; row < last; row += P::rows) {
             const i64 count = smaller(P::rows, last - row);
-            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block);
+            Ahead ahead;
+            if (k + chunk >= padded) epilogue.announce(row, count, column, width, ahead);
+            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block, ahead);
             float* sum = sums + (row - first) * group + column - begin;
             if (!is_whole) add_block(block, P::width, sum, group, count, width, k == 0);
             if (k + chunk >= padded)
               (epilogue.*store)(is_whole ? block : sum, is_whole ? P::width : group, row, count, column, width);
           }
         }
-      }
+        k += chunk;
+      } while (k < padded);
     }
   }
 }
@@ -204,9 +215,11 @@ void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64
         const i64 width = smaller(P::width, num_inputs - column);
         for (i64 row = 0; row < rows; row += P::rows) {
           const i64 height = smaller(P::rows, rows - row);
-          multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
-                      right + column * steps * P::depth, width, steps, block);
           float* to = weight_gradient + (output + row) * stride + inputs.begin + column;
+          Ahead ahead;
+          ahead.add(to, stride, height, width);
+          multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
+                      right + column * steps * P::depth, width, steps, block, ahead);
           add_block(block, P::width, to, stride, height, width, is_first);
         }
       }

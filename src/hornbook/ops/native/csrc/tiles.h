@@ -151,7 +151,7 @@ void multiply_tiles(const bf16* a, i64 row_stride, const bf16* panel, i64 steps,
 // Reads whole tiles: rows up to a multiple of row_multiple have to be there. Pairs of a row lie side by side.
 template <>
 inline void multiply<TileProduct>(const bf16* a, i64 num_rows, i64 row_stride, i64, const bf16* panel, i64 columns,
-                                  i64 steps, float* out) {
+                                  i64 steps, float* out, const Ahead&) {
   const bool has_right = columns > tile_rows;
   if (num_rows > tile_rows)
     (has_right ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)(a, row_stride, panel, steps, out);
