@@ -181,7 +181,7 @@ struct Left {
 
 // Of rows that are packed as a panel [step][row]: as they lie, or as tiles take them.
 template <class P>
-Left<P> left_operand(const typename P::Element* panel, i64 rows, i64 steps) {
+Left<P> left_operand(const typename P::Element* panel, i64 rows, [[maybe_unused]] i64 steps) {
 #ifdef HB_AMX
   if constexpr (std::is_same_v<P, TileProduct>) {
     auto* turned = static_cast<bf16*>(scratch(2, rows * steps * P::depth * i64(sizeof(bf16))));
