@@ -9,6 +9,7 @@ PyTorch's fifteen operators take as long to start as to compute.
 """
 
 import functools
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -90,11 +91,13 @@ class TokenModel:
         """
         x_BD, head = x_BD.contiguous(), self.head
         mask = (0, 0) if mask_B11S is None else (mask_B11S.data_ptr(), mask_B11S.stride(0))
-        words = torch.tensor([[cache.data_ptr(), *cache.stride()[:4], cache.shape[3], *mask] for cache in caches])
+        words = array("q")
+        for cache in caches:
+            words.extend((cache.data_ptr(), *cache.stride()[:4], cache.shape[3], *mask))
         num_rows, size = x_BD.shape
         out = torch.empty_like(x_BD) if head is None else x_BD.new_empty(num_rows, head.vocabulary, dtype=torch.float32)
         self._form(
-            f"tokens_{SUFFIXES[x_BD.dtype]}", x_BD, num_rows, size, len(caches), self._words, words,
+            f"tokens_{SUFFIXES[x_BD.dtype]}", x_BD, num_rows, size, len(caches), self._words, words.buffer_info()[0],
             None if head is None else head.words, out, min(torch.get_num_threads(), self.most_threads),
         )  # fmt: skip
         return out

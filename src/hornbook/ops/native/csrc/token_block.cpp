@@ -37,10 +37,10 @@ inline void sums_of(const Vec* v, int count, float* out) {
 #endif
 }
 
-// Products of `num_rows` rows of x, zero from `inputs` up to a multiple of W, by `columns` rows of weights. With several
-// rows, the sums keep the processor too busy to run ahead to the next weights, so these are fetched beforehand.
+// Products of `num_rows` rows of x by `columns` rows of weights, `step` apart. With several rows, the sums keep the
+// processor too busy to run ahead to the next weights, so these are fetched beforehand.
 template <int num_rows, int columns, class T>
-void dot_block(const float* x, i64 stride, const T* weight, i64 inputs, float* out) {
+void dot_block(const float* x, i64 stride, const T* weight, i64 step, i64 inputs, float* out) {
   Vec sums[columns][num_rows];
 #pragma GCC unroll 8
   for (int c = 0; c < columns; c++)
@@ -51,13 +51,14 @@ void dot_block(const float* x, i64 stride, const T* weight, i64 inputs, float* o
     Vec values[columns];
 #pragma GCC unroll 8
     for (int c = 0; c < columns; c++) {
-      const T* from = weight + c * inputs + k;
-      if constexpr (num_rows > 1) _mm_prefetch(reinterpret_cast<const char*>(from + columns * inputs), _MM_HINT_T0);
+      const T* from = weight + c * step + k;
+      if constexpr (num_rows > 1) _mm_prefetch(reinterpret_cast<const char*>(from + columns * step), _MM_HINT_T0);
       values[c] = n == W ? load(from) : load(from, n);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < num_rows; r++) {
-      const Vec row = load(x + r * stride + k);
+      const float* from = x + r * stride + k;
+      const Vec row = n == W ? load(from) : load(from, n);
 #pragma GCC unroll 8
       for (int c = 0; c < columns; c++) sums[c][r] = fma(values[c], row, sums[c][r]);
     }
@@ -69,7 +70,8 @@ void dot_block(const float* x, i64 stride, const T* weight, i64 inputs, float* o
 
 // Calls store(row, column, value) for a range of columns of x Wᵀ + bias.
 template <int num_rows, class T, class Store>
-void dot_range(const float* x, i64 stride, const T* weight, const float* bias, i64 inputs, Range own, Store store) {
+void dot_range(const float* x, i64 stride, const T* weight, i64 step, const float* bias, i64 inputs, Range own,
+               Store store) {
   constexpr int columns = Vec::lanes == 16 ? (num_rows <= 2 ? 8 : num_rows <= 5 ? 4 : 3) : (num_rows <= 2 ? 4 : 1);
   float block[columns * num_rows];
   const auto store_columns = [&](i64 first, i64 count) {
@@ -78,11 +80,11 @@ void dot_range(const float* x, i64 stride, const T* weight, const float* bias, i
   };
   i64 column = own.begin;
   for (; column + columns <= own.end; column += columns) {
-    dot_block<num_rows, columns>(x, stride, weight + column * inputs, inputs, block);
+    dot_block<num_rows, columns>(x, stride, weight + column * step, step, inputs, block);
     store_columns(column, columns);
   }
   for (; column < own.end; column++) {
-    dot_block<num_rows, 1>(x, stride, weight + column * inputs, inputs, block);
+    dot_block<num_rows, 1>(x, stride, weight + column * step, step, inputs, block);
     store_columns(column, 1);
   }
 }
@@ -90,43 +92,35 @@ void dot_range(const float* x, i64 stride, const T* weight, const float* bias, i
 template <class T, class Store>
 void dot(const float* x, i64 rows, i64 stride, const T* weight, const float* bias, i64 inputs, Range own, Store store) {
   switch (rows) {
-    case 1: return dot_range<1>(x, stride, weight, bias, inputs, own, store);
-    case 2: return dot_range<2>(x, stride, weight, bias, inputs, own, store);
-    case 3: return dot_range<3>(x, stride, weight, bias, inputs, own, store);
-    case 4: return dot_range<4>(x, stride, weight, bias, inputs, own, store);
-    case 5: return dot_range<5>(x, stride, weight, bias, inputs, own, store);
-    case 6: return dot_range<6>(x, stride, weight, bias, inputs, own, store);
-    case 7: return dot_range<7>(x, stride, weight, bias, inputs, own, store);
-    default: return dot_range<8>(x, stride, weight, bias, inputs, own, store);
+    case 1: return dot_range<1>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 2: return dot_range<2>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 3: return dot_range<3>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 4: return dot_range<4>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 5: return dot_range<5>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 6: return dot_range<6>(x, stride, weight, inputs, bias, inputs, own, store);
+    case 7: return dot_range<7>(x, stride, weight, inputs, bias, inputs, own, store);
+    default: return dot_range<8>(x, stride, weight, inputs, bias, inputs, own, store);
   }
 }
 
-// The layer norm of a row, zero behind its end.
-template <class T>
-void normalize(const T* x, i64 size, const float* gain, const float* bias, float epsilon, float* out) {
-  Vec total = set1(0.0f), squares = set1(0.0f);
-  for (i64 i = 0; i < size; i += W) {
-    const Vec value = load(x + i, smaller(W, size - i));
-    total = total + value;
-    store(out + i, value);
+// The layer norm of rows in whole vectors; both have the same stride.
+inline void normalize(const float* x, i64 rows, i64 stride, i64 size, const float* gain, const float* bias,
+                      float epsilon, float* out) {
+  for (i64 r = 0; r < rows; r++, x += stride, out += stride) {
+    Vec total = set1(0.0f), squares = set1(0.0f);
+    for (i64 i = 0; i < size; i += W) total = total + load(x + i, smaller(W, size - i));
+    const Vec mean = set1(sum(total) / static_cast<float>(size));
+    for (i64 i = 0; i < size; i += W) {
+      const Vec value = first(size - i, load(x + i) - mean, set1(0.0f));
+      squares = fma(value, value, squares);
+      store(out + i, value);
+    }
+    const Vec scale = set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
+    for (i64 i = 0; i < size; i += W) {
+      const i64 n = smaller(W, size - i);
+      store(out + i, fma(load(out + i) * scale, load(gain + i, n), load(bias + i, n)));
+    }
   }
-  const Vec mean = set1(sum(total) / static_cast<float>(size));
-  for (i64 i = 0; i < size; i += W) {
-    const Vec value = first(size - i, load(out + i) - mean, set1(0.0f));
-    squares = fma(value, value, squares);
-    store(out + i, value);
-  }
-  const Vec scale = set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
-  for (i64 i = 0; i < size; i += W) {
-    const i64 n = smaller(W, size - i);
-    store(out + i, fma(load(out + i) * scale, load(gain + i, n), load(bias + i, n)));
-  }
-}
-
-template <class T>
-void normalize_rows(const T* x, i64 rows, i64 stride, i64 size, const float* gain, const float* bias, float epsilon,
-                    float* out, i64 out_stride) {
-  for (i64 r = 0; r < rows; r++) normalize(x + r * stride, size, gain, bias, epsilon, out + r * out_stride);
 }
 
 // Keys and values, [rows][2][heads][columns][size] with strides; the last column is written.
@@ -163,22 +157,10 @@ inline void attend(const Cache& cache, const float* qkv, i64 row, i64 head, i64 
   std::memcpy(values + last, q + 2 * step, static_cast<std::size_t>(size) * sizeof(float));
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
   float top = -std::numeric_limits<float>::infinity();
-  for (i64 j = 0; j < cache.columns; j += 8) {
-    const int count = static_cast<int>(smaller(8, cache.columns - j));
-    Vec totals[8];
-    for (int c = 0; c < count; c++) {
-      totals[c] = set1(0.0f);
-      for (i64 i = 0; i < size; i += W) {
-        const i64 n = smaller(W, size - i);
-        totals[c] = fma(load(q + i, n), load(keys + (j + c) * cache.column + i, n), totals[c]);
-      }
-    }
-    sums_of(totals, count, scores + j);
-    for (i64 c = j; c < j + count; c++) {
-      scores[c] = scores[c] * scale + (mask ? mask[c] : 0.0f);
-      if (scores[c] > top) top = scores[c];
-    }
-  }
+  dot_range<1>(q, 0, keys, cache.column, nullptr, size, {0, cache.columns}, [&](i64, i64 j, float value) {
+    scores[j] = value * scale + (mask ? mask[j] : 0.0f);
+    if (scores[j] > top) top = scores[j];
+  });
   Vec sums = set1(0.0f);
   for (i64 j = 0; j < cache.columns; j += W) {
     const Vec p = first(cache.columns - j, exp(load(scores + j) - set1(top)), set1(0.0f));
@@ -187,7 +169,8 @@ inline void attend(const Cache& cache, const float* qkv, i64 row, i64 head, i64 
   }
   const Vec factor = set1(1.0f / sum(sums));
   i64 i = 0;
-  for (; i + 4 * W <= size; i += 4 * W) mix<4>(values + i, cache.column, cache.columns, scores, factor, size - i, out + i);
+  for (; i + 4 * W <= size; i += 4 * W)
+    mix<4>(values + i, cache.column, cache.columns, scores, factor, size - i, out + i);
   for (; i < size; i += W) mix<1>(values + i, cache.column, cache.columns, scores, factor, size - i, out + i);
 }
 
@@ -228,7 +211,7 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, cons
   const i64 inner = p.heads * p.head_size;
   auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
   const auto add = [&](i64 r, i64 c, float value) { b.x[r * b.wide + c] += value; };
-  normalize_rows(b.x, rows, b.wide, hidden, p.attention_gain, p.attention_bias, *p.epsilon, normed, b.wide);
+  normalize(b.x, rows, b.wide, hidden, p.attention_gain, p.attention_bias, *p.epsilon, normed);
   dot(normed, rows, b.wide, p.qkv, p.qkv_bias, hidden, share(3 * inner, 8, thread, count),
       [&](i64 r, i64 c, float value) { b.qkv[r * 3 * inner + c] = value; });
   wait_for_all(count);
@@ -242,7 +225,7 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, cons
   wait_for_all(count);
   dot(b.mixed, rows, b.inner, p.out, p.out_bias, inner, share(hidden, 8, thread, count), add);
   wait_for_all(count);
-  normalize_rows(b.x, rows, b.wide, hidden, p.gain, p.bias, *p.epsilon, normed, b.wide);
+  normalize(b.x, rows, b.wide, hidden, p.gain, p.bias, *p.epsilon, normed);
   const Range own = share(p.feed_forward, W, thread, count);
   dot(normed, rows, b.wide, p.up, p.up_bias, hidden, own,
       [&](i64 r, i64 c, float value) { b.active[r * b.far + c] = value; });
@@ -288,7 +271,7 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
     const Head<T>& head = *pass.head;
     float* logits = static_cast<float*>(pass.out) + first * head.vocabulary;
     auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
-    normalize_rows(b.x, rows, b.wide, hidden, head.gain, head.bias, *head.epsilon, normed, b.wide);
+    normalize(b.x, rows, b.wide, hidden, head.gain, head.bias, *head.epsilon, normed);
     dot(normed, rows, b.wide, head.table, nullptr, hidden, share(head.vocabulary, 8, thread, count),
         [=](i64 r, i64 c, float value) { logits[r * head.vocabulary + c] = value; });
   } else {
@@ -314,7 +297,6 @@ void run(const Pass<T>& pass, i64 threads) {
   b.mixed = b.x + rows * b.wide;
   b.active = b.mixed + rows * b.inner;
   b.qkv = b.active + rows * b.far;
-  std::memset(b.x, 0, static_cast<std::size_t>(floats) * sizeof(float));
   parallel(threads, [&](int thread, int count) {
     for (i64 first = 0; first < pass.rows; first += most_rows)
       run_rows(pass, first, smaller(most_rows, pass.rows - first), b, thread, count);
