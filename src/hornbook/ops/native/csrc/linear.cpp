@@ -147,6 +147,12 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
             const i64 count = smaller(P::rows, last - row);
             Ahead ahead;
             if (k + chunk >= padded) epilogue.announce(row, count, column, width, ahead);
+            if (is_whole && row + height < rows.end) {  // of the rows that come next, each panel fetches a part
+              const i64 panels = (end - begin + P::width - 1) / P::width, line = 64 / i64(sizeof(T));
+              const Range part = share(depth, line, int((column - begin) / P::width), int(panels));
+              const T* next = x + (row + height) * stride + part.begin;
+              ahead.add(next, stride, smaller(P::rows, rows.end - row - height), part.end - part.begin);
+            }
             multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block, ahead);
             float* sum = sums + (row - first) * group + column - begin;
             if (!is_whole) add_block(block, P::width, sum, group, count, width, k == 0);

@@ -83,15 +83,17 @@ struct PairProduct : PairPacking {
 };
 #endif
 
-// Lines that a result meets in memory. A product fetches them one after the other while it computes: all at once, they
-// take the buffers that its operands arrive in.
+// Lines of memory that are needed after a product, which fetches them one after the other while it computes: all at
+// once, they take the buffers that its operands arrive in.
 struct Ahead {
-  const void* lines[96];  // of three blocks of tiles
+  static constexpr i64 most = 256;  // more are left out
+  const void* lines[most];
   i64 count = 0;
   template <class T>
   void add(const T* block, i64 stride, i64 rows, i64 columns) {
     for (i64 row = 0; row < rows; row++)
-      for (i64 column = 0; column < columns; column += 64 / i64(sizeof(T))) lines[count++] = block + row * stride + column;
+      for (i64 column = 0; column < columns && count < most; column += 64 / i64(sizeof(T)))
+        lines[count++] = block + row * stride + column;
   }
 };
 
