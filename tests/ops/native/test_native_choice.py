@@ -103,7 +103,7 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
 
 
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():
-    newest, oldest = block_sparse.KERNEL.instruction_sets[0], instruction_sets()[-1]
+    newest, oldest = block_sparse.newest_form().isa, instruction_sets()[-1]
 
     def blocks(asked="auto", kernel="auto", device="cpu", **earlier):
         return choose(asked, torch.device(device), torch.float32, blocks=kernel, **earlier).blocks
@@ -115,6 +115,27 @@ def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_
     assert blocks("native", "native", earlier={BLOCKS: PYTORCH}) == newest
     assert blocks("torch", earlier={}) == newest, "versions that did not record it computed so"
     assert choose("auto", CPU, torch.float32).blocks is None
+
+
+@pytest.mark.parametrize(
+    ("present", "right", "found"),
+    [
+        ({"amx": 1.0, "avx512bf16": 2.0, "avx512": 0.5}, {"amx", "avx512bf16", "avx512"}, "amx"),
+        ({"amx": 2.0, "avx512bf16": 1.0, "avx512": 0.5}, {"amx", "avx512bf16", "avx512"}, "avx512bf16"),
+        ({"amx": 1.0, "avx512bf16": 2.0}, {"amx"}, "amx"),
+        ({"amx": 0.0, "avx512bf16": None, "avx512": None}, {"avx512bf16", "avx512"}, "avx512bf16"),
+        ({"avx512bf16": None, "avx512": None, "avx2": None}, {"avx512bf16", "avx512", "avx2"}, "avx512bf16"),
+        ({"avx512bf16": None, "avx512": None, "avx2": None}, {"avx512", "avx2"}, "avx512"),
+    ],
+    ids=["faster", "slower", "alone", "wrong", "no tiles", "wrong without tiles"],
+)
+def test_tiles_compute_blocks_where_they_are_right_and_faster(monkeypatch, present, right, found):
+    """Without them, the newest form that is right computes, and none is timed."""
+    monkeypatch.setattr(library, "instruction_sets", lambda: tuple(present))
+    monkeypatch.setattr(block_sparse, "is_right", lambda kernel, isa: isa in right)
+    timed = {isa: seconds for isa, seconds in present.items() if isa in right and seconds is not None}
+    monkeypatch.setattr(block_sparse, "seconds", lambda kernel: timed)
+    assert block_sparse.newest_form.__wrapped__() == Form(found)
 
 
 def test_the_choice_for_blocks_is_the_form_that_computes_them():

@@ -48,7 +48,7 @@ INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """The flags of each form; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
-_WITH_TILES = ("form.cpp", "linear.cpp")
+_WITH_TILES = ("block_sparse.cpp", "form.cpp", "linear.cpp")
 """The sources that have a form for ``TILES``."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"

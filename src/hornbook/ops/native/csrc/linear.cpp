@@ -110,16 +110,6 @@ StoreBlock<T> store_block(Activation activation) {
   });
 }
 
-// Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
-inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
-  for (i64 r = 0; r < rows; r++, block += width, to += stride)
-    for (i64 c = 0; c < columns; c += Vec::lanes) {
-      const i64 n = smaller(Vec::lanes, columns - c);
-      const Vec sum = load(block + c);
-      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
-    }
-}
-
 // A product of a range of rows by a range of columns. A long contraction is cut into chunks, whose sums are added up.
 template <class P, class T>
 void multiply_range(const T* x, i64 stride, const typename P::Element* packed, Range rows, Range columns, i64 depth,
@@ -187,11 +177,11 @@ struct Left {
 
 // Of rows that are packed as a panel [step][row]: as they lie, or as tiles take them.
 template <class P>
-Left<P> left_operand(const typename P::Element* panel, i64 rows, i64 steps) {
+Left<P> left_operand(const typename P::Element* panel, i64 rows, [[maybe_unused]] i64 steps) {
 #ifdef HB_AMX
   if constexpr (std::is_same_v<P, TileProduct>) {
     auto* turned = static_cast<bf16*>(scratch(2, rows * steps * P::depth * i64(sizeof(bf16))));
-    turn_panel(panel, rows, steps, turned);
+    turn_pairs(panel, rows, steps, rows, turned, steps);
     return {turned, steps * P::depth, P::depth};
   }
 #endif

@@ -212,4 +212,14 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
   }
 }
 
+// Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
+inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
+  for (i64 r = 0; r < rows; r++, block += width, to += stride)
+    for (i64 c = 0; c < columns; c += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, columns - c);
+      const Vec sum = load(block + c);
+      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
+    }
+}
+
 }  // namespace
