@@ -6,9 +6,9 @@ of some narrower dense models, at equal training FLOPs and at equal wall-clock t
     python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, about an hour
     python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
 
-For each model the learning rate is tuned at the FLOPs budget with the first seed: three values, and further ones as
-long as the best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
-The best one is run with all seeds at both budgets. Models of one seed see the same windows in the same order, so
+For each model and budget the learning rate is tuned with the first seed: four values, and further ones as long as the
+best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
+The best one is run with all seeds. Models of one seed see the same windows in the same order, so
 differences are taken seed by seed. Time is what a thread has of a core, so that other processes on the machine do not
 change it.
 
@@ -36,7 +36,7 @@ from hornbook.cli.demo_command import EXCLUDED, VALIDATION
 from hornbook.config import load_recipe
 from hornbook.run.utilization import flops_per_token
 
-LEARNING_RATES = (1.5e-3, 3e-3, 6e-3)
+LEARNING_RATES = (0.75e-3, 1.5e-3, 3e-3, 6e-3)
 MOST_LEARNING_RATES = 6
 SEEDS = (0, 1, 2)
 WIDTHS = (0.25, 0.3125, 0.4375)
@@ -87,12 +87,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's losses by seed at both budgets, with its learning rate and numbers of steps."""
+    """What came of a model, by budget, ``flops`` or ``seconds``: losses, learning rate and number of steps."""
 
-    learning_rate: float
+    learning_rates: Mapping[str, float]
     steps: Mapping[str, int]
     losses: Mapping[str, Mapping[int, float]]
-    """By budget, ``flops`` or ``seconds``, then by seed."""
+    """By budget, then by seed."""
 
 
 def models(scale: Scale) -> list[Model]:
@@ -142,23 +142,28 @@ class Experiment:
             hornbook(*build, "--output", str(self.corpus))
 
     def contest(self, model: Model) -> Outcome:
-        """Tune a model's learning rate, then train it with every seed at both budgets."""
+        """Tune a model's learning rate at both budgets, then train it with every seed."""
         steps = {"flops": self._steps_of_flops(model)}
-        first = self.scale.seeds[0]
-        tuned = {rate: self.train(model, steps["flops"], rate, first) for rate in LEARNING_RATES}
-        while len(tuned) < MOST_LEARNING_RATES:
-            best = min(tuned, key=lambda rate: tuned[rate]["loss"])
-            if best not in (min(tuned), max(tuned)):
-                break
-            rate = best * 2 if best == max(tuned) else best / 2
-            tuned[rate] = self.train(model, steps["flops"], rate, first)
-        best = min(tuned, key=lambda rate: tuned[rate]["loss"])
-        steps["seconds"] = max(1, round(self.scale.seconds * steps["flops"] / tuned[best]["seconds"]))
+        rates = {"flops": self._tune(model, steps["flops"])}
+        seconds = self.train(model, steps["flops"], rates["flops"], self.scale.seeds[0])["seconds"]
+        steps["seconds"] = max(1, round(self.scale.seconds * steps["flops"] / seconds))
+        rates["seconds"] = self._tune(model, steps["seconds"])
         losses = {
-            budget: {seed: self.train(model, count, best, seed)["loss"] for seed in self.scale.seeds}
+            budget: {seed: self.train(model, count, rates[budget], seed)["loss"] for seed in self.scale.seeds}
             for budget, count in steps.items()
         }
-        return Outcome(best, steps, losses)
+        return Outcome(rates, steps, losses)
+
+    def _tune(self, model: Model, steps: int) -> float:
+        """Return the learning rate with the smallest loss of those tried."""
+        tuned: dict[float, float] = {}
+        waiting = [*LEARNING_RATES]
+        for rate in waiting:  # grows on the way
+            tuned[rate] = self.train(model, steps, rate, self.scale.seeds[0])["loss"]
+            best = min(tuned, key=tuned.__getitem__)
+            if len(LEARNING_RATES) <= len(tuned) < MOST_LEARNING_RATES and best in (min(tuned), max(tuned)):
+                waiting.append(best * 2 if best == max(tuned) else best / 2)
+        return best
 
     def _steps_of_flops(self, model: Model) -> int:
         options = [*self._options(model), f"--model.vocab-size={self.scale.vocab_size}"]
@@ -232,18 +237,17 @@ def hornbook(*words: str) -> dict[str, float]:
 def table(outcomes: Mapping[str, Outcome]) -> str:
     """Return the markdown table of all models, with differences from the best narrower dense model by seed."""
     dense = [name for name in outcomes if name.startswith("dense")]
-    lines = ["| model | learning rate |", "|---|---|"]
+    lines = ["| model |", "|---|", *(f"| {name} |" for name in outcomes)]
     for budget, title in (("flops", "equal FLOPs"), ("seconds", "equal time")):
         best = min(dense[1:], key=lambda name: statistics.mean(outcomes[name].losses[budget].values()))
-        lines[0] += f" steps | loss, {title} | minus {best} |"
-        lines[1] += "---|---|---|"
-        for number, outcome in enumerate(outcomes.values()):
+        lines[0] += f" steps | learning rate | loss, {title} | minus {best} |"
+        lines[1] += "---|---|---|---|"
+        for number, outcome in enumerate(outcomes.values(), start=2):
             losses, others = outcome.losses[budget], outcomes[best].losses[budget]
-            differences = [loss - others[seed] for seed, loss in losses.items()]
-            if len(lines) < number + 3:
-                lines.append(f"| {[*outcomes][number]} | {outcome.learning_rate:g} |")
-            lines[number + 2] += (
-                f" {outcome.steps[budget]:,} | {with_error(list(losses.values()))} | {with_error(differences, '+')} |"
+            difference = with_error([loss - others[seed] for seed, loss in losses.items()], "+")
+            loss = with_error(list(losses.values()))
+            lines[number] += (
+                f" {outcome.steps[budget]:,} | {outcome.learning_rates[budget]:g} | {loss} | {difference} |"
             )
     return "\n".join(lines)
 

@@ -32,7 +32,9 @@ def test_all_models_are_compared_at_about_the_same_flops() -> None:
 def test_the_table_subtracts_the_best_narrower_model_seed_by_seed() -> None:
     def outcome(*losses: float) -> object:
         by_seed = dict(enumerate(losses))
-        return learning.Outcome(3e-3, {"flops": 1000, "seconds": 50}, {"flops": by_seed, "seconds": by_seed})
+        return learning.Outcome(
+            {"flops": 3e-3, "seconds": 6e-3}, {"flops": 1000, "seconds": 50}, {"flops": by_seed, "seconds": by_seed}
+        )
 
     text = learning.table(
         {
@@ -43,8 +45,9 @@ def test_the_table_subtracts_the_best_narrower_model_seed_by_seed() -> None:
         }
     )
     lines = text.splitlines()
-    assert lines[0].count("minus dense 4") == 2 and lines[1].count("---") == 8
-    assert lines[-1] == ("| b | 0.003 | 1,000 | 2.700 ± 1.200 | -0.300 ± 0.200 | 50 | 2.700 ± 1.200 | -0.300 ± 0.200 |")
+    assert lines[0].count("minus dense 4") == 2 and lines[1].count("---") == 9
+    numbers = "2.700 ± 1.200 | -0.300 ± 0.200 |"
+    assert lines[-1] == f"| b | 1,000 | 0.003 | {numbers} 50 | 0.006 | {numbers}"
 
 
 def test_an_experiment_of_another_scale_is_refused(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_a_second_call_makes_only_the_runs_that_are_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale = replace(learning.SHRUNK, vocab_size=300, petaflops=2e-7, seconds=0.05, sequence_length=16, hidden_size=32)
-    monkeypatch.setattr(learning, "MOST_LEARNING_RATES", 3)
+    monkeypatch.setattr(learning, "MOST_LEARNING_RATES", 4)
     experiment = learning.Experiment(tmp_path, scale)
     build_tiny(tmp_path / "corpus")
     (tmp_path / "tokenizer").mkdir()
@@ -72,7 +75,9 @@ def test_a_second_call_makes_only_the_runs_that_are_missing(
     assert set(outcome.losses["flops"]) == set(outcome.losses["seconds"]) == {0, 1}
     files = sorted((tmp_path / "results").iterdir())
     assert capfd.readouterr().err.count("loss") == len(files) and not any((tmp_path / "runs").iterdir())
-    missing = tmp_path / "results" / f"blocks-of-4-rigl-{outcome.steps['flops']}-{outcome.learning_rate:g}-1.json"
+    missing = (
+        tmp_path / "results" / f"blocks-of-4-rigl-{outcome.steps['flops']}-{outcome.learning_rates['flops']:g}-1.json"
+    )
     missing.unlink()
     again = experiment.contest(model)
     assert capfd.readouterr().err.count("loss") == 1  # training is deterministic

@@ -63,9 +63,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSONL field or table column with the text; a.b for a nested field (default: text)",
     )
     parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
-    parser.add_argument(
-        "--config", metavar="NAME", help="configuration of a hub data set, such as en, if it has several"
-    )
+    parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
     parser.add_argument(
         "--suffix",
         action="append",

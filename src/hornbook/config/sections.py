@@ -125,7 +125,7 @@ class PrecisionConfig:
         "auto", help="dtype of the activations; auto: bf16 if the device supports it natively, else fp32"
     )
     kernels: Literal["auto", "torch", "native"] = option(
-        "auto", help="operators on a CPU: PyTorch's (torch) or hornbook's (native); auto: native for bf16 if faster"
+        "auto", help="operators on a CPU: PyTorch's (torch) or hornbook's (native); auto: native where faster"
     )
     partials: Literal["auto", "fp32", "half"] = option(
         "auto",

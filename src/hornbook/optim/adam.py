@@ -49,36 +49,31 @@ def adamw(
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
         weight_decay = config.weight_decay if decay else 0.0
         numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
-        _update(group, numbers)
-
-
-def _update(slots: Sequence[Slot], numbers: Numbers) -> None:
-    weights, gradients = [slot.parameter for slot in slots], [slot.gradient for slot in slots]
-    means, squares = ([slot.state[name] for slot in slots] for name in STATE_NAMES)
-    if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
-        for slot, mean, square in zip(slots, means, squares, strict=True):
-            native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
-        return
-    if any(slot.clip != 1.0 for slot in slots):
-        torch._foreach_mul_(gradients, [slot.clip for slot in slots])
-    past = [torch.full((), float(numbers.t - 1), device=slot.parameter.device) for slot in slots]
-    torch_adam(
-        weights,
-        gradients,
-        means,
-        squares,
-        [],
-        past,
-        fused=True,
-        amsgrad=False,
-        beta1=numbers.beta1,
-        beta2=numbers.beta2,
-        lr=numbers.learning_rate,
-        weight_decay=numbers.decay,
-        eps=numbers.epsilon,
-        maximize=False,
-        decoupled_weight_decay=numbers.decoupled,
-    )
+        weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
+        means, squares = ([slot.state[name] for slot in group] for name in STATE_NAMES)
+        if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
+            for slot, mean, square in zip(group, means, squares, strict=True):
+                native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
+            continue
+        if any(slot.clip != 1.0 for slot in group):
+            torch._foreach_mul_(gradients, [slot.clip for slot in group])
+        torch_adam(
+            weights,
+            gradients,
+            means,
+            squares,
+            [],
+            [torch.full((), float(t - 1), device=weight.device) for weight in weights],
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=numbers.learning_rate,
+            weight_decay=weight_decay,
+            eps=epsilon,
+            maximize=False,
+            decoupled_weight_decay=decoupled,
+        )
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
