@@ -109,13 +109,11 @@ class Step:
             tape.free(results[-1])
         for (layer, block), x in zip(reversed(self._blocks.items()), reversed(results[:-1]), strict=True):
             self._gather(f"blocks.{layer}.")
-            self.layers.computes_again = layer in self._computed_again
-            if self.layers.computes_again:
+            if layer in self._computed_again:
                 block.forward(self.layers, x, "again")
                 tape.free("again")
             block.backward(self.layers, x)
             self._scatter(f"blocks.{layer}.")
-        self.layers.computes_again = False
         if part.has_embedding:
             self._gather("embedding.")
             embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
