@@ -95,7 +95,7 @@ def test_every_layout_of_sequences(name, layout):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"])
 def test_every_pipeline(schedule):
     words = ["--precision.compute=fp32", "--precision.kernels=torch", "--parallel.pipeline-parallel=2"]
-    words += [f"--parallel.pipeline-schedule={schedule}", "--processes", "2", "--threads", "1", "--json"]
+    words += [f"--parallel.pipeline-schedule={schedule}", "--processes", "2", "--json"]
     command = [sys.executable, "-m", "hornbook", "plan", "demo", "--check", "--shrink", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     errors = [rank["error"] for rank in json.loads(done.stdout)["ranks"]]

@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--efficiency", type=positive_fraction, metavar="SHARE", help="share of a device's peak that products reach"
     )
-    parser.add_argument("--price", type=positive_number, metavar="DOLLARS", help="price of a device and hour")
+    parser.add_argument(
+        "--price",
+        type=positive_number,
+        metavar="DOLLARS",
+        help="price of a device and hour (default: a rounded list price)",
+    )
     parser.add_argument("--search", action="store_true", help="rank the layouts that fit by their predicted time")
     parser.add_argument(
         "--check", action="store_true", help="make two real steps here, and set the prediction beside what they took"
