@@ -6,7 +6,7 @@ of some narrower dense models, at equal training FLOPs and at equal wall-clock t
     python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, about an hour
     python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
 
-For each model and budget the learning rate is tuned with the first seed: three values, and further ones as long as the
+For each model and budget the learning rate is tuned with the first seed: four values, and further ones as long as the
 best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
 The best one is run with all seeds. Models of one seed see the same windows in the same order, so
 differences are taken seed by seed. Time is what a thread has of a core, so that other processes on the machine do not
@@ -36,7 +36,7 @@ from hornbook.cli.demo_command import EXCLUDED, VALIDATION
 from hornbook.config import load_recipe
 from hornbook.run.utilization import flops_per_token
 
-LEARNING_RATES = (1.5e-3, 3e-3, 6e-3)
+LEARNING_RATES = (0.75e-3, 1.5e-3, 3e-3, 6e-3)
 MOST_LEARNING_RATES = 6
 SEEDS = (0, 1, 2)
 WIDTHS = (0.25, 0.3125, 0.4375)

@@ -39,7 +39,7 @@ RUNS = {
     "gpt": f"{GPT} --training.micro-batch-size 8",
     "gpt-dropout-accumulation": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2",
     "gpt-documents": f"{GPT} {GPT_DROPOUT} --data.document-mask --training.micro-batch-size 4",
-    "gpt-bf16": f"{GPT} --training.micro-batch-size 4 --precision.compute bf16 --precision.kernels torch",
+    "gpt-bf16": f"{GPT} --training.micro-batch-size 4 --precision.compute bf16",
     "gpt-sgd": f"{GPT} --training.micro-batch-size 4 --optimizer.name momentum",
     "gpt-2-ranks": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2",
     "gpt-resumed": f"{GPT} {GPT_DROPOUT} --training.micro-batch-size 2 --checkpoint.every-steps 3",
@@ -89,6 +89,7 @@ def fingerprint(name: str, output: Path, corpus: Path) -> str:
         options += ["--data.train", str(corpus)]
     if "--precision.compute" not in options:
         options += ["--precision.compute", "fp32"]
+    options += ["--precision.kernels", "torch"]  # what `auto` chooses is measured on the machine
     options += ["--training.steps", str(STEPS), "--training.epochs", "none", "--tracking.log-every-steps", "1"]
     options += ["--evaluation.every-steps", "3", "--tracking.sample-every-steps", "none", "--output", str(output)]
     command = ["train", *options, "--device", "cpu", "--threads", "1"]

@@ -64,7 +64,7 @@ def test_a_second_call_makes_only_the_runs_that_are_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale = replace(learning.SHRUNK, vocab_size=300, petaflops=2e-7, seconds=0.05, sequence_length=16, hidden_size=32)
-    monkeypatch.setattr(learning, "MOST_LEARNING_RATES", 3)
+    monkeypatch.setattr(learning, "MOST_LEARNING_RATES", 4)
     experiment = learning.Experiment(tmp_path, scale)
     build_tiny(tmp_path / "corpus")
     (tmp_path / "tokenizer").mkdir()

@@ -28,5 +28,5 @@ def test_a_long_list_of_choices_is_told_once(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["corpus", "build", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--from KIND, --format KIND" in shown and shown.count("wikiextractor: its <doc> blocks") == 1
-    assert "blank-lines: from a blank line" in shown, "no name is broken at its hyphen"
+    assert "--from KIND, --format KIND" in shown and shown.count("wikiextractor: a <doc> of") == 1
+    assert "blank-lines: the text between blank lines" in shown, "no name is broken at its hyphen"

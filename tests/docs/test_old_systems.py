@@ -29,7 +29,7 @@ POSITIONAL_LINE = re.compile(r"^  (?P<name>[A-Z]+)\b", re.MULTILINE)
 
 
 class Row(NamedTuple):
-    """An option there, its counterpart here, and what to know of it."""
+    """An option of an old system, its counterpart in hornbook, and notes."""
 
     there: str
     here: str
@@ -44,7 +44,7 @@ def rows_of(system: str) -> list[Row]:
     """The rows of a system's table, without its head and the lines that name a group."""
     part = prose_of(PAGE).partition(f"\n## System {system}\n")[2].partition("\n## ")[0]
     rows = [Row(*cells_of(line)) for line in part.splitlines() if line.startswith("|")]
-    assert rows[0] == ("there", "hornbook", "what to know")
+    assert rows[0] == ("old option", "hornbook", "notes")
     return [row for row in rows[2:] if row.here or row.note or not re.fullmatch(r"\*\*[^*]+\*\*", row.there)]
 
 

@@ -39,7 +39,7 @@ EMULATED = "emulated"
 
 @contextmanager
 def emulated_tiles() -> Iterator[None]:
-    """Let ``Form(EMULATED)`` compute linear layers; skips the test where nothing can be built."""
+    """Let ``Form(EMULATED)`` compute what has a form for tiles; skips the test where nothing can be built."""
     forms()
     built, of_library = _emulated_library(), library._function
 
@@ -56,7 +56,7 @@ def emulated_tiles() -> Iterator[None]:
 
 @functools.cache
 def _emulated_library() -> ctypes.CDLL:
-    """Compile ``csrc/linear.cpp`` for tiles with the vectors that this machine has, once for each version of it."""
+    """Compile the sources with a form for tiles, with this machine's vectors, once for each version of them."""
     flags = ["-DHB_AMX", "-DHORNBOOK_EMULATED_TILES", f"-DHB_ISA={EMULATED}", *build.INSTRUCTION_SETS[forms()[0].isa]]
     compiler, version = build.find_compiler()
     folder = build.default_cache() / f"{EMULATED}-{build._name(f'{version}{flags}')}"
@@ -64,7 +64,7 @@ def _emulated_library() -> ctypes.CDLL:
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f"{os.getpid()}.so"
-        sources = [str(build.SOURCES / name) for name in ("cpu.cpp", "form.cpp", "linear.cpp")]
+        sources = map(str, (*build.sources(None), *build.sources(TILES)))
         build._run([compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
         made.rename(target)
     return library.open_library(target)

@@ -155,6 +155,13 @@ def test_the_choice_of_a_kernel_depends_on_the_dtype_of_the_activations(monkeypa
     monkeypatch.setattr(block_sparse, "cpu_flags", lambda: {"avx2", "amx_bf16"})  # whose dense bf16 products are fast
     assert choose("auto", 16, 0.3, dtype=torch.bfloat16).kernel == "reference"
     assert choose("auto", 16, 0.3, dtype=torch.float32).kernel == "native"
+    assert choose("auto", 16, 0.25, dtype=torch.bfloat16).kernel == "reference"  # which vectors are slower than
+    monkeypatch.setattr(native, "form", lambda: Form("amx"))  # as fast where blocks are as large as tiles
+    reason = "blocks of 16 at a density of at most 0.25 in bf16"
+    assert choose("auto", 16, 0.25, dtype=torch.bfloat16) == ("native", reason)
+    assert choose("auto", 8, 0.25, dtype=torch.bfloat16).kernel == "reference"
+    assert choose("auto", 32, 0.3, dtype=torch.bfloat16).kernel == "reference"
+    assert choose("auto", 16, 0.3, dtype=torch.float32).kernel == "native"
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "native"])

@@ -67,7 +67,10 @@ class CommandParser(argparse.ArgumentParser):
             **options, allow_abbrev=False, formatter_class=functools.partial(_Formatter, max_help_position=36)
         )
         self.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="end with one JSON object on standard output"
+            "--json",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="print one JSON object as the last line on standard output",
         )
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"

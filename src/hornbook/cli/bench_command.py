@@ -48,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="texts per batch (default: 1 8)",
     )
     generate.add_argument(
-        "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens (default: 64)"
+        "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens per prompt (default: 64)"
     )
-    generate.add_argument("--output-length", type=_two_or_more, default=64, metavar="N", help="tokens (default: 64)")
+    generate.add_argument(
+        "--output-length", type=_two_or_more, default=64, metavar="N", help="new tokens per text (default: 64)"
+    )
     generate.add_argument(
         "--compute",
         choices=COMPUTE[1:],

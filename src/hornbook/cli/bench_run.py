@@ -27,28 +27,33 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]", check: Check) -> 
     ran = commands.add_parser(
         "run",
         help="run named benchmarks",
-        description="Run the benchmarks of a spec, each repeat in a process of its own, all in turn. The same command "
-        "continues where it was stopped.",
+        description=(
+            "Run the benchmarks of a spec, alternating, each repeat in its own process. Run the same "
+            "command again to continue after an interruption."
+        ),
     )
     ran.add_argument(
-        "spec", metavar="SPEC", help="TOML file of benchmarks, or a name that `hornbook bench list` prints"
+        "spec", metavar="SPEC", help="TOML file with benchmarks, or a name that `hornbook bench list` prints"
     )
     ran.add_argument("--only", nargs="+", default=[], metavar="NAME", help="benchmarks of the spec (default: all)")
     ran.add_argument(
         "--repeats", type=positive_integer, metavar="N", help="processes of each variant (default: the spec's)"
     )
-    ran.add_argument("--shrunk", action="store_true", help="with the spec's options for a quick try, [shrunk]")
+    ran.add_argument("--shrunk", action="store_true", help="apply the spec's [shrunk] options, for a quick test")
     ran.add_argument(
         "--set", action="append", default=[], type=_setting, metavar="KEY=VALUE",
-        help="an option of all benchmarks, such as rounds=3 or training.micro_batch_size=4; KEY=false removes one",
+        help=("set an option of all benchmarks, such as rounds=3 or training.micro_batch_size=4; "
+"KEY=false removes it"),
     )  # fmt: skip
     ran.add_argument("--output", type=Path, metavar="DIR", help="folder for results (default: benchmarks/<SPEC>)")
     ran.set_defaults(handler=run_command, check=check)
     compared = commands.add_parser(
-        "compare", help="compare results of two runs", description="Say how many times as fast B is as A, and how sure."
+        "compare",
+        help="compare results of two runs",
+        description="Print the speedup of B over A with a 95 % confidence interval.",
     )
-    compared.add_argument("a", type=Path, metavar="A", help="folder of `hornbook bench run`")
-    compared.add_argument("b", type=Path, metavar="B", help="another")
+    compared.add_argument("a", type=Path, metavar="A", help="output folder of `hornbook bench run`")
+    compared.add_argument("b", type=Path, metavar="B", help="second output folder")
     compared.set_defaults(handler=compare_command)
     listed = commands.add_parser("list", help="list bundled benchmarks", description="List the bundled benchmarks.")
     listed.set_defaults(handler=list_command)

@@ -33,16 +33,18 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     """Declare ``bench sparse``."""
     sparse = commands.add_parser(
         "sparse",
-        help="time block-sparse linear maps",
-        description="Time the products and the feed-forward training step of block-sparse linear maps beside dense "
-        "ones of the same dtype, and an update of the pattern.",
+        help="time block-sparse linear layers",
+        description=(
+            "Time block-sparse linear layers, a feed-forward training step with them, and a pattern "
+            "update, compared with dense layers of the same dtype."
+        ),
     )
     sparse.add_argument(
         "--sizes",
         type=positive_integer,
         nargs=2,
         metavar=("IN", "OUT"),
-        help="features of the narrow and of the wide side (default: 768 3072; on a GPU 2048 8192)",
+        help="hidden size and feed-forward size (default: 768 3072; on a GPU 2048 8192)",
     )
     sparse.add_argument(
         "--tokens", type=positive_integer, metavar="N", help="tokens per call (default: 1024; on a GPU 16384)"
@@ -52,7 +54,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=_sparsity,
         nargs="+",
         metavar="S",
-        help="shares of the blocks that are absent (default: 0.75 0.9 0.95; on a GPU 0.9)",
+        help="shares of missing blocks (default: 0.75 0.9 0.95; on a GPU 0.9)",
     )
     sparse.add_argument(
         "--block-size",

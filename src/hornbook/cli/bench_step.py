@@ -47,14 +47,17 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         "--peer-processes",
         choices=("own", "shared", "both"),
         default="both",
-        help="time the peer in processes of its own, with PyTorch's allocator, in this one, or both (default: both)",
+        help=(
+            "time the peer in its own processes with PyTorch's allocator (own), in this process "
+            "(shared), or both (default: both)"
+        ),
     )
     step.add_argument("--operators", action="store_true", help="also print the time of a step by operator")
-    step.add_argument("--neighbor", action="store_true", help="also time the step beside a busy process on each core")
+    step.add_argument("--neighbor", action="store_true", help="also time the step with a busy process on each core")
     step.add_argument(
         "--skip-alone",
         action="store_true",
-        help="with several ranks: time no single process, which may lack the memory",
+        help="with several ranks: skip the timing of a single process, whose memory may be too small",
     )
     add_device_arguments(step)
     add_process_arguments(step)

@@ -25,9 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shown.add_argument("path", type=Path, metavar="RUN", help="run folder, or its checkpoints folder")
     shown.set_defaults(handler=lambda arguments: list_command(arguments.path))
-    checked = commands.add_parser("verify", help="check every byte", description="Check every byte of checkpoints.")
+    checked = commands.add_parser(
+        "verify",
+        help="verify the checksums of all files",
+        description="Verify the checksums of all files of checkpoints.",
+    )
     checked.add_argument(
-        "path", type=Path, metavar="CHECKPOINT", help="checkpoint, or run folder to check all of its checkpoints"
+        "path", type=Path, metavar="CHECKPOINT", help="checkpoint, or run folder to verify all of its checkpoints"
     )
     checked.set_defaults(handler=lambda arguments: verify_command(arguments.path))
     checkpoint_exchange.add_arguments(commands)

@@ -31,7 +31,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     taken.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="also open pytorch_model.bin, a pickle; anything but tensors is an error and never runs",
+        help="also read pytorch_model.bin, a pickle; anything but tensors is an error and is never executed",
     )
     taken.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub (default: main)")
     taken.set_defaults(handler=import_command)

@@ -45,35 +45,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus build``."""
     add_input_arguments(parser)
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the corpus, a new folder")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder of the new corpus")
     add_held_out_arguments(parser, does="hold out")
     parser.add_argument(
         "--sequences",
         choices=("documents", "sentences", "lines"),
         default="documents",
-        help="what a sequence of the store is: a whole document, as for GPT; one of its sentences, as for BERT's "
-        "pairs; one of its lines, for text with a sentence a line (default: documents)",
+        help=(
+            "unit that is stored as a sequence: documents, for GPT; sentences, for BERT's pairs; "
+            "lines, for text with one sentence per line (default: documents)"
+        ),
     )
     parser.add_argument(
         "--sentence-language",
         metavar="CODE",
-        help="by whose rules to find sentences, as in de; a code without rules takes those of a related language, or "
-        "else of English (default: en)",
+        help=(
+            "language whose rules split sentences, such as de; a language without rules uses those of "
+            "a related one, or of English (default: en)"
+        ),
     )
     parser.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),
-        help="end each document with that token in the store, or let readers put it in (default: stored where the "
-        "tokenizer has one; of sentences, readers put it in)",
+        help=(
+            "store the end-of-text token after each document, or let readers insert it (default: "
+            "stored if the tokenizer has one; inserted with sentences and lines)"
+        ),
     )
     parser.add_argument(
-        "--threads", type=positive_integer, metavar="N", help="to read dumps and tokenize with (default: all cores)"
+        "--threads",
+        type=positive_integer,
+        metavar="N",
+        help="threads for tokenizing, and processes for reading dumps (default: all cores)",
     )
     parser.add_argument(
         "--encoder",
         choices=("auto", "tokenizers"),
         default="auto",
-        help="auto: tiktoken, if it is installed and gives the same tokens, for inputs over 16 MiB; tokenizers: never",
+        help=(
+            "tokenizer implementation; auto: tiktoken for inputs over 16 MiB, if it is installed and "
+            "gives the same tokens; tokenizers: the tokenizers library (default: auto)"
+        ),
     )
     add_quality_arguments(parser)
 
@@ -116,40 +128,46 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the filters, and which outcome is acceptable."""
-    group = parser.add_argument_group("which documents stay", "every one that is dropped is counted under one filter")
-    group.add_argument("--min-characters", type=natural_number, default=0, metavar="N", help="drop what is shorter")
-    group.add_argument("--min-words", type=natural_number, default=0, metavar="N", help="drop what has fewer")
+    group = parser.add_argument_group("filters", ("a dropped document counts for the first filter that drops it"))
+    group.add_argument("--min-characters", type=natural_number, default=0, metavar="N", help="drop shorter documents")
+    group.add_argument(
+        "--min-words", type=natural_number, default=0, metavar="N", help="drop documents with fewer words"
+    )
     group.add_argument(
         "--keep-matching",
         action="append",
         default=[],
         metavar="RE",
-        help="drop what this regular expression (RE2's) is not found in; repeatable",
+        help="drop documents without a match of this regular expression (RE2 syntax); repeatable",
     )
     group.add_argument(
-        "--drop-matching", action="append", default=[], metavar="RE", help="drop what this one is found in; repeatable"
+        "--drop-matching",
+        action="append",
+        default=[],
+        metavar="RE",
+        help="drop documents with a match of this regular expression; repeatable",
     )
     group.add_argument(
         "--language",
         action="append",
         default=[],
         metavar="CODE",
-        help="drop what is not in this language, as in en; repeatable: one of them",
+        help="drop documents in other languages than this one, such as en; repeatable, for several languages",
     )
     group.add_argument(
         "--language-probability",
         type=fraction,
         metavar="P",
-        help=f"that it is in one of them, at least (default: {DEFAULT_LANGUAGE_PROBABILITY:g})",
+        help=f"minimum probability of the languages (default: {DEFAULT_LANGUAGE_PROBABILITY:g})",
     )
     _add_comparing_filters(group)
-    outcome = parser.add_argument_group("what of the outcome is acceptable", "a corpus that looks wrong is an error")
+    outcome = parser.add_argument_group("checks of the result", "a suspicious corpus is an error")
     outcome.add_argument(
         "--max-dropped",
         type=fraction,
         default=MOST_DROPPED,
         metavar="SHARE",
-        help=f"of the documents, by these filters (default: {MOST_DROPPED:g})",
+        help=f"maximum share of dropped and unreadable documents (default: {MOST_DROPPED:g})",
     )
     outcome.add_argument(
         "--allow",
@@ -157,39 +175,46 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
         choices=KINDS,
         default=[],
         metavar="KIND",
-        help=f"accept this: {', '.join(KINDS)}; repeatable",
+        help=f"accept this suspicion: {', '.join(KINDS)}; repeatable",
     )
 
 
 def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--drop-duplicates", action="store_true", help="drop what equals an earlier document but for white space"
+        "--drop-duplicates", action="store_true", help="drop copies of an earlier document, ignoring white space"
     )
     group.add_argument(
         "--drop-near-duplicates",
         type=positive_fraction,
         metavar="SHARE",
-        help="drop what has such a share of 5-word sequences in common with a document that stayed, as in 0.8",
+        help=(
+            "drop documents whose 5-word shingles overlap with those of a kept document by this share "
+            "(Jaccard similarity), such as 0.8"
+        ),
     )
     group.add_argument(
         "--decontaminate",
         action="append",
         default=[],
         metavar="FILE",
-        help="drop what overlaps this evaluation set, a file (text, JSONL, Parquet); repeatable",
+        help="drop documents that overlap with this evaluation set, a file (text, JSONL, Parquet); repeatable",
     )
-    group.add_argument("--decontaminate-field", metavar="NAME", help="where its records have the text (default: text)")
+    group.add_argument(
+        "--decontaminate-field",
+        metavar="NAME",
+        help="field of the evaluation set's records with the text (default: text)",
+    )
     group.add_argument(
         "--decontaminate-words",
         type=positive_integer,
         metavar="N",
-        help=f"length of the sequences that are compared (default: {DEFAULT_OVERLAP_WORDS})",
+        help=f"length of the compared n-grams in words (default: {DEFAULT_OVERLAP_WORDS})",
     )
     group.add_argument(
         "--decontaminate-overlap",
         type=positive_integer,
         metavar="N",
-        help="so many of them in common are too many (default: 1)",
+        help="number of common n-grams from which a document is dropped (default: 1)",
     )
 
 

@@ -13,11 +13,11 @@ from hornbook.cli.arguments import CommandParser
 
 SUBCOMMANDS: Final = {
     "build": "tokenize text into a corpus",
-    "download": "fetch a dump of Wikipedia, checked and resumable",
-    "convert": "convert others' tokenized files, from and to",
-    "instances": "make masked sentence pairs for BERT",
-    "inspect": "show what is in a corpus",
-    "verify": "check every byte",
+    "download": "download a Wikipedia dump",
+    "convert": "convert tokenized files between formats",
+    "instances": "write masked sentence pairs for BERT",
+    "inspect": "show sizes, sources and samples of a corpus",
+    "verify": "verify the checksums of all files",
     "which": "show the documents that a step of a run was trained on",
 }
 """Every subcommand with its line of help; its module is ``hornbook.cli.corpus_<subcommand>``, imported if chosen."""

@@ -34,41 +34,39 @@ Only read: {", ".join(DOCUMENT_SOURCES[len(DOCUMENT_FORMATS) :])} (one stream of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus convert``."""
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="a file, a folder, or the prefix of a .bin and .idx"
-    )
-    parser.add_argument("target", type=Path, metavar="TARGET", help="what to make, which must not be there yet")
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="file, folder, or prefix of a .bin and .idx")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="new file or folder; must not exist")
     parser.add_argument(
         "--from",
         dest="source_format",
         choices=(*DOCUMENT_SOURCES, *INSTANCE_SOURCES),
         metavar="FORMAT",
-        help="of the source (default: by its content)",
+        help="format of the source (default: by its content)",
     )
     parser.add_argument(
         "--to",
         dest="target_format",
         choices=(*DOCUMENT_FORMATS, *INSTANCE_FORMATS),
         metavar="FORMAT",
-        help="of the target (default: by its name)",
+        help="format of the target (default: by its name)",
     )
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="check a store by its hashes first; at the end read both again, and compare them",
+        help="verify the hashes of a store before converting, and compare source and target afterwards",
     )
-    parser.add_argument("--split", metavar="NAME", help="which split of the source, or what a new store is")
+    parser.add_argument("--split", metavar="NAME", help="split of the source, or of the new store")
     parser.add_argument(
         "--sequence-length",
         type=positive_integer,
         metavar="N",
-        help="documents: lay them end to end and cut so many tokens at a time; instances: pad to so many",
+        help="documents: concatenate and split into sequences of N tokens; instances: pad to N tokens",
     )
     parser.add_argument(
         "--records-per-file",
         type=positive_integer,
         metavar="N",
-        help="write a folder of TFRecord files of so many each",
+        help="write a folder of TFRecord files with N records each",
     )
     _add_document_arguments(parser.add_argument_group("documents"))
     _add_instance_arguments(parser.add_argument_group("instances"))
@@ -100,31 +98,37 @@ def _add_document_arguments(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help=f"what made the tokens; a store of others' tokens needs it: {TOKENIZER_HELP}",
+        help=f"tokenizer of the tokens, required for a new store: {TOKENIZER_HELP}",
     )
     group.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),
-        help="let each document of the target end with that token, or none (default: as in the source)",
+        help=(
+            "whether documents of the target end with the end-of-text token (stored) or not (inserted) "
+            "(default: as in the source)"
+        ),
     )
     group.add_argument(
-        "--end-of-text-id", type=natural_number, metavar="ID", help="that token (default: the tokenizer's, or store's)"
+        "--end-of-text-id",
+        type=natural_number,
+        metavar="ID",
+        help="id of the end-of-text token (default: that of the tokenizer or store)",
     )
     group.add_argument(
         "--split-at-end-of-text",
         action="store_true",
-        help="take the source's sequences for one stream, in which a document ends with each end-of-text token",
+        help="read the source as one stream of tokens and end a document at each end-of-text token",
     )
     group.add_argument(
         "--stride",
         type=positive_integer,
         metavar="N",
-        help="tokens from one sequence to the next (default: no overlap)",
+        help="tokens between the starts of two sequences (default: the sequence length)",
     )
     group.add_argument(
         "--crop",
         action="store_true",
-        help="keep the first tokens of each document that is long enough, instead of cutting all into sequences",
+        help="keep only the first --sequence-length tokens of each document that has as many",
     )
 
 
@@ -133,10 +137,13 @@ def _add_instance_arguments(group: "argparse._ArgumentGroup") -> None:
         "--max-predictions",
         type=positive_integer,
         metavar="K",
-        help="to pad predictions to (default: as in the source)",
+        help="predictions to pad to (default: as in the source)",
     )
     group.add_argument(
-        "--pad-position", type=natural_number, metavar="N", help="the place of empty slots, remasked (default: 384)"
+        "--pad-position",
+        type=natural_number,
+        metavar="N",
+        help="position id of unused slots, for bert-tfrecord-remasked (default: 384)",
     )
 
 

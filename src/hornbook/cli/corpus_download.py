@@ -15,13 +15,11 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("source", choices=("wikipedia",), metavar="wikipedia", help="what to fetch")
-    parser.add_argument("--language", required=True, metavar="CODE", help="as in the wiki's address: en, de, simple")
-    parser.add_argument("--date", required=True, metavar="YYYYMMDD", help="of the dump, as in 20260101")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="a folder for the dump")
-    parser.add_argument(
-        "--mirror", metavar="URL", help="where the dumps are (default: https://dumps.wikimedia.org; others are nearer)"
-    )
+    parser.add_argument("source", choices=("wikipedia",), metavar="wikipedia", help="dump to download")
+    parser.add_argument("--language", required=True, metavar="CODE", help="language code of the wiki: en, de, simple")
+    parser.add_argument("--date", required=True, metavar="YYYYMMDD", help="date of the dump, such as 20260101")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the dump")
+    parser.add_argument("--mirror", metavar="URL", help="server of the dumps (default: https://dumps.wikimedia.org)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=natural_number, metavar="N", help=f"documents to show (default: {_DEFAULT_SAMPLES})"
     )
-    parser.add_argument("store", metavar="STORE", help="a corpus, a store, or the prefix of a .bin and .idx")
+    parser.add_argument("store", metavar="STORE", help="corpus, store, or prefix of a .bin and .idx")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

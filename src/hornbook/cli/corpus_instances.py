@@ -27,21 +27,27 @@ _DESCRIPTION = "Make next-sentence pairs of a sentence store, mask them, and wri
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus instances``."""
     parser.description = _DESCRIPTION
-    parser.add_argument("store", metavar="STORE", help="a corpus or store that was built with --sequences sentences")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="what to make, which must not be there yet")
-    parser.add_argument("--split", metavar="NAME", help="which split of a corpus (default: train)")
+    parser.add_argument("store", metavar="STORE", help="corpus or store built with --sequences sentences")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="new file or folder; must not exist")
+    parser.add_argument("--split", metavar="NAME", help="split of a corpus (default: train)")
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help=f"what made the tokens, for a store that does not say: {TOKENIZER_HELP}"
+        "--tokenizer", metavar="PATH", help=f"tokenizer of the tokens, for a store without one: {TOKENIZER_HELP}"
     )
     _add_sizes(parser)
     parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
-    parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")
+    parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word together")
     parser.add_argument("--remask", action="store_true", help=f"the same as --format {_REMASKED}")
     parser.add_argument(
-        "--format", choices=INSTANCE_FORMATS, metavar="NAME", help=f"{', '.join(INSTANCE_FORMATS)} (default: the first)"
+        "--format",
+        choices=INSTANCE_FORMATS,
+        metavar="NAME",
+        help=f"output format: {', '.join(INSTANCE_FORMATS)} (default: {INSTANCE_FORMATS[0]})",
     )
     parser.add_argument(
-        "--records-per-file", type=positive_integer, metavar="N", help="write a folder of TFRecord files of so many"
+        "--records-per-file",
+        type=positive_integer,
+        metavar="N",
+        help="write a folder of TFRecord files with N records each",
     )
 
 
@@ -108,10 +114,10 @@ def inspect_instances(path: Path) -> dict[str, object]:
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     for name, kind, default, meaning in (
         ("sequence-length", positive_integer, 128, "tokens of an instance, [CLS] and [SEP] included"),
-        ("max-predictions", positive_integer, 20, "masked tokens of an instance, at most"),
-        ("duplicates", positive_integer, 6, "passes through the text, each with other pairs and masks"),
-        ("mask-probability", positive_fraction, 0.15, "share of the tokens to mask"),
-        ("short-sequence-probability", fraction, 0.1, "share of shorter instances"),
+        ("max-predictions", positive_integer, 20, "maximum number of masked tokens per instance"),
+        ("duplicates", positive_integer, 6, "passes through the text, each with its own pairs and masks"),
+        ("mask-probability", positive_fraction, 0.15, "share of masked tokens"),
+        ("short-sequence-probability", fraction, 0.1, "share of pairs shortened to a random length"),
     ):
         metavar = "N" if kind is positive_integer else "SHARE"
         parser.add_argument(

@@ -14,7 +14,7 @@ from hornbook.wording import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus verify``."""
-    parser.add_argument("store", metavar="STORE", help="a corpus, a store, or the prefix of a .bin and .idx")
+    parser.add_argument("store", metavar="STORE", help="corpus, store, or prefix of a .bin and .idx")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -22,14 +22,12 @@ _PAIRS = {None: "", 0: "; the second text follows the first", 1: "; the second t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--step", required=True, type=positive_integer, metavar="N", help="from 1, as metrics.jsonl counts them"
+        "--step", required=True, type=positive_integer, metavar="N", help="step, counted from 1, as in metrics.jsonl"
     )
-    parser.add_argument(
-        "--sample", type=natural_number, metavar="K", help="only this sample, by the number it has here"
-    )
-    parser.add_argument("--full", action="store_true", help="whole texts (default: the beginnings)")
+    parser.add_argument("--sample", type=natural_number, metavar="K", help="only the sample with this number")
+    parser.add_argument("--full", action="store_true", help="print whole texts (default: their beginnings)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -24,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="decoders: bits_per_byte, lambada, wikitext103, wikitext2; encoders: masked_lm, "
-        "pseudo_perplexity; of a fine-tuned one: classification, span; default: bits_per_byte, masked_lm, or what it "
-        "was fine-tuned for, on a run's own data",
+        help=(
+            "tasks; for decoders bits_per_byte, lambada, wikitext103, wikitext2; for encoders "
+            "masked_lm, pseudo_perplexity; for fine-tuned models classification, span (default: "
+            "bits_per_byte, masked_lm, classification or span, on the run's own data)"
+        ),
     )
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH", help="data to score: PATH for all tasks, or TASK=PATH for one"

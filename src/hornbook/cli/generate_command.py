@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_input(parser.add_argument_group("prompts"))
     _add_sampling(parser.add_argument_group("choice of tokens"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json-lines", action="store_true", help="write one JSON object per text to standard output")
+    output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
     parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
     parser.add_argument(
@@ -75,7 +75,7 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--prompt-file",
         metavar="FILE",
-        help="file with one prompt per line, or JSONL with a field prompt; - for standard input",
+        help="file with one prompt per line, or JSONL with the field `prompt`; - for standard input",
     )
     group.add_argument(
         "--prompt-format",
@@ -92,8 +92,10 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--start-token",
         action=argparse.BooleanOptionalAction,
-        help="put the end-of-text token before each prompt, as training does before each document (default: yes; "
-        "for a model of Hugging Face's, no, as in transformers)",
+        help=(
+            "put the end-of-text token before each prompt, as in training (default: yes; for Hugging "
+            "Face and imported models no, as in transformers)"
+        ),
     )
     group.add_argument("--output-length", type=positive_integer, metavar="N", help="maximum new tokens (default: 128)")
 
@@ -117,13 +119,13 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
         "--repetition-penalty",
         type=positive_number,
         metavar="X",
-        help="divide the logits of tokens that occur in the text (default: 1, off)",
+        help="penalty for tokens that occur in the prompt or text (CTRL) (default: 1, off)",
     )
     group.add_argument("--stop", action="append", metavar="STRING", help="end the text before this string; repeatable")
     group.add_argument(
         "--stop-token",
         metavar="TOKEN",
-        help="end the text at this token; none: at no token (default: the end-of-text token)",
+        help="end the text at this token; none: never (default: the end-of-text token)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="sampling seed (default: 0)")
 

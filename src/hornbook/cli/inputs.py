@@ -20,18 +20,18 @@ _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wi
 """What of an article is kept or dropped, and the formats that can tell it apart."""
 
 _FORMATS = {
-    "auto": "by the ending: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
-    "text": "a document a file",
+    "auto": "by file extension: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
+    "text": "a file",
     "lines": "a line",
-    "blank-lines": "from a blank line to the next",
-    "wikitext": "WikiText's articles",
+    "blank-lines": "the text between blank lines",
+    "wikitext": "an article of WikiText's files",
     "jsonl": "a line",
-    "csv": "a row; quoted as usual",
-    "tsv": "a row; never quoted",
+    "csv": "a row, whose fields may be quoted",
+    "tsv": "a row, whose fields are never quoted",
     "parquet": "a row",
-    "arrow": "a row; also folders that save_to_disk made",
-    "wikipedia": "the articles of a dump (.xml, .xml.bz2)",
-    "wikiextractor": "its <doc> blocks",
+    "arrow": "a row, also of folders written by save_to_disk",
+    "wikipedia": "an article of a dump (.xml, .xml.bz2)",
+    "wikiextractor": "a <doc> of WikiExtractor's output",
 }
 
 
@@ -42,8 +42,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="INPUT",
         help=(
-            "a file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
-            "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set of the Hugging Face hub"
+            "file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
+            "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set on the Hugging Face hub"
         ),
     )
     parser.add_argument(
@@ -53,43 +53,47 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(_FORMATS),
         default="auto",
         metavar="KIND",
-        help=f"what is a document; {'; '.join(f'{name}: {what}' for name, what in _FORMATS.items())}",
+        help=(
+            f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
+        ),
     )
     parser.add_argument(
         "--field",
         metavar="NAME",
-        help="where a line of JSONL or a row has the text; a.b for one inside another (default: text)",
+        help="JSONL field or table column with the text; a.b for a nested field (default: text)",
     )
-    parser.add_argument("--split", metavar="NAME", help="of a data set, as in train; where there are several")
+    parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
+    parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
     parser.add_argument(
-        "--config", metavar="NAME", help="configuration of a data set of the hub, as in en; where there are several"
-    )
-    parser.add_argument(
-        "--suffix", action="append", default=[], metavar=".EXT", help="take only such files out of folders; repeatable"
+        "--suffix",
+        action="append",
+        default=[],
+        metavar=".EXT",
+        help="read only files of folders with this extension; repeatable",
     )
     parser.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave out files and folders of such a name, as in 'test*'; repeatable",
+        help="skip files and folders whose name matches, as in 'test*'; repeatable",
     )
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="at a document that cannot be read: stop, or skip and count it (default: stop)",
+        help="how to handle an unreadable document: stop, or skip and count it (default: stop)",
     )
     parser.add_argument(
         "--keep-crlf",
         action="store_true",
-        help="keep carriage returns in texts (default: CRLF, and CR alone, become LF)",
+        help="keep carriage returns (default: replace CRLF and CR by LF)",
     )
     for part, formats in _CLEANING.items():
         parser.add_argument(
             f"--{part}",
             choices=("keep", "drop"),
-            help=f"of articles, with --from {' or '.join(formats)} (default: keep)",
+            help=f"keep or drop the {part} of articles; with --from {' or '.join(formats)} (default: keep)",
         )
 
 
@@ -126,15 +130,17 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
         type=fraction,
         default=0.0,
         metavar="SHARE",
-        help=f"{does} documents, chosen by a hash of their text, as in 0.02 (default: none)",
+        help=f"{does} this share of the documents, chosen by a hash of their text, such as 0.02 (default: 0)",
     )
     held_out.add_argument(
         "--validation-tail",
         type=tail_fraction,
         default=0.0,
         metavar="SHARE",
-        help=f"{does} the end of each text of 10,000 characters or more, cut where a paragraph or line ends, instead "
-        "of whole documents; at most 0.25",
+        help=(
+            f"{does} this share of the end of each text of at least 10,000 characters instead of whole "
+            "documents; cut at the end of a paragraph or line; at most 0.25"
+        ),
     )
 
 

@@ -37,26 +37,33 @@ _REFUSED = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--devices", type=positive_integer, metavar="N", help="ranks of the run, a device each (default: 1)"
+        "--devices", type=positive_integer, metavar="N", help="number of ranks, one device each (default: 1)"
     )
     parser.add_argument("--device", metavar="NAME", help="h100, h200, b200, a100, l4, 4090 or cpu (default: h100)")
-    parser.add_argument("--memory", metavar="SIZE", help="memory of each device, as in 80GiB (default: what it has)")
     parser.add_argument(
-        "--efficiency", type=positive_fraction, metavar="SHARE", help="share of a device's peak that products reach"
+        "--memory", metavar="SIZE", help="memory per device, such as 80GiB (default: that of the hardware)"
+    )
+    parser.add_argument(
+        "--efficiency",
+        type=positive_fraction,
+        metavar="SHARE",
+        help="share of the peak rate that matrix products reach (default: depends on the device)",
     )
     parser.add_argument(
         "--price",
         type=positive_number,
         metavar="DOLLARS",
-        help="price of a device and hour (default: a rounded list price)",
-    )
-    parser.add_argument("--search", action="store_true", help="rank the layouts that fit by their predicted time")
-    parser.add_argument(
-        "--check", action="store_true", help="make two real steps here, and set the prediction beside what they took"
+        help="price per device and hour (default: a rounded list price)",
     )
     parser.add_argument(
-        "--shrink", action="store_true", help="with --check: a narrow model of two layers with the recipe's parts"
+        "--search", action="store_true", help="search layouts and rank those that fit by predicted time"
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run two training steps on this machine and compare them with the prediction",
+    )
+    parser.add_argument("--shrink", action="store_true", help="with --check: use a narrow model of two layers")
     add_process_arguments(parser)
     add_recipe_arguments(parser)
 

@@ -28,20 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, formats=("jsonl", "csv", "tsv", "text", "squad"), result="the predictions")
     classes = parser.add_argument_group("models that classify")
     classes.description = "FILE has a text a row (.jsonl, .csv, .tsv) or a line (any other); labels are not read"
-    classes.add_argument("--second-text", metavar="NAME", help="field or column of the second text of a pair")
-    classes.add_argument("--top-k", type=positive_integer, metavar="K", help="name the K most likely classes only")
+    classes.add_argument("--second-text", metavar="NAME", help="field or column with the second text of a pair")
+    classes.add_argument("--top-k", type=positive_integer, metavar="K", help="output only the K most likely classes")
     spans = parser.add_argument_group("models that answer questions")
     spans.description = (
         "FILE is SQuAD's JSON or has a question and a context a line (.jsonl, standard input); answers are not read"
     )
     spans.add_argument(
-        "--num-best", type=positive_integer, metavar="N", help="list the N best answers to each question"
+        "--num-best", type=positive_integer, metavar="N", help="also output the N best answers to each question"
     )
     spans.add_argument(
         "--unanswerable",
         action="store_true",
         default=None,
-        help="allow no answer, as in SQuAD 2.0 (default: as in training)",
+        help="allow the prediction that there is no answer, as in SQuAD 2.0 (default: as in training)",
     )
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{parser.prog} [options] RECIPE [--section.key VALUE ...]\n       {parser.prog} [options] {_COMPARE} A B"
     )
     parser.add_argument(
-        "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"with {_COMPARE} for RECIPE: folders of two profiles"
+        "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"folders of two profiles, if RECIPE is {_COMPARE}"
     )
     parser.add_argument(
         "--steps",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="timed steps, and as many under PyTorch's profiler (default: 3)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="where to write page, JSON and traces (default: profiles/NAME)"
+        "--output", type=Path, metavar="FOLDER", help="folder for the page, JSON and traces (default: profiles/NAME)"
     )
     add_device_arguments(parser)
     add_process_arguments(parser)

@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = commands.add_parser("show", help="print a recipe", description="Print a recipe's file, with its comments.")
     shown.set_defaults(handler=show_command)
     copied = commands.add_parser(
-        "copy", help="write a recipe to a file", description="Write a recipe, with its comments, to a file of yours."
+        "copy", help="write a recipe to a file", description="Write a bundled recipe, with its comments, to a file."
     )
     copied.set_defaults(handler=copy_command)
     for command in (shown, copied):
         command.add_argument("recipe", metavar="NAME", help="name of a bundled recipe")
-    copied.add_argument("file", type=Path, metavar="FILE", help="file to write, as in mine.toml")
+    copied.add_argument("file", type=Path, metavar="FILE", help="file to write, such as mine.toml")
     copied.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 

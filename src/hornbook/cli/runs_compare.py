@@ -24,7 +24,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     compared = commands.add_parser(
         "compare",
         help="compare runs",
-        description="Compare runs: their progress, their curves and the differences of their recipes.",
+        description="Compare the progress, curves and recipes of runs.",
     )
     compared.add_argument("runs", nargs="+", metavar="RUN", help="run folders, two or more")
     compared.add_argument(

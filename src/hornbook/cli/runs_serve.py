@@ -17,13 +17,13 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     served = commands.add_parser(
         "serve",
         help="show runs in a browser while they train",
-        description="Serve a page of runs whose curves move while the runs train. Ctrl-C ends it.",
+        description="Serve a page that shows runs while they train. Press Ctrl-C to stop.",
     )
     served.add_argument(
         "folders", nargs="*", default=["runs"], metavar="FOLDER", help="runs, or folders with runs (default: runs)"
     )
     served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
-    served.add_argument("--port", type=_port, default=0, metavar="N", help="port (default: 0, one that is free)")
+    served.add_argument("--port", type=_port, default=0, metavar="N", help="port; 0: a free one (default: 0)")
     served.set_defaults(handler=serve_command)
 
 

@@ -37,10 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind",
         choices=_KINDS,
         default="byte-bpe",
-        help="GPT-2's byte-level BPE; the same with RoBERTa's special tokens; or BERT's WordPiece (default: byte-bpe)",
+        help=(
+            "byte-bpe: GPT-2's byte-level BPE; roberta: the same with RoBERTa's special tokens; "
+            "wordpiece: BERT's WordPiece (default: byte-bpe)"
+        ),
     )
     train.add_argument(
-        "--cased", action="store_true", help="keep case and accents (wordpiece only; the other kinds always do)"
+        "--cased", action="store_true", help="keep case and accents; for wordpiece, the other kinds always do"
     )
     add_held_out_arguments(train, does="skip what `corpus build` holds out with this option:")
     train.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for tokenizer.json")

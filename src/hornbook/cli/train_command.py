@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print shapes, parameters, layout and plan of the run on this machine, and exit; nothing is allocated",
+        help=(
+            "print shapes, parameters, layout and plan of the run on this machine, and exit without "
+            "allocating the model"
+        ),
     )
     add_process_arguments(parser)
     add_run_arguments(parser)
@@ -38,15 +41,17 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
     parser.add_argument(
         "--init-from",
         metavar="SOURCE",
-        help="initialize the weights from a run, a checkpoint or a Hugging Face folder, and take its architecture",
+        help="start with the weights and architecture of a run, a checkpoint or a Hugging Face folder",
     )
     parser.add_argument(
-        "--init-optimizer", choices=("fresh", "keep"), help="with --init-from: the optimizer state (default: fresh)"
+        "--init-optimizer",
+        choices=("fresh", "keep"),
+        help="with --init-from: start with a fresh optimizer state, or keep that of the source (default: fresh)",
     )
     parser.add_argument(
         "--allow-learning-rate-change",
         action="store_true",
-        help="resume with another length although its schedule changes the learning rate at this step",
+        help="resume with another length even if the learning rate jumps",
     )
     add_device_arguments(parser)
     add_recipe_arguments(parser, required=required)

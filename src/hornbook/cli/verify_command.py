@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     resume = commands.add_parser(
         "resume",
-        help="compare an interrupted run with a whole one, bit for bit",
+        help="compare an interrupted run with an uninterrupted one, bit for bit",
         description="Train a few steps twice, once interrupted and resumed, and compare bit for bit.",
     )
     resume.add_argument(
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     topology = commands.add_parser(
         "topology",
         help="compare the layouts of several ranks with one process",
-        description="Train a few steps in one process and on each layout of the ranks, and compare.",
+        description="Train a few steps in one process and with each layout of the ranks, and compare.",
     )
     _add_common(topology)
 

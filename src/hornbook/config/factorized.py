@@ -27,25 +27,31 @@ class FactorizedGPTConfig(TransformerConfig):
     max_positions: int = option(1024, help="longest sequence", minimum=1)
     embedding_size: int = option(128, help="width of the token table", minimum=1)
     positions: Literal["sinusoidal", "learned"] = option(
-        "sinusoidal", help="positions: fixed sines and cosines, or a learned table"
+        "sinusoidal", help="position embeddings: fixed sines and cosines, or a learned table"
     )
-    norm_groups: int = option(1, help="groups of columns that each norm normalizes; 1: a layer norm", minimum=1)
+    norm_groups: int = option(
+        1, help="groups of channels that each norm normalizes separately; 1: layer norm", minimum=1
+    )
     norm_gain: float = option(0.1, help="initial gain of the norms")
     qkv_bias: bool = option(False, help="add biases to query, key and value")
     projection_bias: bool = option(False, help="add a bias to the output projection of attention")
     attention_block_size: int | None = option(
         None,
-        help="compute attention in blocks of so many queries, each with the keys up to its end alone; none: in the "
-        "fastest way",
+        help="queries per block of attention, each block with only the keys up to its end; none: the fastest form",
         minimum=1,
     )
     activation_dropout: float = option(0.0, help="dropout after the activation of the feed-forward", minimum=0, below=1)
     initializer: Literal["normal", "glorot_uniform"] = option(
         "normal",
-        help="initial weights: all of standard deviation initializer_std (normal); or those of linear maps within "
-        "√(6 / (inputs + outputs)), and tables of standard deviation 1 / √embedding_size (glorot_uniform)",
+        help=(
+            "initial weights; normal: standard deviation initializer_std; glorot_uniform: linear "
+            "layers uniform within √(6 / (inputs + outputs)), tables with standard deviation 1 / "
+            "√embedding_size"
+        ),
     )
-    clamp_tokens: bool = option(False, help="read ids beyond vocab_size as its last id, instead of refusing them")
+    clamp_tokens: bool = option(
+        False, help="replace token ids beyond vocab_size by the last id, instead of raising an error"
+    )
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
         """Yield the name and the logical shape of each parameter, the tied token table once."""

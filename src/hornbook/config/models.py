@@ -41,11 +41,11 @@ class TransformerConfig(ABC):
     )
     activation: Activation = option("gelu_tanh", help="activation of the feed-forward")
     vocab_size: int | None = option(None, help="vocabulary size; none: that of the training store", minimum=1)
-    max_positions: int = option(1024, help="number of position embeddings, the longest sequence", minimum=1)
+    max_positions: int = option(1024, help="number of position embeddings; the longest possible sequence", minimum=1)
     embedding_dropout: float = option(0.0, help="dropout after the embeddings", minimum=0, below=1)
     residual_dropout: float = option(0.0, help="dropout before each residual addition", minimum=0, below=1)
     attention_dropout: float = option(
-        0.0, help="dropout of attention weights; above 0 attention is slower", minimum=0, below=1
+        0.0, help="dropout of attention weights; any value above 0 slows down attention", minimum=0, below=1
     )
     layer_norm_epsilon: float = option(1e-5, help="added to the variance in layer norms", above=0)
     initializer_std: float = option(0.02, help="standard deviation of initial weights", above=0)
@@ -132,7 +132,7 @@ class TunableConfig(TransformerConfig):
     """The options of every transformer that can be fine-tuned on labels, which then has another head."""
 
     head: Literal["pretraining", "classification", "span"] = option("pretraining", help="head; set by the objective")
-    num_labels: int | None = option(None, help="number of classes; none: as many as there are labels", minimum=2)
+    num_labels: int | None = option(None, help="number of classes; none: the number of labels", minimum=2)
 
 
 @choice_of("model")
@@ -306,12 +306,13 @@ class CausalLMConfig:
 
     name: str = option("causal_lm", help="training objective")
     unscored_tokens: int = option(
-        0, help="first tokens of each window after which nothing is predicted, since there is little context", minimum=0
+        0,
+        help="first tokens of each window that predict no next token, for lack of context",
+        minimum=0,
     )
     recurrence_weights: bool = option(
         False,
-        help="divide the loss of a token by how often it is a target in its window; the unweighted loss is reported, "
-        "too",
+        help=("divide the loss of each token by its number of occurrences as a target in the window"),
     )
     scored_share: ClassVar[float] = 1.0
     """Share of the tokens for which logits over the vocabulary are computed."""
@@ -322,9 +323,11 @@ class MaskingConfig:
     """The options of every objective that masks tokens and predicts them."""
 
     name: str = option("", help="training objective")
-    mask_probability: float = option(0.15, help="fraction of the tokens to predict", above=0, below=1)
+    mask_probability: float = option(0.15, help="share of tokens to predict", above=0, below=1)
     max_predictions: int | None = option(
-        None, help="maximum masked tokens per sequence; none: mean + 2 deviations, a multiple of 16", minimum=1
+        None,
+        help="maximum masked tokens per sequence; none: mean + 2 deviations, a multiple of 16",
+        minimum=1,
     )
     whole_words: bool = option(False, help="mask all pieces of a word together")
 
@@ -347,7 +350,8 @@ class MaskedLMConfig(MaskingConfig):
 
     name: str = "mlm"
     sequences: Literal["joined", "documents", "lines"] = option(
-        "joined", help="joined: documents concatenated, then cut to length; documents: each cut; lines: each sentence"
+        "joined",
+        help=("joined: documents concatenated and cut; documents: each cut separately; lines: one sentence each"),
     )
 
 
@@ -357,9 +361,7 @@ class PretrainingConfig(MaskingConfig):
     """BERT's two tasks (Devlin et al. 2019): masked tokens, and whether the second text follows the first."""
 
     name: str = "mlm_nsp"
-    short_sequence_probability: float = option(
-        0.1, help="fraction of pairs cut to a random length", minimum=0, maximum=1
-    )
+    short_sequence_probability: float = option(0.1, help="share of pairs cut to a random length", minimum=0, maximum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,11 +379,11 @@ class ClassificationConfig(LabelledConfig):
     """Classify texts or pairs of texts, from JSONL, CSV or TSV files."""
 
     name: str = "classification"
-    text: str = option("text", help="text field, or column; its number, from 0, where a table has no header")
-    second_text: str | None = option(None, help="field or column of the second text of a pair; none: single texts")
-    label: str = option("label", help="field or column of the label")
+    text: str = option("text", help="field or column with the text; or a column number, from 0")
+    second_text: str | None = option(None, help="field or column with the second text of a pair; none: single texts")
+    label: str = option("label", help="field or column with the label")
     labels: tuple[str, ...] = option(
-        (), help="class names in the order of their indices; []: those of the training file"
+        (), help="class names in the order of their ids; []: those of the training file, sorted"
     )
 
 

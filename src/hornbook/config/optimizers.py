@@ -89,10 +89,10 @@ class OptimizerConfig:
     learning_rate: float = option(6e-4, help="peak learning rate", above=0)
     weight_decay: float = option(0.1, help="weight decay of matrices; biases and norms have none", minimum=0)
     clip_norm: float | None = option(1.0, help="maximum norm of the gradients; none: no clipping", above=0)
-    clip_scope: ClipScope = option("global", help="norm to clip: of all gradients together, or of each tensor")
-    no_decay: tuple[str, ...] = option((), help="PATTERN of names of parameters without decay, as in embedding.*")
+    clip_scope: ClipScope = option("global", help="clip the norm of all gradients together, or that of each tensor")
+    no_decay: tuple[str, ...] = option((), help="name patterns of parameters without weight decay, such as embedding.*")
     learning_rate_scale: tuple[str, ...] = option(
-        (), help="PATTERN=FACTOR of the learning rate; of several that match a name, the first"
+        (), help="PATTERN=FACTOR: learning rate factor of parameters by name pattern; the first match counts"
     )
     state_names: ClassVar[tuple[str, ...]] = ()
     """The tensors that the optimizer keeps for each parameter."""
@@ -158,7 +158,7 @@ class LambConfig(MomentsConfig):
     epsilon: float = 1e-6
     split_qkv: bool = option(True, help="separate trust ratios for query, key and value; false: one for all three")
     exempt_vectors: bool = option(
-        True, help="no decay of biases and norms, no trust ratio of biases; false: treat all tensors alike"
+        True, help="no weight decay for biases and norms, no trust ratio for biases; false: treat all tensors alike"
     )
     weight_norm_cap: float | None = option(None, help="maximum weight norm in a trust ratio; none: no cap", above=0)
 
@@ -192,7 +192,10 @@ class ScheduleConfig:
     name: str = option("", help="learning-rate schedule")
     warmup_steps: int = option(0, help="warm-up steps; the last one reaches the peak", minimum=0)
     warmup_fraction: float | None = option(
-        None, help="warm-up as a fraction of the run, or of decay_end; replaces warmup_steps", minimum=0, maximum=1
+        None,
+        help="warm-up as a fraction of the run, or of decay_end if set; replaces warmup_steps",
+        minimum=0,
+        maximum=1,
     )
 
 
@@ -210,7 +213,7 @@ class DecayConfig(ScheduleConfig):
 
     final_fraction: float = option(0.0, help="final learning rate, as a fraction of the peak", minimum=0, maximum=1)
     decay_end: int | None = option(
-        None, help="step at which the decay ends, counting the warm-up; none: the end of the run", minimum=1
+        None, help="step at which the decay ends, including the warm-up; none: the end of the run", minimum=1
     )
 
     def problems(self) -> list[Problem]:
@@ -244,7 +247,7 @@ class WarmupStableDecayConfig(DecayConfig):
 
     name: str = "warmup_stable_decay"
     decay_fraction: float = option(
-        0.2, help="steps of the decay as a fraction of the run, or of decay_end", above=0, maximum=1
+        0.2, help="decay steps as a fraction of the run, or of decay_end if set", above=0, maximum=1
     )
     decay_power: float = option(1.0, help="exponent of the decay's progress; 1: linear, 0.5: 1 - sqrt", above=0)
 
@@ -268,7 +271,7 @@ class NaturalExponentialConfig(ScheduleConfig):
     """Warm-up, then a staircase of powers of e."""
 
     name: str = "natural_exponential"
-    stair_steps: int = option(500, help="steps between two reductions", minimum=1)
+    stair_steps: int = option(500, help="steps between reductions", minimum=1)
     stair_decay: float = option(0.05, help="each reduction divides the learning rate by e to this power", minimum=0)
 
 
@@ -278,7 +281,9 @@ class ByStepConfig:
     """A table of factors; with ``optimizer.learning_rate`` 1 they are learning rates."""
 
     name: str = option("by_step", help="learning-rate schedule")
-    factors: tuple[str, ...] = option(("0=1",), help="STEP=FACTOR of the peak, from that step on, counted from 0")
+    factors: tuple[str, ...] = option(
+        ("0=1",), help="STEP=FACTOR: factor of the peak from that step on, counted from 0"
+    )
 
     def problems(self) -> list[Problem]:
         """List the first mistake in the table."""

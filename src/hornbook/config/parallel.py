@@ -66,32 +66,38 @@ class ParallelConfig:
 
     data_parallel: Literal["replicate", "shard", "hybrid"] = option(
         "replicate",
-        help="data-parallel ranks hold all weights, gradients and moments (replicate), a share of them (shard), or a "
-        "share within groups of shard_size ranks (hybrid)",
+        help=(
+            "distribution of weights, gradients and optimizer state over data-parallel ranks; "
+            "replicate: a full copy on each; shard: sharded over all; hybrid: sharded within groups of "
+            "shard_size ranks"
+        ),
     )
-    shard_size: int | None = option(None, help="ranks of a group that share one copy of the weights", minimum=2)
+    shard_size: int | None = option(None, help="ranks per group over which hybrid shards the state", minimum=2)
     sum_gradients: Literal["micro_batch", "step"] = option(
         "micro_batch",
-        help="when sharded ranks sum gradients: after each micro-batch, or once a step, which sends less and keeps "
-        "whole gradients meanwhile, 4 bytes a parameter",
+        help=(
+            "when sharded ranks sum gradients: after each micro-batch, or once per step, which "
+            "communicates less but needs 4 more bytes per parameter"
+        ),
     )
     tensor_parallel: int = option(
         1, help="ranks that split each layer: vocabulary, attention heads, feed-forward", minimum=1
     )
     sequence_parallel: bool = option(
         False,
-        help="tensor-parallel ranks hold a slice of the tokens each outside of attention and feed-forward: in norms, "
-        "residual connections and dropouts",
+        help="split the tokens over the tensor-parallel ranks in norms, residual connections and dropouts",
     )
-    pipeline_parallel: int = option(1, help="ranks that compute one group of layers after the other", minimum=1)
+    pipeline_parallel: int = option(1, help="number of pipeline ranks, each with some of the layers", minimum=1)
     layers_per_stage: tuple[int, ...] = option(
-        (), help="layers of each pipeline stage; []: balanced, the head counted as layers", minimum=0
+        (), help="number of layers of each pipeline stage; []: balanced by computation, including the head", minimum=0
     )
     pipeline_schedule: PipelineSchedule = option(
         "1f1b",
-        help="order of forward and backward: all forwards first (gpipe), in turn (1f1b), in turn with two or more "
-        "stages a rank (interleaved), with the gradients of weights computed last (zero-bubble), or the same with two "
-        "stages a rank, there and back, so that the first rank has embedding and head (v-shaped)",
+        help=(
+            "order of forward and backward passes; gpipe: all forward passes first; 1f1b: alternating; "
+            "interleaved: 1f1b with several stages per rank; zero-bubble: weight gradients computed "
+            "last; v-shaped: zero-bubble with two stages per rank, embedding and head on the first rank"
+        ),
     )
 
     @property

@@ -63,7 +63,7 @@ _ENCODER_OBJECTIVES = '"mlm", "mlm_nsp", "classification" or "span"'
 class Recipe:
     """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
 
-    name: str = option("recipe", help="name of the run's folder; default: name of the recipe's file")
+    name: str = option("recipe", help="name of the run and its folder (default: name of the recipe's file)")
     model: TransformerConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -42,24 +42,35 @@ class DataConfig:
     """Training and validation data, and the length of a sequence."""
 
     sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
-    train: tuple[str, ...] = option((), help="token stores, or labeled files, to train on", path=True)
-    weights: tuple[float, ...] = option((), help="sampling weights of the stores; []: their sizes", above=0)
-    max_samples: int | None = option(
-        None, help="train on at most so many samples, the same ones in each epoch; none: all", minimum=1
+    train: tuple[str, ...] = option((), help="token stores or labeled files to train on", path=True)
+    weights: tuple[float, ...] = option(
+        (), help="relative shares of the stores in the samples; []: proportional to size", above=0
     )
-    validation: str | None = option(None, help="token store, or labeled file, for the validation loss", path=True)
+    max_samples: int | None = option(
+        None, help="maximum number of samples per epoch, the same ones in each; none: all", minimum=1
+    )
+    validation: str | None = option(
+        None,
+        help=(
+            "token store or labeled file for the validation loss; none: the validation splits of the "
+            "training corpora, if any"
+        ),
+        path=True,
+    )
     tokenizer: str | None = option(
-        None, help="tokenizer file or folder, for instances and labeled texts; stores have their own", path=True
+        None, help="tokenizer file or folder, for instances and labeled texts; stores contain theirs", path=True
     )
     synthetic: bool = option(False, help="train on random tokens instead of a store")
     windows: Literal["stream", "documents"] = option(
         "stream",
-        help="a decoder's sequences: anywhere in the documents joined (stream), or the beginning of each document that "
-        "is long enough (documents)",
+        help=(
+            "sequences of a decoder; stream: windows of the concatenated documents; documents: the "
+            "beginning of each document that is long enough"
+        ),
     )
-    document_mask: bool = option(False, help="restrict a decoder's attention to the document")
+    document_mask: bool = option(False, help="restrict the attention of a decoder to the token's own document")
     layout: Literal["auto", "padded", "packed", "unpadded"] = option(
-        "auto", help="arrangement of an encoder's sequences in a batch; auto: by their lengths"
+        "auto", help="layout of an encoder's batches; auto: by the sequence lengths"
     )
 
     def problems(self) -> list[Problem]:
@@ -80,9 +91,9 @@ class TrainingConfig:
     tokens: int | None = option(None, help="length of the run in trained tokens", minimum=1)
     global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
     micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
-    seed: int = option(1234, help="random seed of weights, sample order and dropout", minimum=0)
+    seed: int = option(1234, help="random seed for weights, sample order and dropout", minimum=0)
     compile: Literal["none", "blocks"] = option(
-        "none", help="compile each transformer block with torch.compile, which takes a minute or more at the start"
+        "none", help="blocks: compile each transformer block with torch.compile; adds a minute or more at the start"
     )
 
     def problems(self) -> list[Problem]:
@@ -111,37 +122,42 @@ class PrecisionConfig:
     """
 
     compute: Compute = option(
-        "auto", help="dtype of the activations; auto: bf16 where the device multiplies it natively, else fp32"
+        "auto", help="dtype of the activations; auto: bf16 if the device supports it natively, else fp32"
     )
     kernels: Literal["auto", "torch", "native"] = option(
-        "auto", help="whose operators compute on a CPU; auto: hornbook's own for bf16 where they are faster"
+        "auto", help="operators on a CPU: PyTorch's (torch) or hornbook's (native); auto: native where faster"
     )
     partials: Literal["auto", "fp32", "half"] = option(
         "auto",
-        help="dtype in which a GPU adds up the parts of a product of bf16 or fp16: fp32; half: their own, which is "
-        "faster and less exact; auto: PyTorch's choice",
+        help=(
+            "dtype of partial sums in bf16 and fp16 products on a GPU; half: faster but less accurate; "
+            "auto: PyTorch's default"
+        ),
     )
     weights: Dtype = option(
-        "fp32", help="dtype of the stored weights; below fp32 there is no fp32 copy, and updates round stochastically"
+        "fp32", help="dtype of the stored weights; bf16 and fp16 have no fp32 copy, and updates round stochastically"
     )
-    gradients: Dtype = option("fp32", help="dtype in which the gradients of the micro-batches add up")
+    gradients: Dtype = option("fp32", help="dtype in which gradients accumulate over micro-batches")
     first_moment: Dtype = option("fp32", help="dtype of the stored mean of gradients (exp_avg, momentum)")
     second_moment: Dtype = option("fp32", help="dtype of the stored mean of squared gradients (exp_avg_sq)")
     loss_scaling: Literal["auto", "static", "dynamic", "histogram"] = option(
         "auto",
-        help="loss scale: static; dynamic, halved when gradients overflow; histogram, halved when some come near the "
-        "largest number; auto: dynamic for fp16 activations without a scale of their own, else static",
+        help=(
+            "static: fixed scale; dynamic: halved when gradients overflow; histogram: also halved when "
+            "gradients come near overflow; auto: dynamic for fp16 activations without a given loss "
+            "scale, else static"
+        ),
     )
     loss_scale: float | None = option(
         None,
-        help="factor on the loss in the backward pass, the first one unless static; none: 1 if static, else 32768",
+        help="loss scale, or its initial value if it is not static; none: 1 if static, else 32768",
         above=0,
     )
     loss_scale_by_step: tuple[str, ...] = option(
-        (), help="STEP=SCALE, from that step on, counted from 0; replaces loss_scale"
+        (), help="STEP=SCALE: loss scale from that step on, counted from 0; replaces loss_scale"
     )
     loss_scale_interval: int = option(
-        2000, help="updates without an overflow after which a dynamic loss scale doubles", minimum=1
+        2000, help="updates without overflow after which a dynamic loss scale doubles", minimum=1
     )
 
     @property
@@ -195,37 +211,41 @@ class MemoryConfig:
 
     execution: Literal["resident", "phased"] = option(
         "resident",
-        help="what the device holds during a step: resident: the whole model; phased: a layer at a time, for all "
-        "micro-batches, while files (for a CPU) or the host's memory (for a GPU) hold the rest",
+        help=(
+            "resident: keep the whole model on the device; phased: one layer at a time, for all "
+            "micro-batches, with the rest in files (for a CPU) or host memory (for a GPU)"
+        ),
     )
     scratch: str | None = option(
         None,
-        help="folder for the files of phased execution; none: the run's folder for a CPU, the host's memory for a GPU",
+        help="folder for the files of phased execution; none: the run folder for a CPU, host memory for a GPU",
         path=True,
     )
     recompute: Literal["all", "attention"] | None = option(
         None,
-        help="activations of layers to recompute in the backward pass: all but a layer's input, or those of attention "
-        "between its projections; none: keep all",
+        help=(
+            "activations to recompute in the backward pass; all: all of a layer except its input; "
+            "attention: those between attention's projections; none: keep all"
+        ),
     )
-    recompute_layers: tuple[int, ...] = option(
-        (), help="layers that recompute, counted from 0; []: every layer", minimum=0
-    )
+    recompute_layers: tuple[int, ...] = option((), help="layers that recompute, counted from 0; []: all", minimum=0)
     recompute_budget: float | None = option(
         None,
-        help="MiB of activations that the layers of a rank may keep for a micro-batch: the first layers that fit keep "
-        "theirs, the others recompute; none: no layer keeps them",
+        help=(
+            "MiB of activations per micro-batch that the layers of a rank may keep; the first layers "
+            "that fit do not recompute; none: all layers recompute"
+        ),
         minimum=0,
     )
     offload_activations: bool = option(
-        False, help="keep the activations of layers in the host's memory until the backward pass; for a GPU"
+        False, help="offload activations of layers to host memory until the backward pass; requires a GPU"
     )
     offload_optimizer: bool = option(
-        False, help="keep the optimizer state in the host's memory between updates; for a GPU"
+        False, help="offload the optimizer state to host memory between updates; requires a GPU"
     )
     vocabulary_chunks: int = option(
         1,
-        help="parts of the vocabulary that the head takes in turn, for fewer logits at a time; 1: all at once",
+        help="number of vocabulary chunks for which the head computes logits, one after the other",
         minimum=1,
     )
 
@@ -267,12 +287,12 @@ class CheckpointConfig:
     """When to save checkpoints and which to keep."""
 
     every_steps: int = option(1000, help="steps between checkpoints", minimum=1)
-    keep_last: int = option(2, help="number of latest checkpoints to keep", minimum=1)
+    keep_last: int = option(2, help="number of newest checkpoints to keep", minimum=1)
     keep_best: bool = option(True, help="also keep the best checkpoint")
     background: bool = option(
-        False, help="write in a thread while training continues, from a copy of weights and optimizer state in memory"
+        False, help="write checkpoints in a thread while training continues, from a copy of the state in memory"
     )
-    best_by: str = option("validation", help="metric of the best checkpoint: validation (its loss) or TASK/METRIC")
+    best_by: str = option("validation", help="criterion for the best checkpoint: validation (loss) or TASK/METRIC")
 
     def problems(self) -> list[Problem]:
         """List a metric of another form."""
@@ -289,11 +309,13 @@ class EvaluationConfig:
     max_windows: int | None = option(None, help="maximum windows per validation; none: all", minimum=1)
     tasks: tuple[str, ...] = option((), help="tasks of `hornbook evaluate` to run during training")
     task_data: tuple[str, ...] = option(
-        (), help="data of the tasks: PATH for all, or TASK=PATH for one", path=True, named=True
+        (), help="data for the tasks: PATH for all, or TASK=PATH for one", path=True, named=True
     )
-    tasks_every_steps: int | None = option(None, help="steps between task runs; none: every_steps", minimum=1)
+    tasks_every_steps: int | None = option(None, help="steps between task evaluations; none: every_steps", minimum=1)
     early_stopping_patience: int | None = option(
-        None, help="stop after so many measurements of checkpoint.best_by without improvement", minimum=1
+        None,
+        help="end the run after this many measurements of checkpoint.best_by without improvement; none: never",
+        minimum=1,
     )
     early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
 
@@ -321,11 +343,11 @@ class TrackingConfig:
     sample_every_steps: int | None = option(None, help="steps between text samples; none: no samples", minimum=1)
     sample_tokens: int = option(64, help="tokens per text sample", minimum=1)
     trackers: tuple[str, ...] = option(
-        (), help="trackers that get metrics and samples, too: tensorboard, wandb, mlflow, trackio"
+        (), help="trackers that also receive metrics and samples: tensorboard, wandb, mlflow, trackio"
     )
-    project: str = option("hornbook", help="project of the run at the trackers; MLflow's experiment")
+    project: str = option("hornbook", help="project name for the trackers; MLflow's experiment")
     histogram_every_steps: int | None = option(
-        None, help="steps between histograms of weights and gradients at the trackers; none: no histograms", minimum=1
+        None, help="steps between histograms of weights and gradients for the trackers; none: no histograms", minimum=1
     )
 
     def problems(self) -> list[Problem]:

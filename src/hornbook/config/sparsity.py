@@ -57,39 +57,53 @@ class SparsityConfig:
     """Block-sparse linear maps and the updates of their pattern (RigL: Evci et al. 2020; Dietrich et al. 2021)."""
 
     linears: tuple[str, ...] = option(
-        (), help="patterns of the linear maps that are block-sparse, such as blocks.*; []: none, a dense model"
+        (), help="name patterns of block-sparse linear layers, such as blocks.*; []: a dense model"
     )
-    density: float = option(
-        0.1, help="share of the blocks that are kept; 0.1 is a sparsity of 90 %", above=0, maximum=1
-    )
+    density: float = option(0.1, help="share of blocks to keep; 0.1 is a sparsity of 90 %", above=0, maximum=1)
     block_size: int = option(16, help="rows and columns of a block: 1, 4, 8, 16, 32, 64 or 128", minimum=1, maximum=128)
     distribution: Literal["uniform", "erdos_renyi"] = option(
-        "uniform", help="every matrix has this density (uniform), or small ones more and large ones less (erdos_renyi)"
+        "uniform",
+        help=(
+            "uniform: the same density for every matrix; erdos_renyi: higher for small matrices, lower for large ones"
+        ),
     )
     kernel: Kernel = option(
         "auto",
-        help="reference: dense products, masked; torch: products of the blocks; native: the same, compiled; "
-        "triton: the same, for GPUs, not yet measured on one; auto: the fastest one that is measured",
+        help=(
+            "reference: masked dense products; torch: block products with PyTorch; native: C++ for "
+            "CPUs; triton: for GPUs, not yet measured; auto: usually the fastest for this block size, "
+            "density and dtype"
+        ),
     )
     update: TopologyUpdate = option(
         "static",
-        help="where new blocks grow: nowhere (static), at random, at the largest dense gradients (rigl), normalized by "
-        "rows and columns (rigl_norm), or drawn in proportion to them (rigl_sample)",
+        help=(
+            "where new blocks grow; static: nowhere; random: at random; rigl: at the largest dense "
+            "gradients; rigl_norm: gradients normalized by rows and columns; rigl_sample: sampled in "
+            "proportion to the gradients"
+        ),
     )
-    update_interval: int = option(100, help="weight updates between updates of the pattern", minimum=1)
+    update_interval: int = option(100, help="optimizer steps between updates of the pattern", minimum=1)
     prune_ratio: float = option(
-        0.3, help="share of the blocks that the first update replaces; falls to 0 on a cosine", above=0, maximum=1
+        0.3,
+        help="share of blocks that the first pattern update replaces; decays to 0 with a cosine",
+        above=0,
+        maximum=1,
     )
-    stop_fraction: float = option(0.75, help="share of the run after which the pattern stays", above=0, maximum=1)
-    pooling: Pooling = option("sum", help="what a block's score is of the absolute gradients of its weights")
+    stop_fraction: float = option(
+        0.75, help="share of the run after which the pattern no longer changes", above=0, maximum=1
+    )
+    pooling: Pooling = option(
+        "sum", help="score of a block: sum, average or maximum of the absolute gradients of its weights"
+    )
     embedding_block_size: int | None = option(
         None,
-        help="block size of a sparse token table, which is also the output projection; none: a dense table",
+        help="block size of a sparse token table (also the output projection); none: a dense table",
         minimum=1,
         maximum=128,
     )
     learning_rate_scale: float | None = option(
-        None, help="factor of the learning rate of the blocks; none: by their density, 6.4 at 0.1", above=0
+        None, help="learning rate factor of block-sparse weights; none: by density, 6.4 at 0.1", above=0
     )
 
     @property

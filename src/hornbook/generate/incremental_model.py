@@ -3,8 +3,9 @@
     tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
                                                             [B, 2, H, S, K]: the last T of its S columns are written
 
-The blocks offer the form that runs here (`hornbook.model.incremental`). The weights are copied once, cast to the dtype
-of the activations.
+The parts offer the forms that run here (`hornbook.model.incremental`). The weights are copied once, cast to the dtype
+of the activations. On a CPU, native operators compute one new token of each text in one call, from the first block to
+the logits, if they know all blocks (`hornbook.ops.native.token_block`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor
 
 from hornbook.model import LanguageModel
+from hornbook.model.block import IncrementalPreNorm
 from hornbook.model.head import OutputHead
 from hornbook.model.incremental import IncrementalBlock, incremental_form
+from hornbook.ops.native.choice import form_for_tokens
+from hornbook.ops.native.token_block import TokenModel
 
 _FORWARD = ("forward", "make_context")
 """Methods of `LanguageModel` whose work `IncrementalModel` does."""
@@ -36,8 +40,9 @@ class IncrementalModel:
         self.cache_shapes = [block.cache_shape for block in blocks]
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
         self.max_positions = model.max_positions
-        self._embedding, self._blocks = model.embedding, blocks
+        self._embedding, self._blocks = incremental_form(model.embedding, dtype) or model.embedding, blocks
         self._logits = _logits_of(model)
+        self._token = _token_model(blocks, self._logits, torch.empty(0, dtype=dtype, device=self.device))
 
     @torch.inference_mode()
     def logits(
@@ -52,10 +57,23 @@ class IncrementalModel:
             mask: see ``IncrementalBlock``.
         """
         x_BTD = self._embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
+        if self._token is not None and tokens_BT.shape[1] == 1:
+            y_BD = self._token(x_BTD[:, 0], caches, mask)
+            return y_BD if self._token.head is not None else self._logits(y_BD)
         for block, cache in zip(self._blocks, caches, strict=True):
             x_BTD = block(x_BTD, cache, mask, positions_BT)
-        logits_BV: Tensor = self._logits(x_BTD[:, -1])
-        return logits_BV
+        return self._logits(x_BTD[:, -1])
+
+
+def _token_model(blocks: Sequence[IncrementalBlock], logits: object, like: Tensor) -> TokenModel | None:
+    """Return what computes one new token of each text natively; None: PyTorch is faster, or a block is special."""
+    form = form_for_tokens(like)
+    if form is None:
+        return None
+    made = [block.token_block() if isinstance(block, IncrementalPreNorm) else None for block in blocks]
+    known = [block for block in made if block is not None]
+    head = logits.head if isinstance(logits, TokenModel) else None
+    return TokenModel(form, known, head) if len(known) == len(made) else None
 
 
 def _logits_of(model: LanguageModel) -> Callable[[Tensor], Tensor]:

@@ -101,13 +101,14 @@ class Chooser:
         Raises:
             HornbookError: logits are not finite.
         """
-        logits_BV = logits_BV[:, : self.vocab_size]
+        if logits_BV.shape[1] > self.vocab_size:
+            logits_BV = logits_BV[:, : self.vocab_size]
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV.to(logits_BV.device)  # once: it stays there
             logits_BV = penalize(logits_BV, self._seen_BV, self.sampling.repetition_penalty)
         if self.sampling.temperature == 0.0:
             largest_B, ids_B = logits_BV.max(-1)
-            _refuse_not_finite(largest_B)
+            _refuse_not_finite(sum(largest_B.tolist()))
             chosen: list[int] = ids_B.tolist()
         else:
             chosen = draw(*candidates(logits_BV, self.sampling), [numbers.random() for numbers in self._draws])
@@ -176,7 +177,7 @@ def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[floa
     """
     summed_BC = probabilities_BC.cumsum(-1)
     totals_B1 = summed_BC[:, -1:]
-    _refuse_not_finite(totals_B1)
+    _refuse_not_finite(sum(totals_B1.flatten().tolist()))
     # The first sum *above* number · total: its candidate has a share, and as number < 1 there is one.
     targets_B1 = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1) * totals_B1
     columns_B1 = torch.searchsorted(summed_BC, targets_B1, right=True)
@@ -189,6 +190,6 @@ def _is_temperature(value: float) -> bool:
     return value == 0.0 or MIN_TEMPERATURE <= value < math.inf
 
 
-def _refuse_not_finite(values: Tensor) -> None:
-    if not math.isfinite(float(values.sum())):
+def _refuse_not_finite(value: float) -> None:
+    if not math.isfinite(value):
         raise HornbookError("the model's logits are not finite, so no token can be chosen; take an older checkpoint")

@@ -19,7 +19,6 @@ from hornbook.model.attention import (
 from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental_form, token_form
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
-from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.native.token_block import TokenBlock
 
@@ -189,10 +188,12 @@ class PreNormBlock(_Block):
         attention, feed_forward = (incremental_form(part, dtype) for part in (self.attention, self.feed_forward))
         if attention is None or feed_forward is None:
             return None
-        return _IncrementalPreNorm(self, attention, feed_forward, dtype)
+        return IncrementalPreNorm(self, attention, feed_forward, dtype)
 
 
-class _IncrementalPreNorm:
+class IncrementalPreNorm:
+    """`PreNormBlock` of new tokens, an ``IncrementalBlock``."""
+
     def __init__(
         self,
         block: PreNormBlock,
@@ -201,44 +202,32 @@ class _IncrementalPreNorm:
         dtype: torch.dtype,
     ) -> None:
         self.cache_shape, self._attention, self._feed_forward = attention.cache_shape, attention, feed_forward
-        self._attention_norm = token_form(block.attention_norm, dtype)
-        self._feed_forward_norm = token_form(block.feed_forward_norm, dtype)
-        self._native = _native_form(block, attention, feed_forward, dtype)
+        self._norms = block.attention_norm, block.feed_forward_norm
+        self._attention_norm, self._feed_forward_norm = (token_form(norm, dtype) for norm in self._norms)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        if self._native is not None and self._native.takes(x_BTD, cache_B2HSK, mask):
-            return self._native(x_BTD, cache_B2HSK, mask)
+        """See ``IncrementalBlock``."""
         x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
         return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
 
-
-def _native_form(
-    block: PreNormBlock, attention: IncrementalBlock, feed_forward: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> TokenBlock | None:
-    """Return the block for one token a text as one native call, None where PyTorch is faster or a part is special."""
-    norms = block.attention_norm, block.feed_forward_norm
-    if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
-        return None
-    parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
-    maps = [part for part in parts if isinstance(part, CastLinear)]
-    if len(maps) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
-        return None
-    form = form_for_tokens(norms[0].weight.new_empty(0, dtype=dtype))
-    if form is None:
-        return None
-    first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
-    qkv, out, up, down = (
-        [linear.weight.contiguous(), linear.bias] for linear in maps if isinstance(linear, CastLinear)
-    )
-    num_heads, head_size = attention.cache_shape
-    return TokenBlock(
-        form,
-        [*first, *qkv, *out, *second, *up, *down],
-        num_heads=num_heads,
-        head_size=head_size,
-        activation=feed_forward.activation,
-        epsilon=norms[0].epsilon,
-    )
+    def token_block(self) -> TokenBlock | None:
+        """Return the block as native operators take it, None if a part of it is special."""
+        attention, feed_forward, norms = self._attention, self._feed_forward, self._norms
+        if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
+            return None
+        parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
+        maps = [[part.weight.contiguous(), part.bias] for part in parts if isinstance(part, CastLinear)]
+        if len(maps) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
+            return None
+        first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
+        qkv, out, up, down = maps
+        return TokenBlock(
+            [*first, *qkv, *out, *second, *up, *down],
+            num_heads=self.cache_shape[0],
+            head_size=self.cache_shape[1],
+            activation=feed_forward.activation,
+            epsilon=norms[0].epsilon,
+        )
 
 
 class PostNormBlock(_Block):

@@ -26,7 +26,7 @@ from hornbook.ops.cross_entropy import (
 )
 from hornbook.ops.layers import cast_for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
-from hornbook.ops.native.token_block import TokenLogits
+from hornbook.ops.native.token_block import TokenHead, TokenModel
 from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
 
@@ -149,7 +149,8 @@ class CausalHead(OutputHead):
         form = form_for_tokens(table.new_empty(0, dtype=dtype))
         if form is not None and type(final) is LayerNorm:
             gain_D, bias_D = final.weight.detach(), final.bias.detach()
-            return TokenLogits(form, gain_D, bias_D, table.detach().to(dtype).contiguous(), final.epsilon)
+            table = table.detach().to(dtype).contiguous()
+            return TokenModel(form, [], TokenHead(gain_D, bias_D, table, final.epsilon))
         norm, table = token_form(self.norm, dtype), cast_for_few_rows(table, dtype)
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 

@@ -10,6 +10,7 @@ second copy of the weights, and gradients are summed in fp32.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, TypeGuard
 
@@ -288,3 +289,26 @@ class Embedding(nn.Module):
         x_BTD = x_BTD.to(self.compute_dtype)
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result
+
+    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the embedding with tables read once, or itself if it is more than tokens and positions."""
+        has_more = any(part is not None for part in (self.segments, self.norm, self.sparse_tokens))
+        if has_more or self.positions is None:
+            return self
+        return IncrementalEmbedding(
+            self.tokens.detach().float(), self.positions.detach()[self.first_position :].float(), dtype
+        )
+
+
+@dataclass(frozen=True)
+class IncrementalEmbedding:
+    """`Embedding` of tokens ``[V, D]`` and positions ``[P, D]`` alone, both fp32, without dropout."""
+
+    tokens: Tensor
+    positions: Tensor
+    dtype: torch.dtype
+
+    def __call__(self, tokens_BT: Tensor, positions_BT: Tensor, keys_BT: Tensor) -> Tensor:
+        """See ``Embedding``; ``keys_BT`` does not count."""
+        tokens_BTD = functional.embedding(tokens_BT, self.tokens)
+        return (tokens_BTD + functional.embedding(positions_BT, self.positions)).to(self.dtype)

@@ -40,7 +40,7 @@ class _Densest(NamedTuple):
     """Densities up to which the products of the blocks take less time than dense ones of the same dtype on a CPU."""
 
     native: float
-    """For any size."""
+    """For any size, where vectors compute."""
     torch: Mapping[int, float]
     """By block size."""
 
@@ -48,7 +48,9 @@ class _Densest(NamedTuple):
 _DENSEST_FP32: Final = _Densest(0.4, {16: 0.125, 32: 0.2, 64: 0.25, 128: 0.25})
 _DENSEST_BF16: Final = _Densest(0.4, {8: 0.1, 16: 0.25, 32: 0.25, 64: 0.25, 128: 0.25})
 _DENSEST_WITH_AMX: Final = _Densest(0.1, {32: 0.1, 64: 0.2, 128: 0.2})
-"""In bf16: dense products are some six times as fast there as in fp32, in which the native kernel multiplies."""
+"""In bf16: dense products are some six times as fast there as in fp32, in which vectors multiply."""
+_DENSEST_WITH_TILES: Final = 0.25
+"""Of the native kernel where it multiplies by tiles as dense products do. An estimate: it has not run on hardware."""
 
 
 class Kernel(NamedTuple):
@@ -108,24 +110,16 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
 
 
 def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return native.product(_native_form(), x_NC, values, _rows(pattern))
+    return native.product(_native_form(), x_NC, values, native.Lines.rows(pattern))
 
 
 def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return native.product(_native_form(), gradient_NC, values, _columns(pattern))
+    return native.product(_native_form(), gradient_NC, values, native.Lines.columns(pattern))
 
 
 def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    lines = _rows(pattern) if gradient_NC.shape[1] >= x_NC.shape[1] else _columns(pattern)
+    lines = (native.Lines.rows if gradient_NC.shape[1] >= x_NC.shape[1] else native.Lines.columns)(pattern)
     return native.weight_gradient(_native_form(), gradient_NC, x_NC, lines, size).to(x_NC.dtype)
-
-
-def _rows(pattern: Pattern) -> native.Lines:
-    return native.Lines(pattern.row_starts, pattern.columns, None, across=False)
-
-
-def _columns(pattern: Pattern) -> native.Lines:
-    return native.Lines(pattern.column_starts, pattern.rows, pattern.column_order, across=True)
 
 
 def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -212,12 +206,11 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
         return Choice("reference", f"the {asked} kernel does not compute {dtype_name(dtype)}")
     if asked != "auto":
         return Choice(asked, "as asked")
-    densest = _densest(dtype)
-    has_native = block_size in native.BLOCK_SIZES and dtype in SUFFIXES and not isinstance(native.form(), str)
-    if has_native and density <= densest.native:
-        return Choice(
-            "native", f"blocks of {block_size} at a density of at most {densest.native:g} in {dtype_name(dtype)}"
-        )
+    densest, form = _densest(dtype), native.form()
+    if block_size in native.BLOCK_SIZES and dtype in SUFFIXES and isinstance(form, Form):
+        limit = _DENSEST_WITH_TILES if native.has_tiles(form, block_size, dtype) else densest.native
+        if density <= limit:
+            return Choice("native", f"blocks of {block_size} at a density of at most {limit:g} in {dtype_name(dtype)}")
     limit = densest.torch.get(block_size, 0.0)
     if density <= limit:
         return Choice("torch", f"blocks of {block_size} at a density of at most {limit:g} in {dtype_name(dtype)}")

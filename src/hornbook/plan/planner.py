@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.options import Problem
 from hornbook.config.recipe import Recipe
-from hornbook.config.sections import Dtype
+from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.errors import UserError
 from hornbook.plan.devices import Device
 from hornbook.plan.layers import Compute
@@ -150,7 +150,7 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
 
 
 def compute_of(recipe: Recipe, machine: Machine) -> Compute:
-    """Return who computes: on a CPU, ``auto`` means hornbook's own operators for bf16."""
+    """Return who computes: on a CPU, ``auto`` means hornbook's own operators."""
     precision, kind = recipe.precision, machine.device.kind
     dtype: Dtype = machine.device.auto_dtype if precision.compute == "auto" else precision.compute
     kernels = precision.kernels if machine.kernels == "auto" else machine.kernels
@@ -159,7 +159,8 @@ def compute_of(recipe: Recipe, machine: Machine) -> Compute:
         dtype=dtype,
         weights=precision.weights,
         gradients=precision.gradients,
-        is_native=kind == "cpu" and dtype == "bf16" and kernels != "torch",
+        is_native=kind == "cpu" and dtype != "fp16" and kernels != "torch",
+        panel_bytes=DTYPE_BYTES[dtype],
     )
 
 

@@ -31,7 +31,7 @@ def compute_on(recipe: Recipe, device: torch.device) -> Compute:
         weights=recipe.precision.weights,
         gradients=recipe.precision.gradients,
         is_native=bool(forms),
-        panel_bytes=4 if forms.get("linear_bf16") == "avx512" else 2,
+        panel_bytes=2 if forms.get("linear_bf16") in ("avx512bf16", "amx") else 4,
     )
 
 

@@ -11,12 +11,14 @@ import pytest
 import tiny_layouts
 import tiny_runs
 import torch
+from native_forms import forms
 from tiny_layouts import recipe_of
 
 from hornbook.config import PrecisionConfig, load_recipe
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal
 from hornbook.model.forward import evaluation_mode
+from hornbook.ops.native import products
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
 from hornbook.run.held_scratch import bytes_of_scratch
@@ -137,6 +139,23 @@ def test_weights_move_once_a_phase_whatever_the_number_of_micro_batches(tmp_path
         "bytes_read": computed + folded + 4 * total,
         "bytes_written": (2 * num_layers + 2) * row + total + folded + 3 * total,
     }
+
+
+def test_weights_are_packed_once_a_phase_whatever_the_number_of_micro_batches(tmp_path, monkeypatch):
+    forms()  # or skip
+    packed, pack = [], products.pack
+    monkeypatch.setattr(products, "pack", lambda *given: packed.append(given[1].shape) or pack(*given))
+    counts = []
+    for micro_batch_size in (8, 1):
+        recipe = recipe_of("gpt", "adamw")
+        training = replace(recipe.training, micro_batch_size=micro_batch_size)
+        recipe = replace(recipe, training=training, precision=PrecisionConfig(compute="fp32", kernels="native"))
+        state, config, loader = begin(recipe, "phased", tmp_path)
+        packed.clear()
+        train_step(state, next(loader), config)
+        counts.append(len(packed))
+    num_layers, num_weights = 2, 4
+    assert counts == [num_layers * num_weights * 3 + 2] * 2  # in both phases, in one for the gradient too; the head
 
 
 def test_no_more_than_two_parts_are_on_the_device(tmp_path):

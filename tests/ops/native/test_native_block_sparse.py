@@ -1,9 +1,13 @@
 """Native products of a block-sparse matrix beside the reference, on any sizes, threads and forms."""
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_forms import EMULATED, emulated_tiles
 from native_forms import threads as use_threads
 
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
@@ -12,10 +16,30 @@ from hornbook.ops.native import block_sparse
 from hornbook.ops.native.library import Form, instruction_sets
 
 pytestmark = pytest.mark.skipif(isinstance(block_sparse.form(), str), reason=f"no native form: {block_sparse.form()}")
+forms = pytest.mark.parametrize("computing", ["this machine's", EMULATED], indirect=True)
+
+
+@pytest.fixture
+def computing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the newest form of this machine compute, or that for tiles with their instructions in plain C++."""
+    if request.param != EMULATED:
+        yield
+        return
+    with emulated_tiles(), patch.object(block_sparse, "form", lambda: Form(EMULATED)):
+        yield
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def laid_out(tensor: torch.Tensor, is_strided: bool) -> torch.Tensor:
+    """Return it as it is, or as every second row of a wider matrix, beginning at an odd address."""
+    if not is_strided:
+        return tensor
+    wide = tensor.new_zeros(2 * len(tensor) + 1, tensor.shape[1] + 3)
+    wide[1::2, 1:-2] = tensor
+    return wide[1::2, 1:-2]
 
 
 @st.composite
@@ -27,9 +51,13 @@ def cases(draw: st.DrawFn) -> tuple[Pattern, int, int]:
     return pattern, draw(st.sampled_from(block_sparse.BLOCK_SIZES)), draw(st.integers(0, 70))
 
 
-@given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@forms
+@given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]), is_strided=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_products_and_gradients_are_those_of_the_reference(case: tuple[Pattern, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.usefixtures("computing")
+def test_products_and_gradients_are_those_of_the_reference(
+    case: tuple[Pattern, int, int], dtype: torch.dtype, is_strided: bool
+) -> None:
     pattern, size, num_tokens = case
     values = numbers(len(pattern.rows), size, size, seed=0)
     x, upstream = (
@@ -39,9 +67,9 @@ def test_products_and_gradients_are_those_of_the_reference(case: tuple[Pattern, 
     found = []
     for kernel, kind in (("native", dtype), ("reference", torch.float64)):
         leaves = [tensor.detach().to(dtype).to(kind).clone().requires_grad_() for tensor in (x, values)]
-        y = block_sparse_linear(*leaves, pattern, kernel)
+        y = block_sparse_linear(laid_out(leaves[0], is_strided), leaves[1], pattern, kernel)
         assert y.dtype == kind
-        y.backward(upstream.to(dtype).to(kind))
+        y.backward(laid_out(upstream.to(dtype).to(kind), is_strided))
         found.append([y.detach(), *(leaf.grad for leaf in leaves)])
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     for ours, exact in zip(*found, strict=True):
@@ -60,13 +88,16 @@ def products(pattern: Pattern, x: torch.Tensor, upstream: torch.Tensor, values: 
     return [y, of_x, kernel.weight_gradient(upstream, x, pattern, values.shape[-1])]
 
 
+@forms
+@pytest.mark.usefixtures("computing")
 def test_the_number_of_threads_changes_no_bit() -> None:
-    x, upstream, values, pattern = case()
-    found = []
-    for threads in (1, 2):
-        with use_threads(threads):
-            found.append(products(pattern, x, upstream, values))
-    assert all(map(torch.equal, *found))
+    *operands, pattern = case()
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for threads in (1, 2):
+            with use_threads(threads):
+                found.append(products(pattern, *(operand.to(dtype) for operand in operands)))
+        assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
@@ -116,6 +147,55 @@ def test_more_tokens_than_fit_the_cache_are_added_up(shape: tuple[int, int], siz
     )
     for ours, expected in zip(found, exact, strict=True):
         torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=3e-4)
+
+
+@pytest.mark.parametrize(("size", "num_blocks"), [(16, 90), pytest.param(64, 66, marks=pytest.mark.slow)])
+def test_tiles_add_up_more_tokens_and_blocks_than_fit_the_cache(size: int, num_blocks: int) -> None:
+    num_rows, num_columns = 4096 // size, 1024 // size  # results are written past the caches
+    chosen = torch.randperm(num_rows * num_columns, generator=torch.Generator().manual_seed(size))[:num_blocks]
+    chosen = chosen.sort().values
+    pattern = Pattern.of(chosen // num_columns, chosen % num_columns, num_rows, num_columns)
+    x, upstream, values = (
+        numbers(*shape, seed=seed).bfloat16()
+        for seed, shape in enumerate(((291, 1024), (291, 4096), (num_blocks, size, size)))
+    )
+    lines = block_sparse.Lines
+    dense = to_dense(values, pattern).double()
+    with emulated_tiles():
+        form = Form(EMULATED)
+        assert block_sparse.KERNEL.check(form, torch.float32)
+        found = [
+            block_sparse.product(form, x, values, lines.rows(pattern)),
+            block_sparse.product(form, upstream, values, lines.columns(pattern)),
+            block_sparse.weight_gradient(form, upstream, x, lines.rows(pattern), size),
+            block_sparse.weight_gradient(form, upstream, x, lines.columns(pattern), size),
+        ]
+    of_values = from_dense(upstream.double().t() @ x.double(), pattern, size)
+    exact = (x.double() @ dense.t(), upstream.double() @ dense, of_values, of_values)
+    for ours, expected, tolerance in zip(found, exact, (4e-3, 4e-3, 1e-6, 1e-6), strict=True):
+        assert (ours.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_blocks_as_large_as_tiles_are_multiplied_by_tiles(size: int) -> None:
+    """Tiles add the products of even and of odd summands apart, and then to the sums of the tiles before."""
+    values, x, upstream = (numbers(*shape, seed=7).bfloat16() for shape in ((1, size, size), (32, size), (32, size)))
+    one = torch.zeros(1, dtype=torch.int64)
+    pattern = Pattern.of(one, one, 1, 1)
+    with emulated_tiles():
+        y = block_sparse.product(Form(EMULATED), x, values, block_sparse.Lines.rows(pattern))
+        of_values = block_sparse.weight_gradient(Form(EMULATED), upstream, x, block_sparse.Lines.columns(pattern), size)
+
+    def added(terms: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(terms[0])
+        for tile in terms.split(32):
+            total = total + (sum(tile[0::2]) + sum(tile[1::2]))
+        return total
+
+    of_y = added(x.float().t()[:, :, None] * values[0].float().t()[:, None, :])  # exact in fp32
+    gradient = added(upstream.float()[:, :, None] * x.float()[:, None, :])
+    assert torch.equal(y, of_y.bfloat16()) or size < 16
+    assert torch.equal(of_values[0], gradient) == (size >= 16)
 
 
 def test_any_strides_are_taken() -> None:

@@ -1,5 +1,6 @@
 """The build of the native library: found again, anew after a change, once for processes that start together."""
 
+import bisect
 import os
 import re
 import shutil
@@ -49,7 +50,7 @@ def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_p
     first = library(cache)
     assert library(cache) == first
     assert links(tmp_path) == 1
-    assert caplog.messages == ["compiling native operators, once on this machine (some 20 s)"]
+    assert caplog.messages == ["compiling native operators, once on this machine (about a minute of processor time)"]
     (tiny_sources / "cpu.cpp").write_text(TINY + "\n// changed\n")
     second = library(cache)
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
@@ -92,14 +93,48 @@ def test_a_form_that_the_processor_refuses_ends_a_process_of_its_own(tmp_path, b
     assert _works(built, "amx") == runs
 
 
-def test_the_form_for_tiles_uses_them():
+def disassembled(option: str) -> list[str]:
+    """Return what objdump prints of the library; skips the test where that has no form for tiles."""
     if shutil.which("objdump") is None or not build._knows(find_compiler()[0], build.INSTRUCTION_SETS[build.TILES]):
         pytest.skip("no objdump, or a compiler that does not know AMX")
-    printed = subprocess.check_output(
-        ["objdump", "-d", "--no-show-raw-insn", "--disassemble=hb_amx_works", str(library())], text=True
-    )
+    return subprocess.check_output(["objdump", "--no-show-raw-insn", option, str(library())], text=True).splitlines()
+
+
+def test_the_form_for_tiles_uses_them():
+    printed = "\n".join(disassembled("--disassemble=hb_amx_works"))
     used = ["ldtilecfg", "tileloadd", "tileloadd", "tilezero", "tdpbf16ps", "tilestored", "tilerelease"]
     assert re.findall(r"\b(?:ldtilecfg|tile\w+|tdp\w+)", printed) == used
+
+
+def test_only_the_form_for_tiles_reaches_their_instructions():
+    """By direct calls and by functions whose addresses are taken, such as those that other threads run."""
+    names, uses, refers = {}, {}, {}
+    for line in disassembled("-d"):
+        if line.endswith(">:"):
+            address, name = line[:-2].split(" <", maxsplit=1)
+            function = int(address, 16)
+            names[function], uses[function], refers[function] = name, set(), set()
+        elif found := re.search(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)", line):
+            uses[function].add(found[1])
+        elif line.endswith(">"):
+            refers[function].add(int(line.rsplit(" <", maxsplit=1)[0].split()[-1], 16))
+    starts = sorted(names)
+
+    def reached(function: int, seen: set[int]) -> set[str]:
+        seen.add(function)
+        found = set(uses[function])
+        for address in refers[function]:
+            other = starts[max(bisect.bisect_right(starts, address) - 1, 0)]
+            if other not in seen:
+                found |= reached(other, seen)
+        return found
+
+    of_exports = {name: reached(at, set()) for at, name in names.items() if name.startswith("hb_")}
+    products = {"ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"}
+    for name in ("linear_product_bf16", "block_sparse_product_bf16", "block_sparse_weight_gradient_bf16"):
+        assert of_exports[f"hb_amx_{name}"] == products
+        assert not of_exports[f"hb_amx_{name.removesuffix('bf16')}f32"]
+    assert not {name for name, found in of_exports.items() if found and not name.startswith("hb_amx_")}
 
 
 def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):

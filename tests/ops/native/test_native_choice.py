@@ -32,20 +32,19 @@ def times(monkeypatch):
     return told
 
 
-def test_auto_takes_the_fastest_form_for_bf16_if_it_beats_pytorch(times):
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "linear_f32"), (torch.bfloat16, "linear_bf16")])
+def test_auto_takes_the_fastest_form_if_it_beats_pytorch(times, dtype, name):
     oldest, newest = instruction_sets()[-1], instruction_sets()[0]
-    assert choose("auto", CPU, torch.bfloat16).forms == {"linear_bf16": oldest}
+    assert choose("auto", CPU, dtype).forms == {name: oldest}
     times[newest] = 0.5
-    assert choose("auto", CPU, torch.bfloat16).forms == {"linear_bf16": newest}
+    assert choose("auto", CPU, dtype).forms == {name: newest}
     times[PYTORCH] = 0.5
-    assert choose("auto", CPU, torch.bfloat16).forms == {}
-    assert choose("native", CPU, torch.bfloat16).forms == {"linear_bf16": newest}
+    assert choose("auto", CPU, dtype).forms == {}
+    assert choose("native", CPU, dtype).forms == {name: newest}
 
 
-def test_fp32_other_devices_and_the_option_leave_pytorch(times):
-    assert choose("auto", CPU, torch.float32).forms == {}
-    assert choose("native", CPU, torch.float32).forms == {"linear_f32": instruction_sets()[-1]}
-    assert choose("native", CPU, torch.float16).forms == {}
+def test_other_dtypes_and_devices_and_the_option_leave_pytorch(times):
+    assert choose("native", CPU, torch.float16).forms == choose("auto", CPU, torch.float16).forms == {}
     for asked, device in (("torch", "cpu"), ("auto", "meta"), ("native", "meta")):
         kernels = choose(asked, torch.device(device), torch.bfloat16)
         assert kernels.forms == {}
@@ -74,7 +73,6 @@ def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: form == Form(right), lambda form, _: None)
     assert not is_right(kernel, wrong)
     assert not is_right(kernel, "of another machine")
-    assert set(seconds(kernel)) == {PYTORCH, right}
     monkeypatch.setattr(choice, "KERNELS", (kernel,))
     assert choose("native", CPU, torch.bfloat16).forms == {"odd_bf16": right}
 
@@ -105,7 +103,7 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
 
 
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():
-    newest, oldest = block_sparse.KERNEL.instruction_sets[0], instruction_sets()[-1]
+    newest, oldest = block_sparse.newest_form().isa, instruction_sets()[-1]
 
     def blocks(asked="auto", kernel="auto", device="cpu", **earlier):
         return choose(asked, torch.device(device), torch.float32, blocks=kernel, **earlier).blocks
@@ -117,6 +115,27 @@ def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_
     assert blocks("native", "native", earlier={BLOCKS: PYTORCH}) == newest
     assert blocks("torch", earlier={}) == newest, "versions that did not record it computed so"
     assert choose("auto", CPU, torch.float32).blocks is None
+
+
+@pytest.mark.parametrize(
+    ("present", "right", "found"),
+    [
+        ({"amx": 1.0, "avx512bf16": 2.0, "avx512": 0.5}, {"amx", "avx512bf16", "avx512"}, "amx"),
+        ({"amx": 2.0, "avx512bf16": 1.0, "avx512": 0.5}, {"amx", "avx512bf16", "avx512"}, "avx512bf16"),
+        ({"amx": 1.0, "avx512bf16": 2.0}, {"amx"}, "amx"),
+        ({"amx": 0.0, "avx512bf16": None, "avx512": None}, {"avx512bf16", "avx512"}, "avx512bf16"),
+        ({"avx512bf16": None, "avx512": None, "avx2": None}, {"avx512bf16", "avx512", "avx2"}, "avx512bf16"),
+        ({"avx512bf16": None, "avx512": None, "avx2": None}, {"avx512", "avx2"}, "avx512"),
+    ],
+    ids=["faster", "slower", "alone", "wrong", "no tiles", "wrong without tiles"],
+)
+def test_tiles_compute_blocks_where_they_are_right_and_faster(monkeypatch, present, right, found):
+    """Without them, the newest form that is right computes, and none is timed."""
+    monkeypatch.setattr(library, "instruction_sets", lambda: tuple(present))
+    monkeypatch.setattr(block_sparse, "is_right", lambda kernel, isa: isa in right)
+    timed = {isa: seconds for isa, seconds in present.items() if isa in right and seconds is not None}
+    monkeypatch.setattr(block_sparse, "seconds", lambda kernel: timed)
+    assert block_sparse.newest_form.__wrapped__() == Form(found)
 
 
 def test_the_choice_for_blocks_is_the_form_that_computes_them():

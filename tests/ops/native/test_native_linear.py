@@ -64,8 +64,8 @@ def assert_near(ours, expected, tolerance, summands=None):
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.sampled_from([0, 1, 5, 6, 7, 48, 49, 97, 260]),
-    num_in=st.integers(1, 150) | st.sampled_from([1023, 1024, 1025, 2300]),
-    num_out=st.integers(1, 150) | st.sampled_from([1025, 2050]),
+    num_in=st.integers(0, 150) | st.sampled_from([1023, 1024, 1025, 2300]),
+    num_out=st.integers(0, 150) | st.sampled_from([1025, 2050]),
     is_strided=st.booleans(),
     threads=st.integers(1, 2),
 )
@@ -226,6 +226,18 @@ def test_later_micro_batches_add_to_the_gradient_in_place(monkeypatch):
             linear(x, weight, bias, isa).sum().backward()
     for own, plain in zip((weight.grad, bias.grad), expected, strict=True):
         assert_near(own, plain.double(), 1e-6)
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), [(0, 5), (7, 0)])
+def test_a_layer_without_columns_gives_its_bias_and_zeros(num_in, num_out):
+    x, weight = drawn(2, 3, num_in).requires_grad_(), torch.nn.Parameter(drawn(num_out, num_in))
+    bias = torch.nn.Parameter(drawn(num_out))
+    y = linear(x, weight, bias, instruction_sets()[0])
+    assert torch.equal(y, bias.expand(2, 3, num_out))
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.zeros(2, 3, num_in))
+    assert weight.grad.shape == weight.shape
+    assert torch.equal(bias.grad, torch.full((num_out,), 6.0))
 
 
 def test_hooks_see_every_gradient():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.ops.native.build import BuildError, find_compiler
+from hornbook.ops.native.build import INSTRUCTION_SETS, SOURCES, BuildError, find_compiler
 
 TESTS = Path(__file__).parent
 OPERATORS = ("linear", "attention", "layer_norm", "cross_entropy", "block_sparse", "dropout", "token_block")
@@ -50,13 +50,21 @@ def test_operators_under_sanitizers(tmp_path):
 
 
 @pytest.mark.slow
-def test_sanitizers_find_a_write_beyond_the_end(tmp_path):
-    program = """
+@pytest.mark.parametrize("size", [64, 60])
+def test_sanitizers_find_a_write_beyond_the_end(tmp_path, size):
+    """Dropout of 64 columns, alone in a library, into room for as many or for less."""
+    runs, isa, target = environment(tmp_path), INSTRUCTION_SETS["avx2"], tmp_path / "libhornbook.so"
+    sources = [str(SOURCES / name) for name in ("cpu.cpp", "dropout.cpp")]
+    command = [runs["CXX"], "-std=c++17", "-fPIC", "-DHB_ISA=avx2", *isa, "-shared", *sources, "-o", str(target)]
+    subprocess.run(command, check=True)
+    program = f"""
 import torch
-from hornbook.ops.native.library import Form, instruction_sets
-x = torch.ones(64)
-Form(instruction_sets()[0])("activation_gradient_f32", x, x, 64, 3, torch.empty(60), 1)
+from pathlib import Path
+from hornbook.ops.native.library import _word, open_library
+keys, factor = torch.zeros(1, dtype=torch.int64), torch.ones(1)
+arguments = (torch.ones(64), None, keys, 1, 64, 0, 0, factor, torch.empty({size}), 1)
+open_library(Path({str(target)!r})).hb_avx2_dropout_f32(*map(_word, arguments))
 """
-    done = subprocess.run([sys.executable, "-c", program], env=environment(tmp_path), capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "ERROR: AddressSanitizer" in done.stderr and "WRITE of size" in done.stderr
+    done = subprocess.run([sys.executable, "-c", program], env=runs, capture_output=True, text=True)
+    is_found = "ERROR: AddressSanitizer" in done.stderr and "WRITE of size" in done.stderr
+    assert (done.returncode != 0, is_found) == (size < 64,) * 2, done.stderr

@@ -25,44 +25,50 @@ def assert_near(ours, right, tolerance):
 @given(
     rows=st.integers(1, 19),
     heads=st.integers(1, 3),
-    head_size=st.sampled_from([1, 8, 15, 16, 33]),
+    head_size=st.sampled_from([1, 8, 15, 16, 33, 80]),
     size=st.sampled_from([1, 7, 16, 70]),
     wide=st.sampled_from([1, 16, 61]),
     columns=st.integers(1, 40),
+    num_blocks=st.integers(1, 3),
     starts=st.booleans(),
     has_biases=st.booleans(),
+    has_head=st.booleans(),
     num_threads=st.integers(1, 3),
 )
-def test_a_block_is_its_formula(dtype, rows, heads, head_size, size, wide, columns, starts, has_biases, num_threads):
+def test_blocks_and_head_are_their_formula(
+    dtype, rows, heads, head_size, size, wide, columns, num_blocks, starts, has_biases, has_head, num_threads
+):
     draws = torch.Generator().manual_seed(columns)
     parameters = module._drawn(dtype, size, heads * head_size, wide)
     if not has_biases:
         parameters = [None if number in (3, 5, 9, 11) else tensor for number, tensor in enumerate(parameters)]
-    x = torch.randn(rows, 1, size, generator=draws).to(dtype)
-    cache = torch.randn(rows, 2, heads, columns + 5, head_size, generator=draws)
-    mask = None
+    x = torch.randn(rows, size, generator=draws).to(dtype)
+    untouched = torch.randn(num_blocks, rows, 2, heads, columns + 5, head_size, generator=draws)
+    visible = None
     if starts:
-        mask = torch.zeros(rows, 1, 1, columns + 5).masked_fill_(
-            torch.arange(columns + 5) < columns // 2 + 2, -torch.inf
-        )
-    exact_cache = cache[:, :, :, 2 : 2 + columns].double()
-    window = cache[:, :, :, 2 : 2 + columns]
-    visible = None if mask is None else mask[..., 2 : 2 + columns]
+        hidden = torch.arange(columns + 5) < columns // 2 + 2
+        visible = torch.zeros(rows, 1, 1, columns + 5).masked_fill_(hidden, -torch.inf)[..., 2 : 2 + columns]
+    exact_caches = untouched[..., 2 : 2 + columns, :].double()
     exact = [None if tensor is None else tensor.double() for tensor in parameters]
-    right = module.exact_block(x.double(), exact_cache, None if mask is None else visible.double(), exact, "gelu")
-    untouched = cache.clone()
+    right = x.double()
+    for exact_cache in exact_caches:
+        right = module.exact_block(right, exact_cache, None if visible is None else visible.double(), exact, "gelu")
+    head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5) if has_head else None
+    if head is not None:
+        right = functional.layer_norm(right, (size,), exact[0], exact[1], 1e-5) @ exact[2].t()
+    block = module.TokenBlock(parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5)
     for form in forms():
-        cache.copy_(untouched)
-        block = module.TokenBlock(
-            form, parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5
-        )
-        block._most_threads = num_threads  # small ones have one
+        caches = untouched.clone()
+        window = caches[..., 2 : 2 + columns, :]
+        model = module.TokenModel(form, [block] * num_blocks, head)
+        model.most_threads = num_threads  # small ones have one
         with threads(num_threads):
-            assert block.takes(x, window, visible)
-            ours = block(x, window, visible)
+            ours = model(x, list(window), visible)
+        assert ours.dtype == (torch.float32 if has_head else dtype)
         assert_near(ours, right, TOLERANCE[dtype])
-        assert_near(window, exact_cache, TOLERANCE[dtype])
-        assert torch.equal(cache[:, :, :, :2], untouched[:, :, :, :2]), "written outside of the window"
+        assert_near(window, exact_caches, TOLERANCE[dtype])
+        assert torch.equal(caches[..., :2, :], untouched[..., :2, :]), "written outside of the window"
+        assert torch.equal(caches[..., 2 + columns :, :], untouched[..., 2 + columns :, :])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -72,20 +78,23 @@ def test_logits_are_the_norm_times_the_table(dtype, rows):
     x, gain, bias = (torch.randn(shape, generator=draws) for shape in ((rows, 45), (45,), (45,)))
     table = torch.randn(103, 45, generator=draws).to(dtype)
     right = functional.layer_norm(x.to(dtype).double(), (45,), gain.double(), bias.double(), 1e-5) @ table.double().t()
+    head = module.TokenHead(gain, bias, table, 1e-5)
     for form in forms():
-        assert_near(module.TokenLogits(form, gain, bias, table, 1e-5)(x.to(dtype)), right, 2e-6)
+        assert_near(module.TokenModel(form, [], head)(x.to(dtype)), right, 2e-6)
 
 
 def test_rows_and_threads_change_no_bit():
     parameters = module._drawn(torch.float32, 70, 64, 100)
-    x, cache = torch.randn(9, 1, 70), torch.randn(9, 2, 4, 33, 16)
+    x, caches = torch.randn(9, 70), torch.randn(2, 9, 2, 4, 33, 16)
+    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilon=1e-5)
+    head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5)
     for form in forms():
-        block = module.TokenBlock(form, parameters, num_heads=4, head_size=16, activation="gelu", epsilon=1e-5)
-        together = block(x, cache, None)
-        alone = torch.cat([block(x[row : row + 1], cache[row : row + 1], None) for row in range(9)])
-        block._most_threads = 3
+        model = module.TokenModel(form, [block, block], head)
+        together = model(x, list(caches))
+        alone = torch.cat([model(x[row : row + 1], list(caches[:, row : row + 1])) for row in range(9)])
+        model.most_threads = 3
         with threads(3):
-            shared = block(x, cache, None)
+            shared = model(x, list(caches))
         assert torch.equal(together, alone) and torch.equal(together, shared)
 
 
@@ -112,10 +121,10 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
     times = {"torch": 1.0, forms()[0].isa: 0.1}
     monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel: times)
     with using(Kernels(why="precision.kernels")):
-        assert incremental(model)._blocks[0]._native is None
+        assert incremental(model)._token is None
     with using(NOT_CHOSEN):
         quick = incremental(model)
         assert isinstance(quick, IncrementalModel)
-        assert quick._blocks[0]._native is not None and isinstance(quick._logits, module.TokenLogits)
+        assert quick._token is not None and isinstance(quick._token.head, module.TokenHead)
         times["torch"] = 0.01
-        assert incremental(model)._blocks[0]._native is None
+        assert incremental(model)._token is None

@@ -5,11 +5,14 @@ the hash of `hornbook.ops.dropout.keep_mask`, whose columns count from the begin
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hornbook.ops.attention import attention as torch_attention
+from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
@@ -105,8 +108,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     qkv_N3HK = qkv_N3HK.contiguous()
     num_tokens, _, num_heads, size = qkv_N3HK.shape
-    y_NHK = qkv_N3HK.new_zeros(num_tokens, num_heads, size)
-    log_sums_HN = qkv_N3HK.new_zeros(num_heads, num_tokens, dtype=torch.float32)
+    make = _for_tokens_of(lengths_S, num_tokens)
+    y_NHK, log_sums_HN = make(num_tokens, num_heads, size, dtype=qkv_N3HK.dtype), make(num_heads, num_tokens)
     problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     name = f"attention_forward_{SUFFIXES[qkv_N3HK.dtype]}"
     form(name, *problem, *qkv_N3HK.unbind(1), y_NHK, log_sums_HN, torch.get_num_threads())
@@ -127,13 +130,19 @@ def _backward(
     columns_S: Tensor | None = None,
 ) -> Tensor:
     qkv_N3HK = qkv_N3HK.contiguous()
-    of_qkv_N3HK = torch.zeros_like(qkv_N3HK)
+    make = _for_tokens_of(lengths_S, len(qkv_N3HK))
+    of_qkv_N3HK = make(qkv_N3HK.shape, dtype=qkv_N3HK.dtype)
     problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     form(
         f"attention_backward_{SUFFIXES[qkv_N3HK.dtype]}", *problem, *qkv_N3HK.unbind(1), log_sums_HN,
         gradient_NHK.contiguous(), *of_qkv_N3HK.unbind(1), torch.get_num_threads(),
     )  # fmt: skip
     return of_qkv_N3HK
+
+
+def _for_tokens_of(lengths_S: Tensor, num_tokens: int) -> Callable[..., Tensor]:
+    """Return what makes a result of ``num_tokens`` tokens: with zeros where some belong to no sequence."""
+    return torch.empty if int(lengths_S.sum()) == num_tokens else torch.zeros
 
 
 def _problem(
@@ -212,17 +221,19 @@ def exact_attention(
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    qkv_N3HK = torch.ones(256, 3, 2, 64, dtype=dtype)
-    if form is None:
-        q_HtK, k_HtK, v_HtK = qkv_N3HK.permute(1, 2, 0, 3)
-        weights_Htt = (q_HtK @ k_HtK.mT).float().softmax(-1).to(dtype)
-        g_HtK = weights_Htt @ v_HtK
-        of_weights_Htt = (g_HtK @ v_HtK.mT).float().mul_(weights_Htt).to(dtype)
-        _ = of_weights_Htt @ k_HtK, of_weights_Htt.mT @ q_HtK, weights_Htt.mT @ g_HtK
-    else:
-        sequences = (torch.tensor([0]), torch.tensor([256]), False, None, 0, 0.0)
-        y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
-        _backward(form, y_NHK, qkv_N3HK, log_sums_HN, *sequences)
+    """Take four heads of 256 tokens through attention and back, causal and in both directions."""
+    qkv_N3HK, gradient_NHK = torch.ones(256, 3, 4, 64, dtype=dtype), torch.ones(256, 4, 64, dtype=dtype)
+    for is_causal in (True, False):
+        if form is None:
+            with torch.enable_grad():
+                leaf_N3HK = qkv_N3HK.detach().requires_grad_()
+                qkv_1HtK = leaf_N3HK.unsqueeze(0).permute(2, 0, 3, 1, 4)
+                y_1HtK = causal_attention(*qkv_1HtK) if is_causal else torch_attention(*qkv_1HtK)
+                torch.autograd.grad(y_1HtK.transpose(1, 2), leaf_N3HK, gradient_NHK.unsqueeze(0))
+        else:
+            sequences = (torch.tensor([0]), torch.tensor([256]), is_causal, None, 0, 0.0)
+            _, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
+            _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
 
 
 KERNELS = (

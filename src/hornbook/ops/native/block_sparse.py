@@ -1,4 +1,4 @@
-"""The products of a block-sparse matrix by native operators, in fp32, of activations in fp32 or bf16.
+"""The products of a block-sparse matrix by native operators, summed in fp32, of activations in fp32 or bf16.
 
 ::
 
@@ -8,8 +8,11 @@
 
 A product packs its tokens itself, a slice that fits the cache at a time: it reads activations once and writes results
 once, since most of the time that is left is that of memory. bf16 is widened where tokens are packed and rounded where
-results are written: an Intel processor multiplies bf16 pairs at half the rate of floats. In a new run the newest form
-that is right computes; forward products and gradients of the input are the same in all of them, bit for bit.
+results are written: an Intel processor multiplies bf16 pairs at half the rate of floats. The form for AMX multiplies
+bf16 by tiles if blocks are at least as large as these, and computes all else as the other forms do.
+
+In a new run the newest form that is right computes; that for AMX must also be faster than the next one. Forward
+products and gradients of the input are the same in all forms, bit for bit, except those of tiles.
 """
 
 import functools
@@ -18,12 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hornbook.ops.native.build import BuildError
+from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
+from hornbook.ops.native.build import TILES, BuildError
 from hornbook.ops.native.kernels import BLOCKS, in_use
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, is_right, load
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, is_right, load, seconds
 from hornbook.ops.native.operands import SUFFIXES, rows
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
+_SIZES_FOR_TILES = BLOCK_SIZES[2:]
 
 
 def form() -> Form | str:
@@ -36,11 +41,22 @@ def form() -> Form | str:
 
 @functools.cache
 def newest_form() -> Form | str:
-    """Return the newest form that is right here, or why there is none; builds the library if it is not there."""
+    """Return the newest form that is right here, or why there is none; builds the library if it is not there.
+
+    The speed of tiles has not been measured on hardware, so the machine decides between them and the next form.
+    """
     built = load()
     if isinstance(built, BuildError):
         return str(built)
-    return next((Form(isa) for isa in KERNEL.instruction_sets if is_right(KERNEL, isa)), "no native form is right here")
+    right = [isa for isa in KERNEL.instruction_sets if is_right(KERNEL, isa)]
+    if right[:1] == [TILES]:
+        right = sorted(right[:2], key=seconds(KERNEL).__getitem__)
+    return Form(right[0]) if right else "no native form is right here"
+
+
+def has_tiles(own: Form, size: int, dtype: torch.dtype) -> bool:
+    """Tell whether a form multiplies blocks of ``size`` and activations of ``dtype`` by AMX tiles."""
+    return own.isa == TILES and size in _SIZES_FOR_TILES and dtype == torch.bfloat16
 
 
 class Lines(NamedTuple):
@@ -55,6 +71,16 @@ class Lines(NamedTuple):
     across: bool
     """Whether lines are columns."""
 
+    @classmethod
+    def rows(cls, pattern: Pattern) -> "Lines":
+        """Return the rows of a matrix."""
+        return cls(pattern.row_starts, pattern.columns, None, across=False)
+
+    @classmethod
+    def columns(cls, pattern: Pattern) -> "Lines":
+        """Return the columns of a matrix."""
+        return cls(pattern.column_starts, pattern.rows, pattern.column_order, across=True)
+
 
 def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     """Return ``x Wᵀ`` ``[N, R·b]`` for rows, ``x W`` ``[N, C·b]`` for columns, in the dtype of ``x``.
@@ -62,13 +88,14 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     Args:
         own: computes it.
         x_NC: the tokens, fp32 or bf16.
-        values: blocks ``[n, b, b]``.
+        values: blocks ``[n, b, b]``, rounded to the dtype of ``x``.
         lines: the outputs' lines.
     """
     x_NC, size, count = rows(x_NC), values.shape[-1], len(lines.starts) - 1
     y_NC = x_NC.new_empty(len(x_NC), count * size)
+    values = values.to(x_NC.dtype).contiguous()
     own(
-        f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values.float().contiguous(),
+        f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values,
         lines.starts, lines.others, lines.order, count, size, lines.across, y_NC, torch.get_num_threads(),
     )  # fmt: skip
     return y_NC
@@ -101,16 +128,14 @@ def _agrees(own: Form, _: torch.dtype) -> bool:
 def _is_right_in(own: Form, dtype: torch.dtype) -> bool:
     """Compare the products along rows and columns with PyTorch's in float64, on sizes that no slice divides."""
     random, tolerance = torch.Generator().manual_seed(0), 1e-4 if dtype == torch.float32 else 2e-2
-    for size in (4, 16):
-        x, g = (torch.randn(37, count * size, generator=random).to(dtype) for count in (3, 2))
-        values = torch.randn(3, size, size, generator=random)
-        at_rows, at_columns, order = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]), torch.tensor([0, 2, 1])
-        by_row = Lines(torch.tensor([0, 2, 3]), at_columns, None, across=False)
-        by_column = Lines(torch.tensor([0, 1, 2, 3]), at_rows, order, across=True)
-        dense = torch.zeros(2, 3, size, size, dtype=torch.float64)
-        dense[at_rows, at_columns] = values.double()
-        dense = dense.transpose(1, 2).reshape(2 * size, 3 * size)
-        of_values = (g.double().t() @ x.double()).view(2, size, 3, size)[at_rows, :, at_columns]
+    at = torch.arange(7)
+    filled = (at[:, None] == 1) | (at[:6] == 2)  # a row and a column; tiles take up to four blocks of a line at once
+    for size in (4, 16, 32):
+        pattern, values = _drawn_blocks(filled, size, dtype, random)
+        x, g = (torch.randn(37, count * size, generator=random).to(dtype) for count in (6, 7))
+        dense = to_dense(values.double(), pattern)
+        of_values = from_dense(g.double().t() @ x.double(), pattern, size)
+        by_row, by_column = Lines.rows(pattern), Lines.columns(pattern)
         pairs = (
             (product(own, x, values, by_row), x.double() @ dense.t()),
             (product(own, g, values, by_column), g.double() @ dense),
@@ -122,9 +147,28 @@ def _is_right_in(own: Form, dtype: torch.dtype) -> bool:
     return True
 
 
+def _drawn_blocks(filled: Tensor, size: int, dtype: torch.dtype, random: torch.Generator) -> tuple[Pattern, Tensor]:
+    """Return the pattern of the true places of ``filled``, and normal blocks."""
+    at, (num_rows, num_columns) = filled.flatten().nonzero().squeeze(1), filled.shape
+    values = torch.randn(len(at), size, size, generator=random).to(dtype)
+    return Pattern.of(at // num_columns, at % num_columns, num_rows, num_columns), values
+
+
+@functools.cache
+def _trial_operands() -> tuple[Tensor, Pattern, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    filled = torch.rand(24, 24, generator=random) < 0.1
+    return torch.ones(256, 24 * 16).bfloat16(), *_drawn_blocks(filled, 16, torch.bfloat16, random)
+
+
 def _trial(own: Form | None, _: torch.dtype) -> None:
-    """Do nothing: forms are taken by their width, not by their time."""
+    """Compute all products with blocks of the size that gains least by tiles; PyTorch's time decides nothing."""
+    x, pattern, values = _trial_operands()
+    if own is not None:
+        product(own, x, values, Lines.rows(pattern))
+        product(own, x, values, Lines.columns(pattern))
+        weight_gradient(own, x, x, Lines.rows(pattern), 16)
 
 
-KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial)
+KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial, has_tiles=True)
 """For activations of both dtypes."""

@@ -48,7 +48,7 @@ INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """The flags of each form; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
-_WITH_TILES = ("form.cpp", "linear.cpp")
+_WITH_TILES = ("block_sparse.cpp", "form.cpp", "linear.cpp")
 """The sources that have a form for ``TILES``."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
@@ -107,7 +107,7 @@ def _built(compiler: str, folder: Path) -> Path:
         make_directory(folder)
         with _lock(folder):
             if not target.exists():  # another process may have built it meanwhile
-                _logger.warning("compiling native operators, once on this machine (some 20 s)")
+                _logger.warning("compiling native operators, once on this machine (about a minute of processor time)")
                 _build(compiler, target)
     return target
 

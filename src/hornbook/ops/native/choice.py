@@ -2,8 +2,8 @@
 
 ::
 
-    auto     bf16 on a CPU: each kernel's fastest form, where it beats PyTorch's operators on this machine
-    native   each kernel's fastest form, in fp32 too
+    auto     each kernel's fastest form, where it beats PyTorch's operators on this machine
+    native   each kernel's fastest form
     torch    PyTorch's operators alone
 
 Block-sparse products are native wherever they can be, in fp32 too, unless ``precision.kernels`` is ``torch`` and
@@ -33,6 +33,7 @@ from hornbook.ops.native import (
 from hornbook.ops.native.build import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
+from hornbook.ops.native.operands import SUFFIXES
 
 KERNELS: tuple[Kernel, ...] = (
     *products.KERNELS,
@@ -43,8 +44,6 @@ KERNELS: tuple[Kernel, ...] = (
     *adamw.KERNELS,
     *token_block.KERNELS,
 )
-_AUTO_DTYPES = (torch.bfloat16,)
-"""In fp32, PyTorch's products are as fast as these, and runs keep the numbers that they have always had."""
 _MIN_GAIN = 1.05
 
 
@@ -113,8 +112,8 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
         return "precision.kernels"
     if device.type != "cpu":
         return "native operators are for CPUs"
-    if asked == "auto" and dtype not in _AUTO_DTYPES:
-        return "auto takes native operators for bf16 alone"
+    if asked == "auto" and dtype not in SUFFIXES:
+        return "native operators are for fp32 and bf16"
     built = load()
     if isinstance(built, BuildError):
         return f"no native operators: {built}"
@@ -137,7 +136,5 @@ def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool) -
             return None
     times = dict(seconds(kernel))
     of_torch = times.pop(PYTORCH)
-    if not times:
-        return None
-    fastest = min(times, key=lambda isa: times[isa])
-    return fastest if not is_free or of_torch > _MIN_GAIN * times[fastest] else None
+    fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
+    return next((isa for isa in fast if is_right(kernel, isa)), None)

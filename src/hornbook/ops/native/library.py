@@ -162,7 +162,7 @@ def is_right(kernel: Kernel, isa: str) -> bool:
 
 
 def seconds(kernel: Kernel) -> Mapping[str, float]:
-    """Return by instruction set, and for ``PYTORCH``, what the kernel's trial takes; wrong forms are left out.
+    """Return by instruction set, and for ``PYTORCH``, what the kernel's trial takes.
 
     Measured on one thread by processor time, which a busy machine hardly changes, and once a machine, so that the
     choice is the same tomorrow.
@@ -174,7 +174,7 @@ def seconds(kernel: Kernel) -> Mapping[str, float]:
             make_directory(_times_file().parent)
             known = {**_known_seconds(), kernel.name: times}
             replace_file(_times_file(), dump_json({**_all_seconds(), _circumstances(): known}))
-    return {isa: taken for isa, taken in times.items() if isa == PYTORCH or is_right(kernel, isa)}
+    return times
 
 
 def _measure(kernel: Kernel) -> dict[str, float]:

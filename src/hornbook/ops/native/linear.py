@@ -40,7 +40,7 @@ def linear(
 
 @linear.register_fake
 def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.numel() // weight.shape[-1])
+    return x.new_empty(*x.shape[:-1], weight.shape[:-1].numel())
 
 
 @torch.library.custom_op("hornbook::linear_activation", mutates_args=(), device_types="cpu")
@@ -49,7 +49,7 @@ def linear_activation(
 ) -> tuple[Tensor, Tensor]:
     """Return ``f(u)`` and ``u = x Wᵀ + b``; arguments as of ``linear``. Gradients of either count."""
     form = Form(isa)
-    u_MN = x.new_empty(x.numel() // x.shape[-1], weight.numel() // weight.shape[-1])
+    u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
     panels = panels_of(form, weight, x.dtype, for_gradient=False)
     h_MN = product(form, rows(x), panels, weight, bias, activation=activation, before=u_MN)
     shape = (*x.shape[:-1], u_MN.shape[1])
@@ -58,7 +58,7 @@ def linear_activation(
 
 @linear_activation.register_fake
 def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    shape = (*x.shape[:-1], weight.numel() // weight.shape[-1])
+    shape = (*x.shape[:-1], weight.shape[:-1].numel())
     return x.new_empty(shape), x.new_empty(shape)
 
 

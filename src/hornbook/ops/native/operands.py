@@ -12,5 +12,5 @@ SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat
 
 def rows(x: Tensor) -> Tensor:
     """Return ``x`` ``[..., columns]`` as ``[rows, columns]`` with columns side by side, a view where possible."""
-    x = x.reshape(-1, x.shape[-1])
+    x = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

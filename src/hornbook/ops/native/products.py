@@ -109,9 +109,8 @@ def product(
         before: ``[M, columns]``, contiguous, takes what comes before f.
         derivative_at: ``[M, columns]``; instead of f, multiplies by f' of these.
     """
-    (num_rows, depth), columns = x_MK.shape, weight.shape[-1]
-    if not for_gradient:
-        columns = weight.numel() // columns
+    num_rows, depth = x_MK.shape
+    columns = weight.shape[-1] if for_gradient else weight.shape[:-1].numel()
     y_MN = x_MK.new_empty(num_rows, columns) if out is None else out
     bias = None if bias is None else bias.detach().contiguous()
     at_stride = 0 if derivative_at is None else derivative_at.stride(0)
@@ -171,22 +170,31 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def _trial_weights() -> tuple[Tensor, Tensor]:
-    return torch.nn.Parameter(torch.ones(384, 384)), torch.empty(384, 384)
+def _trial_layers() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.nn.Parameter(torch.ones(shape)), torch.ones(shape[0])) for shape in ((768, 384), (384, 768))]
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    x, g = torch.ones(2, 192, 384, dtype=dtype)
-    weight, of_weight = _trial_weights()
+    """Take 256 tokens through a feed-forward and back."""
+    x, g = torch.ones(2, 256, 384, dtype=dtype)
+    (up, up_bias), (down, down_bias) = _trial_layers()
     if form is None:
-        functional.linear(x, weight.to(dtype), weight[0].to(dtype))
-        _ = g @ weight.to(dtype), g.t() @ x, g.sum(0)
-    else:
-        with kernels.weights_unchanged():
-            panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
-        product(form, x, panels[0], weight, weight[0])
-        product(form, g, panels[1], weight, for_gradient=True)
-        add_weight_gradient(form, g, x, of_weight, of_weight[0].clone(), accumulate=False)
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in (x, up, up_bias, down, down_bias)]
+            cast = [leaf.to(dtype) for leaf in leaves]
+            h = functional.gelu(functional.linear(*cast[:3]), approximate="tanh")
+            torch.autograd.grad(functional.linear(h, *cast[3:]), leaves, g)
+        return
+    with kernels.weights_unchanged():
+        panels = [panels_of(form, weight, dtype, for_gradient=back) for weight in (up, down) for back in (False, True)]
+    u = x.new_empty(256, 768)
+    h = product(form, x, panels[0], up, up_bias, activation="gelu_tanh", before=u)
+    product(form, h, panels[2], down, down_bias)
+    of_u = product(form, g, panels[3], down, for_gradient=True, activation="gelu_tanh", derivative_at=u)
+    product(form, of_u, panels[1], up, for_gradient=True)
+    for gradient, operand, weight in ((g, h, down), (of_u, x, up)):
+        totals = torch.empty(weight.shape), torch.empty(len(weight))
+        add_weight_gradient(form, gradient, operand, *totals, accumulate=False)
 
 
 KERNELS = (

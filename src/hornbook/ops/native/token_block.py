@@ -9,6 +9,7 @@ PyTorch's fifteen operators take as long to start as to compute.
 """
 
 import functools
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -25,10 +26,9 @@ _WEIGHTS_PER_THREAD = 1 << 18
 
 
 class TokenBlock:
-    """A pre-norm block with a cache of keys and values.
+    """A pre-norm block with a cache of keys and values, as `TokenModel` takes it.
 
     Args:
-        form: computes it.
         parameters: gain and bias of the first norm, weight and bias of query, key and value ``[3·H·K, D]``, of the
             output projection, gain and bias of the second norm, weight and bias of both layers of the feed-forward;
             biases may be None. Norms and biases are cast to fp32; weights are contiguous, all fp32 or all bf16.
@@ -39,76 +39,77 @@ class TokenBlock:
     """
 
     def __init__(
-        self,
-        form: Form,
-        parameters: Sequence[Tensor | None],
-        *,
-        num_heads: int,
-        head_size: int,
-        activation: str,
-        epsilon: float,
+        self, parameters: Sequence[Tensor | None], *, num_heads: int, head_size: int, activation: str, epsilon: float
     ) -> None:
-        self._form = form
         weights = [tensor for tensor in parameters if tensor is not None and tensor.dim() > 1]
-        self._dtype = weights[0].dtype
-        self._parameters = [
-            tensor if tensor is None or tensor.dim() > 1 else tensor.float().contiguous() for tensor in parameters
-        ]
-        self._addresses = torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in self._parameters])
-        sizes = [weights[0].shape[1], num_heads, head_size, len(weights[2]), ACTIVATIONS.index(activation)]
-        self._sizes, self._epsilon = torch.tensor(sizes), torch.tensor(epsilon, dtype=torch.float32)
-        self._most_threads = max(1, sum(weight.numel() for weight in weights) // _WEIGHTS_PER_THREAD)
-
-    def takes(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None) -> bool:
-        """Tell whether a call can compute this: one token a text, a cache in fp32, a mask that is added."""
-        is_one = x_BTD.shape[1] == 1 and x_BTD.dtype == self._dtype and cache_B2HSK.dtype == torch.float32
-        return is_one and (mask is None or (mask.dtype == torch.float32 and mask.shape[1:3] == (1, 1)))
-
-    def __call__(self, x_B1D: Tensor, cache_B2HSK: Tensor, mask_B11S: Tensor | None) -> Tensor:
-        """Return the hidden states behind the block; keys and values are written into the cache's last column."""
-        x_B1D = x_B1D.contiguous()
-        y_B1D, threads = torch.empty_like(x_B1D), min(torch.get_num_threads(), self._most_threads)
-        *strides, _ = cache_B2HSK.stride()
-        mask_row = 0 if mask_B11S is None else mask_B11S.stride(0)
-        numbers = torch.tensor([*strides, cache_B2HSK.shape[3], mask_row])
-        name = f"token_block_{SUFFIXES[self._dtype]}"
-        for first in range(0, len(x_B1D), _MOST_ROWS):
-            rows = slice(first, first + _MOST_ROWS)
-            mask = None if mask_B11S is None else mask_B11S[rows]
-            x, cache, y = x_B1D[rows], cache_B2HSK[rows], y_B1D[rows]
-            self._form(name, x, len(x), self._addresses, self._sizes, self._epsilon, cache, numbers, mask, y, threads)
-        return y_B1D
+        self.num_weights = sum(weight.numel() for weight in weights)
+        self._tensors = [*map(_as_read, parameters), torch.tensor(epsilon, dtype=torch.float32)]
+        sizes = [num_heads, head_size, len(weights[2]), ACTIVATIONS.index(activation)]
+        self.words = [*map(_address, self._tensors), *sizes]
+        """``Block`` of ``csrc/token_block.cpp``."""
 
 
-class TokenLogits:
-    """The final norm and the output projection.
+class TokenHead:
+    """The final norm and the output projection, as `TokenModel` takes them.
 
     Args:
-        form: computes it.
         gain_D: of the norm, cast to fp32.
         bias_D: likewise.
         table_VD: contiguous, fp32 or bf16.
         epsilon: of the norm.
     """
 
-    def __init__(self, form: Form, gain_D: Tensor, bias_D: Tensor, table_VD: Tensor, epsilon: float) -> None:
-        self._form, self._table_VD = form, table_VD
-        self._gain_D, self._bias_D = gain_D.float().contiguous(), bias_D.float().contiguous()
-        self._epsilon = torch.tensor(epsilon, dtype=torch.float32)
-        self._most_threads = max(1, table_VD.numel() // _WEIGHTS_PER_THREAD)
+    def __init__(self, gain_D: Tensor, bias_D: Tensor, table_VD: Tensor, epsilon: float) -> None:
+        self._tensors = [_as_read(gain_D), _as_read(bias_D), table_VD, torch.tensor(epsilon, dtype=torch.float32)]
+        self.num_weights, self.vocabulary = table_VD.numel(), len(table_VD)
+        self.words = torch.tensor([*map(_address, self._tensors), self.vocabulary])
+        """``Head`` of ``csrc/token_block.cpp``."""
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        """Return logits ``[N, V]``, fp32, of hidden states in the dtype of the table."""
-        x_ND, (vocabulary, size) = x_ND.contiguous(), self._table_VD.shape
-        logits_NV = x_ND.new_empty(len(x_ND), vocabulary, dtype=torch.float32)
-        threads = min(torch.get_num_threads(), self._most_threads)
-        for first in range(0, len(x_ND), _MOST_ROWS):
-            x, logits = x_ND[first : first + _MOST_ROWS], logits_NV[first:]
-            self._form(
-                f"token_logits_{SUFFIXES[x_ND.dtype]}", x, len(x), size, self._gain_D, self._bias_D, self._epsilon,
-                self._table_VD, vocabulary, logits, threads,
-            )  # fmt: skip
-        return logits_NV
+
+class TokenModel:
+    """Blocks, and perhaps the head behind them, in one call.
+
+    Args:
+        form: computes it.
+        blocks: one after the other; none: the head alone.
+        head: None: the hidden states behind the last block are the result.
+    """
+
+    def __init__(self, form: Form, blocks: Sequence[TokenBlock], head: TokenHead | None = None) -> None:
+        self._form, self._blocks, self.head = form, blocks, head
+        self._words = torch.tensor([block.words for block in blocks])
+        largest = max(part.num_weights for part in (*blocks, head) if part is not None)
+        self.most_threads = max(1, largest // _WEIGHTS_PER_THREAD)
+
+    def __call__(self, x_BD: Tensor, caches: Sequence[Tensor] = (), mask_B11S: Tensor | None = None) -> Tensor:
+        """Return the logits ``[B, V]``, fp32, of one token of each text, or its hidden states, like ``x``.
+
+        Args:
+            x_BD: in the dtype of the weights.
+            caches: for each block ``[B, 2, H, S, K]``, fp32, contiguous along K; the call writes the last column.
+            mask_B11S: fp32, added to the scores; None for 0.
+        """
+        x_BD, head = x_BD.contiguous(), self.head
+        mask = (0, 0) if mask_B11S is None else (mask_B11S.data_ptr(), mask_B11S.stride(0))
+        words = array("q")
+        for cache in caches:
+            words.extend((cache.data_ptr(), *cache.stride()[:4], cache.shape[3], *mask))
+        num_rows, size = x_BD.shape
+        out = torch.empty_like(x_BD) if head is None else x_BD.new_empty(num_rows, head.vocabulary, dtype=torch.float32)
+        self._form(
+            f"tokens_{SUFFIXES[x_BD.dtype]}", x_BD, num_rows, size, len(caches), self._words, words.buffer_info()[0],
+            None if head is None else head.words, out, min(torch.get_num_threads(), self.most_threads),
+        )  # fmt: skip
+        return out
+
+
+def _as_read(parameter: Tensor | None) -> Tensor | None:
+    """Return a weight as it is, a vector in fp32."""
+    return parameter if parameter is None or parameter.dim() > 1 else parameter.float().contiguous()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _drawn(dtype: torch.dtype, size: int, inner: int, wide: int) -> list[Tensor]:
@@ -120,21 +121,21 @@ def _drawn(dtype: torch.dtype, size: int, inner: int, wide: int) -> list[Tensor]
 
 
 def exact_block(
-    x_B1D: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, parameters: Sequence[Tensor], activation: str
+    x_BD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, parameters: Sequence[Tensor], activation: str
 ) -> Tensor:
     """Return what a block computes by its formula, in the dtype of ``x``, with an epsilon of 1e-5; writes the cache."""
     gain, bias, qkv, qkv_bias, out, out_bias, gain2, bias2, up, up_bias, down, down_bias = parameters
-    batch, heads, size = len(x_B1D), cache_B2HSK.shape[2], cache_B2HSK.shape[4]
+    batch, heads, size = len(x_BD), cache_B2HSK.shape[2], cache_B2HSK.shape[4]
     f = {"none": lambda u: u, "relu": torch.relu, "gelu": functional.gelu}[activation]
-    normed = functional.layer_norm(x_B1D, gain.shape, gain, bias, 1e-5)
+    normed = functional.layer_norm(x_BD, gain.shape, gain, bias, 1e-5)
     q, k, v = functional.linear(normed, qkv, qkv_bias).view(batch, 3, heads, 1, size).unbind(1)
     cache_B2HSK[:, :, :, -1:] = torch.stack((k, v), 1)
     keys, values = cache_B2HSK.unbind(1)
     scores = q @ keys.mT / size**0.5
     mixed = (scores if mask is None else scores + mask).softmax(-1) @ values
-    x_B1D = x_B1D + functional.linear(mixed.transpose(1, 2).flatten(2), out, out_bias)
-    normed = functional.layer_norm(x_B1D, gain2.shape, gain2, bias2, 1e-5)
-    return x_B1D + functional.linear(f(functional.linear(normed, up, up_bias)), down, down_bias)
+    x_BD = x_BD + functional.linear(mixed.flatten(1), out, out_bias)
+    normed = functional.layer_norm(x_BD, gain2.shape, gain2, bias2, 1e-5)
+    return x_BD + functional.linear(f(functional.linear(normed, up, up_bias)), down, down_bias)
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
@@ -142,14 +143,17 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     size, heads, head_size, tolerance = 37, 3, 11, 1e-4 if dtype == torch.float32 else 2e-2
     parameters = _drawn(dtype, size, heads * head_size, 45)
     generator = torch.Generator().manual_seed(1)
-    x_B1D, cache = torch.randn(9, 1, size, generator=generator).to(dtype), torch.randn(9, 2, heads, 20, head_size)
-    block = TokenBlock(form, parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5)
+    x_BD, cache = torch.randn(9, size, generator=generator).to(dtype), torch.randn(9, 2, heads, 20, head_size)
+    block = TokenBlock(parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5)
+    head = TokenHead(parameters[0], parameters[1], parameters[2], 1e-5)
     exact_cache, exact = cache.double(), [tensor.double() for tensor in parameters]
-    ours = block(x_B1D, cache, None), cache
-    logits = TokenLogits(form, parameters[0], parameters[1], parameters[2], 1e-5)(x_B1D[:, 0])
-    right = exact_block(x_B1D.double(), exact_cache, None, exact, "gelu"), exact_cache
-    normed = functional.layer_norm(x_B1D[:, 0].double(), (size,), exact[0], exact[1], 1e-5)
-    pairs = (*zip(ours, right, strict=True), (logits, normed @ exact[2].t()))
+    y_BD = exact_block(x_BD.double(), exact_cache, None, exact, "gelu")
+    right = functional.layer_norm(y_BD, (size,), exact[0], exact[1], 1e-5) @ exact[2].t()
+    pairs = (
+        (TokenModel(form, [block], head)(x_BD, [cache]), right),
+        (TokenModel(form, [block])(x_BD, [cache]), y_BD),
+        (cache, exact_cache),
+    )
     return all(torch.allclose(own.double(), other, rtol=tolerance, atol=tolerance) for own, other in pairs)
 
 
@@ -160,12 +164,12 @@ def _trial_parameters(dtype: torch.dtype) -> list[Tensor]:
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
     parameters = _trial_parameters(dtype)
-    x_B1D, cache = torch.ones(1, 1, 384, dtype=dtype), torch.ones(1, 2, 6, 128, 64)
+    x_BD, cache = torch.ones(1, 384, dtype=dtype), torch.ones(1, 2, 6, 128, 64)
     if form is None:
-        exact_block(x_B1D, cache.to(dtype), None, [tensor.to(dtype) for tensor in parameters], "relu")
+        exact_block(x_BD, cache.to(dtype), None, [tensor.to(dtype) for tensor in parameters], "relu")
     else:
-        block = TokenBlock(form, parameters, num_heads=6, head_size=64, activation="relu", epsilon=1e-5)
-        block(x_B1D, cache, None)
+        block = TokenBlock(parameters, num_heads=6, head_size=64, activation="relu", epsilon=1e-5)
+        TokenModel(form, [block])(x_BD, [cache])
 
 
 KERNELS = (

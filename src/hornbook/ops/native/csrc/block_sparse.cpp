@@ -6,11 +6,13 @@
 // if they would not stay there. The gradient of blocks of whole vectors needs no such panels: a token's features are a
 // vector already, and its output gradients are the broadcasts.
 //
-// The matrix is a list of lines of blocks, rows or columns: line l has those that are numbers starts[l] to starts[l + 1] of
-// the list, which `order` gives; null: that of `values` [n][b][b]. A block is at others[block] along its line. With
-// `across`, lines are columns: outputs and inputs of a block change their roles.
+// The matrix is a list of lines of blocks, rows or columns; see block_lines.h. With `across`, lines are columns: outputs and
+// inputs of a block change their roles.
+//
+// The form for AMX multiplies bf16 by tiles where blocks are as large as these; see block_sparse_tiles.h.
 #include <type_traits>
 
+#include "block_sparse_tiles.h"
 #include "threads.h"
 #include "transpose.h"
 
@@ -19,15 +21,10 @@ namespace {
 constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
 constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
 constexpr i64 kChunkBytes = 200 << 10;  // of tokens, block by block, that gradients of large blocks read in any order
-constexpr i64 kStreamBytes = 2 << 20;   // of results that are too many for the second-level cache
-constexpr i64 kCacheLine = 64;
 
-struct Lines {
-  const i64 *starts, *others, *order;
-  i64 count;
-  i64 block(i64 i) const { return order ? order[i] : i; }
-  i64 num_blocks() const { return starts[count]; }
-};
+// Whether tiles compute for blocks of b and tokens of T.
+template <i64 b, class T>
+constexpr bool kByTiles = kHasTiles && b >= tile_rows && std::is_same_v<T, bf16>;
 
 // panels[feature][token] of tokens [token][feature]: `width` tokens, a multiple of a vector, zero where there are none.
 template <class T>
@@ -135,10 +132,12 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
 }
 
 // The blocks and their places, copied in the order of lines, by all threads together: a product reads blocks many times.
+// Floats that lie in this order are read where they are.
+template <class T>
 class Sorted {
  public:
-  Sorted(const float* values, const Lines& lines, i64 b) : lines_(lines), values_(values), size_(b * b) {
-    if (lines.order == nullptr) return;
+  Sorted(const T* values, const Lines& lines, i64 b) : lines_(lines), values_(values), size_(b * b) {
+    if (kIsFloat && lines.order == nullptr) return;
     copies_ = static_cast<float*>(scratch(2, lines.num_blocks() * (size_ * i64(sizeof(float)) + i64(sizeof(i64)))));
     places_ = reinterpret_cast<i64*>(copies_ + lines.num_blocks() * size_);
   }
@@ -146,17 +145,22 @@ class Sorted {
     if (copies_ == nullptr) return;
     const Range own = share(lines_.num_blocks(), 1, thread, running);
     for (i64 i = own.begin; i < own.end; ++i) {
-      places_[i] = lines_.others[lines_.order[i]];
-      std::memcpy(copies_ + i * size_, values_ + lines_.order[i] * size_, size_ * sizeof(float));
+      const T* block = values_ + lines_.block(i) * size_;
+      places_[i] = lines_.others[lines_.block(i)];
+      for (i64 at = 0; at < size_; at += Vec::lanes) store(copies_ + i * size_ + at, load(block + at));
     }
     if (running > 1) hb_runtime.barrier();
   }
-  const float* values() const { return copies_ ? copies_ : values_; }
+  const float* values() const {
+    if constexpr (kIsFloat) return copies_ ? copies_ : values_;
+    return copies_;
+  }
   Lines lines() const { return {lines_.starts, copies_ ? places_ : lines_.others, nullptr, lines_.count}; }
 
  private:
+  static constexpr bool kIsFloat = std::is_same_v<T, float>;
   Lines lines_;
-  const float* values_;
+  const T* values_;
   i64 size_;
   float* copies_ = nullptr;
   i64* places_ = nullptr;
@@ -164,7 +168,7 @@ class Sorted {
 
 // y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them.
 template <i64 b, bool across, bool streams, class T>
-void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted& blocks, T* y, i64 threads) {
+void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks, T* y, i64 threads) {
   constexpr i64 width = Cut<b>::width;
   const Lines lines = blocks.lines();
   const i64 num_out = lines.count * b, slice_size = num_in * width;
@@ -198,11 +202,9 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted& blocks, T*
 
 // The same for results that stay in the caches and for those that do not.
 template <i64 b, bool across, class T>
-void product(const T* x, i64 stride, i64 m, i64 num_in, const float* values, const Lines& lines, T* y, i64 threads) {
-  const Sorted blocks(values, lines, b);
-  const i64 row_bytes = lines.count * b * i64(sizeof(T));
-  const bool is_aligned = (reinterpret_cast<std::uintptr_t>(y) | static_cast<std::uintptr_t>(row_bytes)) % kCacheLine == 0;
-  if (kIsLine<T> && is_aligned && m * row_bytes > kStreamBytes)
+void product(const T* x, i64 stride, i64 m, i64 num_in, const T* values, const Lines& lines, T* y, i64 threads) {
+  const Sorted<T> blocks(values, lines, b);
+  if (kIsLine<T> && should_stream(y, m, lines.count * b))
     product<b, across, kIsLine<T>>(x, stride, m, num_in, blocks, y, threads);
   else
     product<b, across, false>(x, stride, m, num_in, blocks, y, threads);
@@ -365,11 +367,14 @@ void with_block_size(i64 b, bool across, Function function) {
 // y [m][count b] = x Wᵀ, or x W with `across`, of x [m][num_in], rows `stride` apart; b is 4, 8, 16, 32 or 64.
 #define HB_PRODUCT(name, T)                                                                                   \
   HB_EXPORT(void, name)                                                                                       \
-  (const T* x, i64 stride, i64 m, i64 num_in, const float* values, const i64* starts, const i64* others,      \
+  (const T* x, i64 stride, i64 m, i64 num_in, const T* values, const i64* starts, const i64* others,          \
    const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                       \
     const Lines lines{starts, others, order, count};                                                          \
     with_block_size(b, across, [&](auto size, auto is_across) {                                               \
-      product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                  \
+      if constexpr (kByTiles<size.value, T>)                                                                  \
+        multiply_by_tiles<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);      \
+      else                                                                                                    \
+        product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                \
     });                                                                                                       \
   }
 HB_PRODUCT(block_sparse_product_f32, float)
@@ -383,8 +388,12 @@ HB_PRODUCT(block_sparse_product_bf16, bf16)
    const i64* at, const i64* order, i64 count, i64 b, i64 across, float* of_values, i64 threads) {            \
     const Lines lines{starts, at, order, count};                                                              \
     with_block_size(b, across, [&](auto size, auto is_across) {                                               \
-      weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,       \
-                                                   lines, of_values, threads);                                \
+      if constexpr (kByTiles<size.value, T>)                                                                  \
+        weight_gradient_by_tiles<size.value, is_across.value>(along, stride, others, others_stride, m,        \
+                                                              num_others, lines, of_values, threads);         \
+      else                                                                                                    \
+        weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,     \
+                                                     lines, of_values, threads);                              \
     });                                                                                                       \
   }
 HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_f32, float)

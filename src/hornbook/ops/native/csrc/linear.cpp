@@ -76,6 +76,13 @@ struct Epilogue {
   T* out;
   i64 out_stride;
 
+  // Adds the memory that store_block reads and writes.
+  void announce(i64 row, i64 rows, i64 column, i64 columns, Ahead& ahead) const {
+    ahead.add(out + row * out_stride + column, out_stride, rows, columns);
+    if (before) ahead.add(before + row * out_stride + column, out_stride, rows, columns);
+    if (derivative) ahead.add(derivative + row * derivative_stride + column, derivative_stride, rows, columns);
+  }
+
   template <Activation activation>
   void store_block(const float* block, i64 width, i64 row, i64 rows, i64 column, i64 columns) const {
     for (i64 r = row; r < row + rows; r++, block += width)
@@ -103,16 +110,6 @@ StoreBlock<T> store_block(Activation activation) {
   });
 }
 
-// Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
-inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
-  for (i64 r = 0; r < rows; r++, block += width, to += stride)
-    for (i64 c = 0; c < columns; c += Vec::lanes) {
-      const i64 n = smaller(Vec::lanes, columns - c);
-      const Vec sum = load(block + c);
-      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
-    }
-}
-
 // A product of a range of rows by a range of columns. A long contraction is cut into chunks, whose sums are added up.
 template <class P, class T>
 void multiply_range(const T* x, i64 stride, const typename P::Element* packed, Range rows, Range columns, i64 depth,
@@ -128,7 +125,8 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
     const i64 end = smaller(begin + group, columns.end);
     for (i64 first = rows.begin; first < rows.end; first += height) {
       const i64 last = smaller(first + height, rows.end);
-      for (i64 k = 0; k == 0 || k < padded; k += chunk) {
+      i64 k = 0;
+      do {  // once where the contraction has no values
         const i64 length = smaller(chunk, depth - k), steps = num_steps<P>(length);
         i64 row_stride;
         const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride);
@@ -137,14 +135,23 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
           const auto* panel = packed + column * padded + k * round_up(width, P::column_multiple);
           for (i64 row = first; row < last; row += P::rows) {
             const i64 count = smaller(P::rows, last - row);
-            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block);
+            Ahead ahead;
+            if (k + chunk >= padded) epilogue.announce(row, count, column, width, ahead);
+            if (is_whole && row + height < rows.end) {  // of the rows that come next, each panel fetches a part
+              const i64 panels = (end - begin + P::width - 1) / P::width, line = 64 / i64(sizeof(T));
+              const Range part = share(depth, line, int((column - begin) / P::width), int(panels));
+              const T* next = x + (row + height) * stride + part.begin;
+              ahead.add(next, stride, smaller(P::rows, rows.end - row - height), part.end - part.begin);
+            }
+            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block, ahead);
             float* sum = sums + (row - first) * group + column - begin;
             if (!is_whole) add_block(block, P::width, sum, group, count, width, k == 0);
             if (k + chunk >= padded)
               (epilogue.*store)(is_whole ? block : sum, is_whole ? P::width : group, row, count, column, width);
           }
         }
-      }
+        k += chunk;
+      } while (k < padded);
     }
   }
 }
@@ -170,11 +177,11 @@ struct Left {
 
 // Of rows that are packed as a panel [step][row]: as they lie, or as tiles take them.
 template <class P>
-Left<P> left_operand(const typename P::Element* panel, i64 rows, i64 steps) {
+Left<P> left_operand(const typename P::Element* panel, i64 rows, [[maybe_unused]] i64 steps) {
 #ifdef HB_AMX
   if constexpr (std::is_same_v<P, TileProduct>) {
     auto* turned = static_cast<bf16*>(scratch(2, rows * steps * P::depth * i64(sizeof(bf16))));
-    turn_panel(panel, rows, steps, turned);
+    turn_pairs(panel, rows, steps, rows, turned, steps);
     return {turned, steps * P::depth, P::depth};
   }
 #endif
@@ -204,9 +211,11 @@ void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64
         const i64 width = smaller(P::width, num_inputs - column);
         for (i64 row = 0; row < rows; row += P::rows) {
           const i64 height = smaller(P::rows, rows - row);
-          multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
-                      right + column * steps * P::depth, width, steps, block);
           float* to = weight_gradient + (output + row) * stride + inputs.begin + column;
+          Ahead ahead;
+          ahead.add(to, stride, height, width);
+          multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
+                      right + column * steps * P::depth, width, steps, block, ahead);
           add_block(block, P::width, to, stride, height, width, is_first);
         }
       }

@@ -83,26 +83,44 @@ struct PairProduct : PairPacking {
 };
 #endif
 
+// Lines of memory that are needed after a product, which fetches them one after the other while it computes: all at
+// once, they take the buffers that its operands arrive in.
+struct Ahead {
+  static constexpr i64 most = 256;  // more are left out
+  const void* lines[most];
+  i64 count = 0;
+  template <class T>
+  void add(const T* block, i64 stride, i64 rows, i64 columns) {
+    for (i64 row = 0; row < rows; row++)
+      for (i64 column = 0; column < columns && count < most; column += 64 / i64(sizeof(T)))
+        lines[count++] = block + row * stride + column;
+  }
+};
+
 template <class P, int num_rows, int num_vectors>
 void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
-                    i64 steps, float* out) {
+                    i64 steps, float* out, const Ahead& ahead) {
   Vec sums[num_rows][num_vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; v++) sums[r][v] = set1(0.0f);
-  for (i64 step = 0; step < steps; step++) {
-    typename P::Operand columns[num_vectors];
+  const i64 between = steps / (ahead.count + 1);
+  for (i64 line = 0; line <= ahead.count; line++) {
+    for (i64 step = line < ahead.count ? between : steps - between * ahead.count; step > 0; step--) {
+      typename P::Operand columns[num_vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++) columns[v] = P::load_panel(panel + v * Vec::lanes * P::depth);
+      for (int v = 0; v < num_vectors; v++) columns[v] = P::load_panel(panel + v * Vec::lanes * P::depth);
 #pragma GCC unroll 8
-    for (int r = 0; r < num_rows; r++) {
-      const typename P::Operand value = P::broadcast(a + r * row_stride);
+      for (int r = 0; r < num_rows; r++) {
+        const typename P::Operand value = P::broadcast(a + r * row_stride);
 #pragma GCC unroll 8
-      for (int v = 0; v < num_vectors; v++) sums[r][v] = P::dot(sums[r][v], value, columns[v]);
+        for (int v = 0; v < num_vectors; v++) sums[r][v] = P::dot(sums[r][v], value, columns[v]);
+      }
+      panel += num_vectors * Vec::lanes * P::depth;
+      a += step_stride;
     }
-    panel += num_vectors * Vec::lanes * P::depth;
-    a += step_stride;
+    if (line < ahead.count) __builtin_prefetch(ahead.lines[line], 1);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; r++)
@@ -112,29 +130,29 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 
 template <class P, int num_rows>
 __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
-                   i64 num_vectors, i64 steps, float* out) {
+                   i64 num_vectors, i64 steps, float* out, const Ahead& ahead) {
   if (num_vectors == P::vectors)
-    multiply_block<P, num_rows, P::vectors>(a, row_stride, step_stride, panel, steps, out);
+    multiply_block<P, num_rows, P::vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
   else if (num_vectors == 1)
-    multiply_block<P, num_rows, 1>(a, row_stride, step_stride, panel, steps, out);
+    multiply_block<P, num_rows, 1>(a, row_stride, step_stride, panel, steps, out, ahead);
   else if (num_vectors == 2)
-    multiply_block<P, num_rows, 2>(a, row_stride, step_stride, panel, steps, out);
+    multiply_block<P, num_rows, 2>(a, row_stride, step_stride, panel, steps, out, ahead);
   else
-    multiply_block<P, num_rows, 3>(a, row_stride, step_stride, panel, steps, out);
+    multiply_block<P, num_rows, 3>(a, row_stride, step_stride, panel, steps, out, ahead);
 }
 
 // Multiplies up to P::rows rows by a panel of `columns` columns; `out` is [rows][P::width].
 template <class P>
 void multiply(const typename P::Element* a, i64 num_rows, i64 row_stride, i64 step_stride,
-              const typename P::Element* panel, i64 columns, i64 steps, float* out) {
+              const typename P::Element* panel, i64 columns, i64 steps, float* out, const Ahead& ahead) {
   const i64 vectors = (columns + Vec::lanes - 1) / Vec::lanes;
   switch (num_rows) {
-    case 1: return multiply_rows<P, 1>(a, row_stride, step_stride, panel, vectors, steps, out);
-    case 2: return multiply_rows<P, 2>(a, row_stride, step_stride, panel, vectors, steps, out);
-    case 3: return multiply_rows<P, 3>(a, row_stride, step_stride, panel, vectors, steps, out);
-    case 4: return multiply_rows<P, 4>(a, row_stride, step_stride, panel, vectors, steps, out);
-    case 5: return multiply_rows<P, 5>(a, row_stride, step_stride, panel, vectors, steps, out);
-    default: return multiply_rows<P, 6>(a, row_stride, step_stride, panel, vectors, steps, out);
+    case 1: return multiply_rows<P, 1>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 2: return multiply_rows<P, 2>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 3: return multiply_rows<P, 3>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 4: return multiply_rows<P, 4>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 5: return multiply_rows<P, 5>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    default: return multiply_rows<P, 6>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
   }
 }
 
@@ -192,6 +210,16 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
       store(sum, load(sum, n) + total, n);
     }
   }
+}
+
+// Adds (or stores, if `is_first`) a block of floats, rows of `width`, to rows of `stride`.
+inline void add_block(const float* block, i64 width, float* to, i64 stride, i64 rows, i64 columns, bool is_first) {
+  for (i64 r = 0; r < rows; r++, block += width, to += stride)
+    for (i64 c = 0; c < columns; c += Vec::lanes) {
+      const i64 n = smaller(Vec::lanes, columns - c);
+      const Vec sum = load(block + c);
+      store(to + c, is_first ? sum : load(to + c, n) + sum, n);
+    }
 }
 
 }  // namespace

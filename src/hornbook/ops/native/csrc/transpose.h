@@ -46,6 +46,22 @@ HB_INLINE void transpose(Vec (&square)[Vec::lanes]) {
   }
 }
 
+// to[column][row] of from[row][column], whose rows and columns are `stride` and `to_stride` apart: whole vectors of rows.
+inline void turn(const float* from, i64 stride, i64 rows, i64 columns, float* to, i64 to_stride) {
+  for (i64 column = 0; column < columns; column += Vec::lanes) {
+    const i64 there = smaller(Vec::lanes, columns - column);
+    for (i64 row = 0; row < rows; row += Vec::lanes) {
+      Vec square[Vec::lanes];
+#pragma GCC unroll 16
+      for (i64 i = 0; i < Vec::lanes; ++i) square[i] = load(from + (row + i) * stride + column, there);
+      transpose(square);
+#pragma GCC unroll 16
+      for (i64 i = 0; i < Vec::lanes; ++i)
+        if (i < there) store(to + (column + i) * to_stride + row, square[i]);
+    }
+  }
+}
+
 // Lane i is the sum of vector i.
 HB_INLINE Vec sums(const Vec (&vectors)[Vec::lanes]) {
   Vec quads[Vec::lanes / 4];  // in each quarter, the sums of that quarter of four vectors
