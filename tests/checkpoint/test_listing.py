@@ -88,7 +88,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning_but_not_when_it_was_named(t
     damage(newer)
     with caplog.at_level(logging.WARNING):
         assert resolve(tmp_path) == older
-    assert "damaged and passed over" in caplog.text
+    assert "damaged and skipped" in caplog.text
     assert resolve(newer) == newer
 
 

@@ -201,11 +201,11 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
     assert list(_lines(report, 0.5, "auto")) == [
         "out built in 0.5 s",
         "  train                  1 document               20 tokens         90 B of text",
-        "  left out: 1 empty document, 0 unreadable ones",
+        "  dropped: 1 empty document, 0 unreadable ones",
         "  skipped: 2 lists, 7 redirects",
         "  dropped: 3 too short, 2 overlapping an evaluation set, 1 near duplicate",
         "    too short: a\\x1b.txt at byte 1,200: one\\ntwo",
-        "  2 line ends with a carriage return became LF; --keep-crlf keeps them",
+        "  replaced 2 line ends with a carriage return by LF; --keep-crlf keeps them",
     ]
 
 
@@ -213,7 +213,7 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
     ("words", "part"),
     [
         (["texts", "--sequences", "paragraphs"], "--sequences"),
-        (["texts", "--sentence-language", "de"], "--sentence-language does nothing without --sequences sentences"),
+        (["texts", "--sentence-language", "de"], "--sentence-language has no effect without --sequences sentences"),
         (["texts", "--sequences", "sentences", "--end-of-text", "stored"], "leave out --end-of-text"),
         (["texts", "--sequences", "sentences", "--sentence-language", "Deutsch"], "is no language"),
         (["texts", "--tokenizer", "bert", "--end-of-text", "stored"], "has no end-of-text token"),
@@ -301,7 +301,7 @@ def test_line_ends_become_lf_unless_they_are_kept(texts, capsys):
     (texts / "unix.txt").write_bytes("one cat\n\ntwo é\nmac\ncats\n".encode())
     for name in ("dos", "unix"):
         assert build(f"{name}.txt", output=name) == 0
-    said = "5 line ends with a carriage return became LF; --keep-crlf keeps them"
+    said = "replaced 5 line ends with a carriage return by LF; --keep-crlf keeps them"
     assert capsys.readouterr().out.count(said) == 1
     stores = [texts / name / "train" for name in ("dos", "unix")]
     for file in ("tokens.bin", "tokens.idx", "documents.npy"):

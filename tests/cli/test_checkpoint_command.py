@@ -100,5 +100,5 @@ def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_verify_of_nothing(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         verify_command(tmp_path / name)

@@ -106,7 +106,7 @@ def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
     assert CONTROL.search(first + second) is None
     assert rb"\x" in first + second, "generated text control characters, and they are shown"
     terminal.press("é, the cat sat on the mat and the cat\r".encode())
-    terminal.wait_for(rb"\r\n\[60 tokens, the prompt's first \d+ left out, length\]\r\n> ")
+    terminal.wait_for(rb"\r\n\[60 tokens, without the prompt's first \d+, length\]\r\n> ")
     terminal.press(END)
     code, rest = terminal.end()
     assert (code, rest.startswith(b"\r\n3 texts, 180 tokens in ")) == (0, True)

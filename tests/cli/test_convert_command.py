@@ -25,7 +25,7 @@ def test_there_and_back(corpus, capsys):
     assert convert("corpus", "x.tfrecord", "--split", "train", "--verify") == 0
     printed = capsys.readouterr()
     assert f"{corpus.num_documents} documents, {corpus.num_tokens:,} tokens" in printed.out
-    assert "tfrecord from store, corpus" in printed.out and "verified: read again, it is the same" in printed.out
+    assert "tfrecord from store, corpus" in printed.out and "verified: source and target are equal" in printed.out
     words = ("--to", "store", "--tokenizer", "tok", "--end-of-text", "stored", "--verify")
     assert convert("x.tfrecord", "back", *words) == 0
     assert open_store("back").fingerprint == corpus.fingerprint

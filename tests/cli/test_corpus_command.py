@@ -99,8 +99,8 @@ def test_skipped_documents_are_reported(texts, capsys):
     assert "bad.txt: not UTF-8 at byte 0" in mistake(capsys)
     assert build("texts", "--on-error", "skip", "--allow", "empty-file", "--json") == 0
     captured = capsys.readouterr()
-    assert "skipped 1 document that could not be read:\n  texts/bad.txt: not UTF-8" in captured.err
-    assert "left out: 1 empty document, 1 unreadable one" in captured.err
+    assert "skipped 1 unreadable document:\n  texts/bad.txt: not UTF-8" in captured.err
+    assert "dropped: 1 empty document, 1 unreadable one" in captured.err
     assert json.loads(captured.out)["faults"] == 1
 
 

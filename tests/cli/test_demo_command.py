@@ -36,8 +36,8 @@ def test_the_same_command_goes_on_and_another_length_is_refused(commands, capsys
     assert main(["demo", "--minutes", "3"]) == 2
     begun = " ".join(words) or "--minutes 5.5"
     assert capsys.readouterr().err == (
-        f"hornbook: error: the demo in demo was started with {begun}, not --minutes 3: repeat the same to resume it, "
-        "or choose another --output\n"
+        f"hornbook: error: the demo in demo was started with {begun}, not --minutes 3: use the same options to "
+        "resume it, or choose another --output\n"
     )
     assert commands == []
 

@@ -76,7 +76,7 @@ def test_a_text_is_truncated_to_the_window(capsys):
         (["bert", "texts.jsonl", "--text", "txt"], "'txt' is missing (there: 'text', 'label')"),
         (["bert", "texts.txt", "--window", "2"], "2 tokens have no room for [CLS], a text and [SEP]"),
         (["bert", "texts.txt", "--output", "no/vectors.npy"], "cannot create no/"),
-        (["bert", "texts.txt", "--output", "texts.txt"], "--output texts.txt is the file to be read"),
+        (["bert", "texts.txt", "--output", "texts.txt"], "--output texts.txt is the input file"),
     ],
 )
 def test_what_cannot_be_embedded_is_told_on_one_line(capsys, words, message):

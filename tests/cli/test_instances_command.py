@@ -37,16 +37,16 @@ def test_instances_are_made_and_read_by_convert(store, tmp_path, capsys):
 def test_options_of_corpora_and_documents(store, tmp_path, capsys):
     path = str(tmp_path / "pairs.tfrecord")
     assert main(["corpus", "instances", str(store), path, "--split", "train"]) == 2
-    assert "--split is for a corpus, and " in capsys.readouterr().err
+    assert "--split applies only to a corpus, and " in capsys.readouterr().err
     assert main(["corpus", "instances", str(store), path]) == 0
     assert main(["corpus", "inspect", path, "--samples", "1"]) == 2
-    assert f"--samples shows documents, and {path} holds instances" in capsys.readouterr().err
+    assert f"--samples shows documents, but {path} contains instances" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--format", "bert-arrow", "--remask"], "--remask asks for bert-tfrecord-remasked"),
+        (["--format", "bert-arrow", "--remask"], "--remask selects bert-tfrecord-remasked"),
         (["--sequence-length", "4"], "5 tokens or more; got 4"),
         (["--max-predictions", "126"], "expected 1 to 125"),
         (["--mask-probability", "1.5"], "--mask-probability"),

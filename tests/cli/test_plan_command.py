@@ -57,7 +57,7 @@ def test_layouts_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
     assert seconds == sorted(seconds) and len(seconds) > 4
     assert main(["plan", "demo", "--devices", "2", "--search", "--training.micro-batch-size", "8", *SMALL]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "The quickest: --" in lines[-1]
+    assert "Fastest: --" in lines[-1]
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("price") and "GPU clouds, 2025" in line for line in lines)
     assert main(["plan", "gpt2-xl", "--devices", "8", "--price", "2"]) == 0
@@ -74,7 +74,7 @@ def test_layouts_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
         (("--devices", "3", "--parallel.tensor-parallel", "2"), "[parallel] needs a multiple of 2 ranks"),
         (("--shrink",), "--shrink applies only with --check"),
         (("--processes", "2"), "--processes applies only with --check"),
-        (("--check", "--memory", "1GiB"), "--memory belongs to a prediction"),
+        (("--check", "--memory", "1GiB"), "--memory applies to predictions"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str) -> None:

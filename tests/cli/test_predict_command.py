@@ -172,7 +172,7 @@ def test_a_matrix_that_nobody_reads_is_not_printed(capsys):
         (["classes", "texts.jsonl", "--num-best", "2"], "--num-best does not apply: classes/"),
         (["classes", "texts.jsonl", "--unanswerable"], "--unanswerable does not apply: classes/"),
         (["classes", "texts.jsonl", "--format", "squad"], "--format squad does not apply"),
-        (["classes", "texts.jsonl", "--output", "texts.jsonl"], "--output texts.jsonl is the file to be read"),
+        (["classes", "texts.jsonl", "--output", "texts.jsonl"], "--output texts.jsonl is the input file"),
         (["classes", "texts.jsonl", "--window", "65"], "a window of 65 tokens is longer than the model's 64 positions"),
         (["classes", "texts.jsonl", "--output", "no/file"], "cannot open no/file"),
         (["pairs", "texts.txt"], "the model reads pairs of texts, and a line of text is one"),

@@ -48,8 +48,8 @@ def test_every_option_arrives():
         ("--drop-near-duplicates 0", ["--drop-near-duplicates"]),
         ("--max-dropped 2", ["--max-dropped", "2"]),
         ("--allow empty-fil", ["empty-fil", 'did you mean "empty-file"?']),
-        ("--language-probability 0.9", ["--language-probability does nothing without --language"]),
-        ("--decontaminate-words 9", ["--decontaminate-words does nothing without --decontaminate;"]),
+        ("--language-probability 0.9", ["--language-probability has no effect without --language"]),
+        ("--decontaminate-words 9", ["--decontaminate-words has no effect without --decontaminate;"]),
     ],
 )
 def test_mistakes_are_one_line(words, parts):

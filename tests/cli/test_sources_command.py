@@ -160,5 +160,5 @@ def test_what_cannot_be_read_is_skipped_and_counted(folder, capsys):
     capsys.readouterr()
     outcome = build("rows.parquet", "cut.parquet", "--on-error", "skip", "--allow", "empty-file")
     printed = capsys.readouterr()
-    assert outcome == 0 and "skipped 1 document that could not be read" in printed.err
+    assert outcome == 0 and "skipped 1 unreadable document" in printed.err
     assert len(documents()) == 2

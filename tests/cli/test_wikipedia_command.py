@@ -35,7 +35,7 @@ def test_a_dump_becomes_a_corpus(folder, capsys):
     assert build("dump.xml.bz2", "--from", "wikipedia", "--threads", "2") == 0
     printed = capsys.readouterr().out
     assert "skipped: 1 page of another namespace, 1 page that is not wikitext, 1 redirect" in printed
-    assert "left out: 1 empty document," in printed
+    assert "dropped: 1 empty document," in printed
     assert texts("out") == [text for text in TINY_TEXTS if text]
     source, offset = open_store("out").source(0)
     assert source.endswith("dump.xml.bz2") and tiny_dump()[offset:].startswith(b"<page>")

@@ -27,7 +27,7 @@ def test_the_size_of_the_data_axis_is_what_is_left(options, num_ranks, sizes):
 
 def test_a_world_that_the_sizes_do_not_divide_is_refused():
     config = ParallelConfig(data_parallel="hybrid", shard_size=2, tensor_parallel=2)
-    with pytest.raises(UserError, match=r"multiple of 4 ranks \(tensor_parallel 2 x shard_size 2\), and the run has 6"):
+    with pytest.raises(UserError, match=r"multiple of 4 ranks \(tensor_parallel 2 x shard_size 2\), but the run has 6"):
         config.sizes(6)
 
 
@@ -37,11 +37,11 @@ def test_a_world_that_the_sizes_do_not_divide_is_refused():
         (["--parallel.data-parallel=hybrid"], "shard_size and data_parallel"),
         (["--parallel.shard-size=2"], "shard_size and data_parallel"),
         (["--parallel.sum-gradients=step"], "applies only to shard and hybrid"),
-        (["--training.compile=blocks", "--parallel.tensor-parallel=2"], "wrong gradients; set one of them back"),
+        (["--training.compile=blocks", "--parallel.tensor-parallel=2"], "wrong gradients; use only one of them"),
         (["--training.compile=blocks", "--parallel.pipeline-schedule=zero-bubble"], "choose gpipe, 1f1b, interleaved"),
         (
             ["--training.compile=blocks", "--memory.recompute=attention"],
-            "compiled blocks cannot recompute a part of theirs; choose all",
+            'compiled blocks cannot recompute only attention; set recompute = "all"',
         ),
         (["--parallel.sequence-parallel"], "sequence_parallel applies only to tensor parallelism; set tensor_parallel"),
         (["--parallel.tensor-parallel=5"], "tensor_parallel must divide num_heads, which is 12"),

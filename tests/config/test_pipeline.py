@@ -61,10 +61,16 @@ def test_ranks_of_stages():
     ("words", "message"),
     [
         ([f"{PIPELINE}=2", f"{LISTED}=5,6"], "adds up to 11, and the model has 12 layers; change one of them"),
-        ([f"{PIPELINE}=2", f"{LISTED}=5,6,1"], "needs 2 numbers and has 3; list one for each stage"),
-        ([f"{PIPELINE}=2", f"{LISTED}=6,6", INTERLEAVED], "needs 2 x 2 = 4 or another multiple of 2 numbers and has 2"),
-        ([f"{PIPELINE}=2", f"{LISTED}=6,6", V_SHAPED], "needs 2 x 2 = 4 numbers and has 2; list one for each stage"),
-        ([f"{PIPELINE}=2", f"{LISTED}=2,2,2,2,2,2", V_SHAPED], "needs 2 x 2 = 4 numbers and has 6"),
+        ([f"{PIPELINE}=2", f"{LISTED}=5,6,1"], "layers_per_stage has 3 values, expected 2, one per stage"),
+        (
+            [f"{PIPELINE}=2", f"{LISTED}=6,6", INTERLEAVED],
+            "layers_per_stage has 2 values, expected 2 x 2 = 4 or another multiple of 2",
+        ),
+        (
+            [f"{PIPELINE}=2", f"{LISTED}=6,6", V_SHAPED],
+            "layers_per_stage has 2 values, expected 2 x 2 = 4, one per stage",
+        ),
+        ([f"{PIPELINE}=2", f"{LISTED}=2,2,2,2,2,2", V_SHAPED], "layers_per_stage has 6 values, expected 2 x 2 = 4"),
         ([f"{PIPELINE}=3", f"{LISTED}=12,0,0"], "only the first and the last stage may have no layers"),
         ([f"{LISTED}=12"], "layers_per_stage applies only to a pipeline; set pipeline_parallel, or remove it"),
         ([f"{PIPELINE}=16"], "a pipeline of 16 stages needs at least 14 layers; add some"),

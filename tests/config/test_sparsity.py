@@ -44,22 +44,22 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
         (("--sparsity.density=1e-4",), "leaves no block of blocks.0.attention.qkv, which has 48 x 48; raise it"),
         (
             ("--sparsity.linears=block.*",),
-            "'block.*' matches no linear map; the names are such as blocks.0.attention.qkv",
+            "'block.*' matches no linear layer; layers have names such as blocks.0.attention.qkv",
         ),
         (
             ("--parallel.tensor-parallel=2",),
-            "blocks cannot be cut over tensor-parallel ranks; set tensor_parallel to 1",
+            "sparse layers do not support tensor parallelism; set tensor_parallel to 1",
         ),
-        (("--parallel.data-parallel=shard",), 'blocks cannot be sharded; set data_parallel to "replicate"'),
+        (("--parallel.data-parallel=shard",), 'sparse layers cannot be sharded; set data_parallel to "replicate"'),
         (
             ("--parallel.data-parallel=hybrid", "--parallel.shard-size=2"),
-            'blocks cannot be sharded; set data_parallel to "replicate"',
+            'sparse layers cannot be sharded; set data_parallel to "replicate"',
         ),
         (("--sparsity.density=0",), "must be above 0 and at most 1"),
         (("--sparsity.update=grow",), 'expected one of "static", "random", "rigl", "rigl_norm", "rigl_sample"'),
         (
             ("--sparsity.linears=none", "--sparsity.density=0.2"),
-            "density applies only to the maps in linears; remove it",
+            "density applies only to sparse linear layers; set linears, or remove it",
         ),
         (("--sparsity.embedding-block-size=5",), "must be 1, 4, 8, 16, 32, 64 or 128"),
         (
@@ -68,11 +68,11 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
         ),
         (
             ("--sparsity.embedding-block-size=4", "--parallel.pipeline-parallel=2"),
-            "a sparse token table lies whole on each rank; set pipeline_parallel to 1",
+            "a sparse token table cannot be distributed over ranks; set pipeline_parallel to 1",
         ),
         (
             ("--sparsity.linears=none", "--sparsity.embedding-block-size=4", "--sparsity.block-size=4"),
-            "block_size applies only to the maps in linears; remove it",
+            "block_size applies only to sparse linear layers; set linears, or remove it",
         ),
     ],
 )

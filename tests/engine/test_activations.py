@@ -101,7 +101,7 @@ def test_names_and_parameters_stay():
 def test_a_layer_without_attention_cannot_recompute_it():
     model = tiny_model()
     model.blocks[1] = torch.nn.Identity()
-    with pytest.raises(UserError, match=r'memory\.recompute = "attention": layer 1 has no self-attention'):
+    with pytest.raises(UserError, match=r"layer 1 does not use hornbook's self-attention"):
         recompute_layers(model, ATTENTION)
 
 

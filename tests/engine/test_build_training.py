@@ -40,7 +40,7 @@ def of_two(*, tensor: int = 1) -> World:
 @pytest.mark.parametrize(
     ("changes", "world", "message"),
     [
-        ({"parallel": ParallelConfig(tensor_parallel=2)}, World(), "needs a multiple of 2 ranks .* and the run has 1"),
+        ({"parallel": ParallelConfig(tensor_parallel=2)}, World(), "needs a multiple of 2 ranks .* but the run has 1"),
         (
             {"parallel": ParallelConfig(data_parallel="shard"), "objective": Mine()},
             of_two(),
@@ -68,7 +68,7 @@ def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message
     "changes", [{"memory": MemoryConfig(offload_activations=True)}, {"precision": PrecisionConfig(partials="half")}]
 )
 def test_an_option_of_gpus_is_refused_on_a_cpu(changes):
-    with pytest.raises(UserError, match="this run computes on cpu: remove it, or choose --device cuda"):
+    with pytest.raises(UserError, match="this run uses cpu: remove it, or use --device cuda"):
         build_training(replace(Recipe(), **changes), 1, World())
 
 

@@ -62,7 +62,7 @@ def test_four_runs(name, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", known())
-@pytest.mark.parametrize(("dtype", "kernels"), [("fp32", "torch"), ("bf16", "torch"), ("bf16", "auto")])
+@pytest.mark.parametrize(("dtype", "kernels"), [(d, k) for d in ("fp32", "bf16") for k in ("torch", "auto")])
 def test_every_recipe(name, dtype, kernels):
     assert abs(error_of(name, dtype=dtype, kernels=kernels)) < TOLERANCES["resident"]
 
@@ -74,7 +74,8 @@ def test_every_recipe(name, dtype, kernels):
     [
         (mode, dtype, kernels)
         for mode in MODES
-        for dtype, kernels in (("fp32", "torch"), ("bf16", "torch"), ("bf16", "auto"))
+        for dtype in ("fp32", "bf16")
+        for kernels in ("torch", "auto")
         if (mode, kernels)
         != ("budget", "auto")  # native operators under a budget are predicted less well: docs/plan.md
     ],

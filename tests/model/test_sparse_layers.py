@@ -186,7 +186,7 @@ def test_a_model_of_ones_own_is_asked_for_its_linear_maps() -> None:
 
     recipe = replace(sparse_recipe(), model=OwnConfig(**vars(CONFIGS["gpt"])))
     assert not recipe.problems()
-    with pytest.raises(UserError, match="no linear map; the names are such as"):
+    with pytest.raises(UserError, match="no linear layer; layers have names such as"):
         sparse_model(replace(recipe, sparsity=SparsityConfig(linears=("nothing.*",), block_size=4)))
 
 

@@ -86,20 +86,20 @@ def test_weights_that_are_not_finite_on_one_rank_end_the_run_on_all(ranks):
 def test_ranks_that_verify_a_share_each_agree_on_the_checkpoint_to_resume_from(folder, ranks):
     assert [rank["resumed"] for rank in ranks] == 2 * [{"step": 6, "error": None, "found_by": [0, 1]}]
     said = " ".join((folder / "stderr").read_text().split())
-    assert "step-00000008 is damaged and passed over: optimizer-00000.safetensors has 7 bytes" in said
+    assert "step-00000008 is damaged and skipped: optimizer-00000.safetensors has 7 bytes" in said
 
 
 def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
     assert [rank["disk"]["step"] for rank in ranks] == [8, 8]
     assert [rank["disk"]["error"] for rank in ranks] == [
         "StorageError: the disk is full",
-        "RankError: rank 0 could not save a checkpoint; see what it says",
+        "RankError: rank 0 could not save a checkpoint; see its error",
     ]
 
 
 def test_a_rank_that_cannot_write_its_part_ends_the_run_on_all_and_leaves_no_checkpoint(folder, ranks):
     assert [rank["second_disk"] for rank in ranks] == [
-        {"step": 8, "error": "RankError: rank 1 could not save its part of the checkpoint; see what it says"},
+        {"step": 8, "error": "RankError: rank 1 could not save its part of the checkpoint; see its error"},
         {"step": 8, "error": "StorageError: the disk is full"},
     ]
     assert list((folder / "second_disk" / "checkpoints").iterdir()) == []

@@ -152,7 +152,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
     (tmp_path / "run" / "checkpoints" / "step-00000008" / "manifest.json").write_text("{")
     ((level, about, message),) = look(tmp_path)
     assert (level, about) == ("warning", "checkpoints")
-    assert "step-00000008" in message and "restore it or it is passed over" in message
+    assert "step-00000008" in message and "will be skipped unless you restore it" in message
 
 
 def test_a_folder_that_is_in_use_or_a_file(tmp_path: Path) -> None:

@@ -112,11 +112,11 @@ def test_phased_execution_learns_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--parallel.tensor-parallel=2", "tensor parallelism does not know the weights of this family"),
-        ("--objective.unscored-tokens=12", "leaves nothing to predict of 12 tokens"),
+        ("--parallel.tensor-parallel=2", "this model family does not support tensor parallelism"),
+        ("--objective.unscored-tokens=12", "leaves no token to predict in sequences of 12 tokens"),
         ("--model.norm-groups=3", "norm_groups must divide hidden_size, which is 32"),
         ("--model.embedding-size=15", "needs an even embedding_size"),
-        ("--model.vocab-size=none", "clamp_tokens needs a vocab_size"),
+        ("--model.vocab-size=none", "clamp_tokens requires vocab_size"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(option: str, message: str) -> None:
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_in_one_line(option: str, message: str) -> 
 
 def test_a_document_mask_does_not_go_with_attention_in_blocks() -> None:
     options = ["--data.train=corpus", "--model.attention-block-size=4", "--data.document-mask"]
-    with pytest.raises(RecipeError, match="attention in blocks sees the whole window"):
+    with pytest.raises(RecipeError, match="attention_block_size does not support document_mask"):
         load_recipe("sparse-gpt", [*SIZES, *options])
 
 

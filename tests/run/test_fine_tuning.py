@@ -149,7 +149,9 @@ def test_it_begins_with_the_pretrained_trunk_and_pooler(files, pretrained, tmp_p
     source = checkpoint.load(checkpoint.resolve(Path(pretrained.source))).tensors["model"]
     taken = {name for name, tensor in found.items() if name in source and torch.equal(tensor, source[name])}
     assert found.keys() - taken == {"head.labels.weight", "head.labels.bias"}
-    told = "taken over but for head.bias, head.classifier, head.transform.dense, head.transform.norm; drawn from the se"
+    told = (
+        "loaded except head.bias, head.classifier, head.transform.dense, head.transform.norm; initialized from the se"
+    )
     assert told in capfd.readouterr().err
 
 
@@ -162,7 +164,7 @@ def test_a_decoder_begins_with_a_pretrained_trunk_learns_and_writes_nothing(file
     source = checkpoint.load(checkpoint.resolve(Path(init.source))).tensors["model"]
     taken = {name for name, tensor in found.items() if name in source and torch.equal(tensor, source[name])}
     assert taken == source.keys() and found.keys() - taken == {"head.labels.weight"}
-    assert "drawn from the seed: head.labels" in capfd.readouterr().err
+    assert "initialized from the seed: head.labels" in capfd.readouterr().err
     run(tmp_path, *options, "--training.steps=40", init=init)
     rows = rows_of(tmp_path, "validation")
     assert rows[-1]["accuracy"] > 0.9 > rows[0]["accuracy"] or rows[-1]["loss"] < rows[0]["loss"] / 3

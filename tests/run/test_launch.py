@@ -199,7 +199,7 @@ def test_a_refused_start_leaves_nothing(recipe, tmp_path, words, capsys):
 
 def test_notes_are_shown_when_the_run_starts(recipe, capsys):
     assert command(recipe, "--training.global-batch-size", "1", "--training.steps", "1") == 0
-    assert "training.micro_batch_size is 1, the global batch, in place of 2 (tiny.toml:" in capsys.readouterr().err
+    assert "training.micro_batch_size is 1, the global batch size, instead of 2 (tiny.toml:" in capsys.readouterr().err
 
 
 def test_a_python_caller_takes_up_a_run_without_the_command_line(recipe, tmp_path, monkeypatch):

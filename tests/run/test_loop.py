@@ -121,7 +121,7 @@ def test_a_terminal_shows_each_row_a_live_display_and_the_answer_to_a_signal(tmp
     text = "".join(lines)
     step = int(re.findall(r"step (\d+) of 12 is saved", text)[0])
     assert [int(n) for n in re.findall(r"step (\d+)/12", text)] == list(range(1, step + 1))
-    assert lines.count("hornbook: SIGINT: saves and stops; once more ends at once") == 1
+    assert lines.count("hornbook: SIGINT: saving and stopping; send it again to exit at once") == 1
     assert "micro-batch" not in text and "memory" not in text, "the display is gone"
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     plain = [sys.executable, *words, str(tmp_path / "again")]

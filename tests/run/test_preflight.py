@@ -38,11 +38,11 @@ def sources(vocab_size: int | None) -> Sources:
 
 def test_a_warmup_that_is_longer_than_the_run() -> None:
     assert long_warmup(recipe(schedule=CosineConfig(warmup_steps=2000)), 20) == (
-        "schedule.warmup_steps is 2000, the run has 20 steps: the rate only reaches 6e-06 of 0.0006; lower it, or use "
-        "--schedule.warmup-fraction"
+        "schedule.warmup_steps is 2000, but the run has 20 steps: the learning rate only reaches 6e-06 of 0.0006; "
+        "lower it, or use --schedule.warmup-fraction"
     )
     by_root = recipe(schedule=PolynomialConfig(warmup_steps=80, warmup_power=0.5))
-    assert "the rate only reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
+    assert "the learning rate only reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_warmup_that_ends_within_the_run(schedule) -> None:
 
 def test_a_batch_that_is_larger_than_the_data() -> None:
     given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
-    told = "a batch has 512 windows, the data 120: each step repeats them 4.3 times"
+    told = "a batch has 512 windows, but the data has only 120: each step repeats them 4.3 times"
     assert told in str(large_batch(given, 120, "window"))
     assert large_batch(given, 512, "window") is None
 
@@ -73,10 +73,10 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
-    told = "model.vocab_size is 5,000, the data has 300 tokens; --model.vocab-size none uses the data's"
+    told = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass --model"
     tiny_runs.run_tiny(tmp_path, *words)
     shown = capsys.readouterr().err
-    assert told in shown and shown.count("schedule.warmup_steps is 100, the run has 4 steps") == 1
+    assert told in shown and shown.count("schedule.warmup_steps is 100, but the run has 4 steps") == 1
     tiny_runs.run_tiny(tmp_path, *words, "--training.steps=5")
     shown = capsys.readouterr().err
     assert told not in shown, "there are weights now"

@@ -111,4 +111,4 @@ def test_labelled_runs_are_refused(tmp_path):
     run_tiny(tmp_path, f"--data.train={tmp_path}/train.jsonl", *words)
     with pytest.raises(UserError) as caught:
         trace_step(tmp_path / "run", 1)
-    assert one_line(caught.value, "learns classification from labeled files")
+    assert one_line(caught.value, "was trained on labeled files (classification)")

@@ -225,7 +225,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(copied: Path) -
     for path in checkpoints.glob("*/model-00000.safetensors"):
         _damage(path, "flip")
     before = metrics.read_bytes()
-    with pytest.raises(CheckpointError, match=r"has 2 checkpoints and none is intact: restore one to resume"):
+    with pytest.raises(CheckpointError, match=r"has 2 checkpoints, but none is intact: restore one to resume"):
         tiny_runs.run_tiny(copied)
     assert metrics.read_bytes() == before
     assert len(list(checkpoints.iterdir())) == 2

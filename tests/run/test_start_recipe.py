@@ -44,7 +44,7 @@ def test_the_file_gives_way_with_a_note_and_keeps_its_dropout(source, tmp_path):
     model = resolved.recipe.model
     assert (model.num_layers, model.residual_dropout, model.embedding_dropout) == (2, 0.3, 0.1)
     (note,) = resolved.notes
-    assert note.endswith("not of the recipe: num_layers 2 in place of 12")
+    assert note.endswith("not of the recipe: num_layers 2 instead of 12")
 
 
 def test_an_option_that_contradicts_is_refused_in_one_line(source, tmp_path):
@@ -71,7 +71,7 @@ def test_a_family_of_the_file_gives_way_too(source, tmp_path):
     text = f'{BARE}\n[model]\nfamily = "bert"\nhead_transform = false\n'
     resolved = start_recipe(written(tmp_path, text), output=tmp_path / "run", init_from=source)
     assert resolved.recipe.model.family == "gpt"
-    assert 'family "gpt" in place of "bert"' in resolved.notes[0]
+    assert 'family "gpt" instead of "bert"' in resolved.notes[0]
 
 
 def test_a_run_that_has_begun_does_not_need_the_source(source, tmp_path):

@@ -70,7 +70,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
         problems = verify(path)
         if not problems:
             return path
-        warn(f"checkpoint {path} is damaged and passed over: {'; '.join(problems)}")
+        warn(f"checkpoint {path} is damaged and skipped: {'; '.join(problems)}")
     return None
 
 

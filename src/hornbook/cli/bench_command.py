@@ -204,5 +204,5 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
 def _two_or_more(text: str) -> int:
     number: int = positive_integer(text)
     if number < 2:
-        raise argparse.ArgumentTypeError(f"{number}: must be at least 2, as the first token is timed apart")
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 2, since the first token is timed separately")
     return number

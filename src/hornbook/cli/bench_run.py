@@ -115,10 +115,10 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
     print("intervals: Welch's t on logarithms of independent processes; 1 inside: no difference shown")
     others = [name for name in a["cases"] if name not in b["cases"]] + [n for n in b["cases"] if n not in a["cases"]]
     if others:
-        print(f"in one alone: {', '.join(others)}")
+        print(f"only in A or only in B: {', '.join(others)}")
     differing = [name for name in a["cases"] if name in b["cases"] and _words(a, name) != _words(b, name)]
     if differing:
-        print(f"run with other options in A and B: {', '.join(differing)}")
+        print(f"different options in A and B: {', '.join(differing)}")
     return {"rows": rows, "only_in_one": others, "different_options": differing}
 
 

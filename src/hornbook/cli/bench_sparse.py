@@ -90,8 +90,8 @@ def sparse_command(arguments: argparse.Namespace) -> dict[str, object]:
     chosen = {**_DEFAULTS[device.type != "cpu"], **given}
     num_in, num_out = chosen["sizes"]
     print(
-        f"{num_in} <-> {num_out}, {chosen['tokens']:,} tokens, {device}, {torch.get_num_threads()} threads; "
-        "ms, median and distance of the quartiles"
+        f"{num_in} <-> {num_out}, {chosen['tokens']:,} tokens, {device}, {torch.get_num_threads()} "
+        "threads; ms, median and interquartile range"
     )
     rows, updates = [], []
     for dtype in chosen["dtype"]:
@@ -136,8 +136,9 @@ def _print_speed(dtype: str, block_size: int, sparsity: float, speed: "Speed") -
 
 def _print_update(block_size: int, update: "PatternUpdate") -> None:
     print(
-        f"pattern update of a GPT layer, blocks of {block_size}: {update.update_seconds * 1e3:.1f} ms beside a step of "
-        f"{update.step_seconds * 1e3:.1f} ms, {update.share:.2%} of the time at an update every 100 steps"
+        f"pattern update of a GPT layer, blocks of {block_size}: "
+        f"{update.update_seconds * 1000.0:.1f} ms; step: {update.step_seconds * 1000.0:.1f} ms; "
+        f"{update.share:.2%} of the time with an update every 100 steps"
     )
 
 

@@ -206,8 +206,8 @@ def _look_closer(arguments: argparse.Namespace, step: "Step", world: "World") ->
         cost = neighbor_cost(step)
         found["neighbor"] = asdict(cost)
         print(
-            f"beside {cost.neighbors} busy processes: {cost.beside:,.0f} tokens per second of processor time, alone "
-            f"{cost.alone:,.0f}; {cost.loss:.0%} lost beyond the share of the processor"
+            f"with {cost.neighbors} busy processes: {cost.beside:,.0f} tokens per second of processor "
+            f"time, alone {cost.alone:,.0f}; {cost.loss:.0%} lost beyond the share of the processor"
         )
     return found
 
@@ -245,7 +245,6 @@ def recipe_of(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         raise UserError(
-            "the benchmark uses random tokens: remove data.train and set the size of its vocabulary by "
-            "--model.vocab-size"
+            "the benchmark uses random tokens: remove data.train and set the vocabulary size with --model.vocab-size"
         )
     return with_some_vocabulary(recipe)

@@ -54,7 +54,7 @@ def list_command(folder: Path) -> dict[str, Any]:
 
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run's folder or one of checkpoints"
+            f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run folder or a folder of checkpoints"
         )
     found = list_checkpoints(checkpoints_of(folder))
     if not found:
@@ -89,7 +89,7 @@ def _found(path: Path) -> "list[Info]":
     found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
     if not found:
         _refuse_foreign(path)
-        raise CheckpointError(f"{path} holds no checkpoint; expected a run's folder or a checkpoint")
+        raise CheckpointError(f"{path} contains no checkpoint; expected a run folder or a checkpoint")
     return found
 
 
@@ -100,8 +100,8 @@ def _refuse_foreign(path: Path) -> None:
 
     if is_folder(path):
         raise CheckpointError(
-            f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: make a checkpoint of "
-            "it with `hornbook checkpoint import`, which reads and checks every tensor"
+            f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: "
+            "import it with `hornbook checkpoint import`, which reads and checks every tensor"
         )
 
 

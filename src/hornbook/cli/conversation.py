@@ -72,6 +72,6 @@ def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen
     screen.write_prompt(line)
     (text,) = writer.write([request], on_text=lambda _, piece: screen.write(piece), interruptible=True)
     screen.end_line()
-    cut = f", the prompt's first {request.num_cut} left out" if request.num_cut else ""
+    cut = f", without the prompt's first {request.num_cut}" if request.num_cut else ""
     output.add(text)
     print(f"[{counted(text.tokens, 'token')}{cut}, {text.finish_reason.replace('_', ' ')}]", file=sys.stderr)

@@ -98,7 +98,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.threads:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)  # read when the library first tokenizes
     if arguments.sentence_language and arguments.sequences != "sentences":
-        raise UserError("--sentence-language does nothing without --sequences sentences; add it, or leave this out")
+        raise UserError(
+            "--sentence-language has no effect without --sequences sentences; add it, or remove --sentence-language"
+        )
     reading = read_options(arguments)
     options = BuildOptions(
         validation=arguments.validation,
@@ -224,7 +226,7 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
     for name in refined:
         if not getattr(arguments, _NEEDS[name].removeprefix("--")):
             option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} does nothing without {_NEEDS[name]}; add that, or leave {option} out")
+            raise UserError(f"{option} has no effect without {_NEEDS[name]}; add it, or remove {option}")
     return QualityOptions(
         min_characters=arguments.min_characters,
         min_words=arguments.min_words,
@@ -241,16 +243,18 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
 def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
     from hornbook.corpora.build.token_pipeline import example_lines
 
-    done = "is built already, of the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
+    done = "is already built from the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"
     for name, split in report.splits.items():
         documents, size = counted(split.documents, "document"), format_bytes(split.num_bytes)
         yield f"  {name:<10} {documents:>22} {split.tokens:>16,} tokens {size:>12} of text"
     if report.empty or report.faults:
-        yield f"  left out: {counted(report.empty, 'empty document')}, {counted(report.faults, 'unreadable one')}"
+        yield (f"  dropped: {counted(report.empty, 'empty document')}, {counted(report.faults, 'unreadable one')}")
     for what, counts in (("skipped", sorted(report.skipped.items())), ("dropped", report.dropped.items())):
         if shown := ", ".join(counted_kind(count, kind) for kind, count in counts if count):
             yield f"  {what}: {shown}"
     yield from (f"    {line}" for line in example_lines(report.examples, format_name))
     if report.line_ends:
-        yield f"  {counted(report.line_ends, 'line end')} with a carriage return became LF; --keep-crlf keeps them"
+        yield (
+            f"  replaced {counted(report.line_ends, 'line end')} with a carriage return by LF; --keep-crlf keeps them"
+        )

@@ -157,4 +157,4 @@ def _lines(report: "ConvertReport", seconds: float) -> Iterator[str]:
         shorter = f"{counted(report.left_out_documents, 'document')} too short, " if report.left_out_documents else ""
         yield f"  left out: {shorter}{report.left_out_tokens:,} tokens in all"
     if report.verified:
-        yield "  verified: read again, it is the same"
+        yield "  verified: source and target are equal"

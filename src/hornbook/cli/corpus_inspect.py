@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     if are_instances(Path(arguments.store)):
         if arguments.samples is not None:
-            raise UserError(f"--samples shows documents, and {arguments.store} holds instances; leave it out")
+            raise UserError(f"--samples shows documents, but {arguments.store} contains instances; remove it")
         return inspect_instances(Path(arguments.store))
     stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
     num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
     lengths, sources = facts["lengths"], facts["sources"]
-    ratio = "" if facts["tokens_per_byte"] is None else f", {facts['tokens_per_byte']:.3f} tokens a byte"
+    ratio = "" if facts["tokens_per_byte"] is None else f", {facts['tokens_per_byte']:.3f} tokens per byte"
     size = "bytes not known" if facts["bytes"] is None else f"{facts['bytes']:,} bytes of text"
     token = "" if facts["end_of_text_id"] is None else f" (id {facts['end_of_text_id']})"
     vocabulary = f"vocabulary {facts['vocab_size']:,}" if facts["vocab_size"] else "tokenizer not known"

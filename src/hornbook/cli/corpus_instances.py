@@ -63,12 +63,12 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     names = {field.name for field in fields(InstanceOptions)}
     values = {name: value for name, value in vars(arguments).items() if name in names}
     if arguments.remask and arguments.format not in (None, _REMASKED):
-        raise UserError(f"--remask asks for {_REMASKED}, --format for {arguments.format}; leave one out")
+        raise UserError(f"--remask selects {_REMASKED}, but --format selects {arguments.format}; remove one of them")
     format_name = _REMASKED if arguments.remask else arguments.format or INSTANCE_FORMATS[0]
     options = InstanceOptions(**values, format_name=format_name)
     store = open_store(arguments.store, arguments.split or "train")
     if arguments.split and not splits_of(arguments.store):
-        raise UserError(f"--split is for a corpus, and {arguments.store} is a store by itself; leave it out")
+        raise UserError(f"--split applies only to a corpus, and {arguments.store} is a single store; remove it")
     tokenizer = Tokenizer.load(arguments.tokenizer) if arguments.tokenizer else None
     started = time.monotonic()
     with token_progress() as show:

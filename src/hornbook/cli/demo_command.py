@@ -88,8 +88,8 @@ def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
     begun = plan.get("length", asked)
     if begun != asked:
         raise UserError(
-            f"the demo in {root} was started with {begun}, not {asked}: repeat the same to resume it, or choose "
-            "another --output"
+            f"the demo in {root} was started with {begun}, not {asked}: use the same options to resume "
+            "it, or choose another --output"
         )
     return int(plan["steps"])
 

@@ -111,9 +111,9 @@ def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", 
     from hornbook.errors import UserError
 
     if loaded.model.is_causal and arguments.max_sequences is not None:
-        raise UserError(f"--max-sequences is for encoders: of {loaded.path}, a decoder, all windows are scored")
+        raise UserError(f"--max-sequences applies only to encoders, and {loaded.path} is a decoder; remove it")
     if not loaded.model.is_causal and arguments.overlap is not None:
-        raise UserError(f"--overlap is for decoders: sequences of {loaded.path}, an encoder, share no tokens")
+        raise UserError(f"--overlap applies only to decoders, and {loaded.path} is an encoder; remove it")
     if arguments.overlap is not None and set(tasks) == {"lambada"}:
         raise UserError("--overlap does not apply to lambada, whose passages are not cut into windows; remove it")
 

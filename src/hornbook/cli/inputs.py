@@ -152,7 +152,7 @@ def note(line: str) -> None:
 def report_faults(faults: int, messages: list[str]) -> None:
     """Report on standard error what was skipped."""
     if faults:
-        sys.stderr.write(f"skipped {counted(faults, 'document')} that could not be read:\n")
+        sys.stderr.write(f"skipped {counted(faults, 'unreadable document')}:\n")
         sys.stderr.writelines(f"  {message}\n" for message in messages)
     if faults > len(messages):
         sys.stderr.write(f"  ... and {faults - len(messages)} more\n")

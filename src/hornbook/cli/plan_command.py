@@ -99,11 +99,11 @@ def _refuse_other_mode(arguments: argparse.Namespace) -> None:
     given = [name for name in of_plan if getattr(arguments, name)]
     if arguments.check and given:
         raise UserError(
-            f"--{given[0]} belongs to a prediction, and --check measures on this machine: remove one of them"
+            f"--{given[0]} applies to predictions, but --check measures on this machine: remove one of them"
         )
     if not arguments.check and (arguments.shrink or arguments.processes or arguments.max_restarts):
         name = "--shrink" if arguments.shrink else "--processes" if arguments.processes else "--max-restarts"
-        raise UserError(f"{name} applies only with --check; add --check, or say --devices N")
+        raise UserError(f"{name} applies only with --check; add --check, or use --devices N")
 
 
 def planned_recipe(arguments: argparse.Namespace) -> "Recipe":

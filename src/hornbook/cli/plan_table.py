@@ -123,7 +123,7 @@ def _verdict(plan: "Plan") -> str:
     if plan.fits:
         return f"It fits: {used} on the fullest rank; the largest micro-batch that fits is {plan.largest_micro_batch}."
     if plan.advice is None:
-        return f"It does not fit, {used}, and no option or number of devices mends that: make the model smaller."
+        return f"It does not fit, {used}, with any option or number of devices: make the model smaller."
     return f"It does not fit, {used}: add {plan.advice}"
 
 
@@ -154,7 +154,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
         )
     print_columns(rows, right=range(1, 9))
     left = len(layouts) - _MOST_LAYOUTS
-    print(f"\n{f'{left} more fit. ' if left > 0 else ''}The quickest: {layouts[0].words or 'the recipe as it is'}")
+    print(f"\n{f'{left} more fit. ' if left > 0 else ''}Fastest: {layouts[0].words or 'the recipe unchanged'}")
 
 
 def _execution(recipe: "Recipe") -> str:

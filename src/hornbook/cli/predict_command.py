@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_file_arguments(parser, formats=("jsonl", "csv", "tsv", "text", "squad"), result="the predictions")
     classes = parser.add_argument_group("models that classify")
-    classes.description = "FILE has a text a row (.jsonl, .csv, .tsv) or a line (any other); labels are not read"
+    classes.description = "FILE has one text per row (.jsonl, .csv, .tsv) or per line (any other); labels are ignored"
     classes.add_argument("--second-text", metavar="NAME", help="field or column with the second text of a pair")
     classes.add_argument("--top-k", type=positive_integer, metavar="K", help="output only the K most likely classes")
     spans = parser.add_argument_group("models that answer questions")
     spans.description = (
-        "FILE is SQuAD's JSON or has a question and a context a line (.jsonl, standard input); answers are not read"
+        "FILE is SQuAD's JSON or has a question and a context per line (.jsonl, standard input); answers are ignored"
     )
     spans.add_argument(
         "--num-best", type=positive_integer, metavar="N", help="also output the N best answers to each question"

@@ -49,7 +49,7 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.track.runs import compare, plain_value
 
     if len(arguments.runs) < 2:
-        raise UserError(f"one run, {arguments.runs[0]}; expected two or more to compare; name another run folder")
+        raise UserError(f"only one run, {arguments.runs[0]}; expected two or more; add another run folder")
     comparison = compare([Path(folder) for folder in arguments.runs])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     _print_facts(comparison, width)

@@ -74,7 +74,7 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
 
     output = arguments.output
     if output is not None and output.is_file() and Path(arguments.file).is_file() and output.samefile(arguments.file):
-        raise UserError(f"--output {output} is the file to be read; name another")
+        raise UserError(f"--output {output} is the input file; choose another")
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)

@@ -168,8 +168,8 @@ def _fit_micro_batch(draft: Draft) -> Draft:
         return draft
     if not (isinstance(largest, int) and isinstance(size, int) and size > largest):
         return draft
-    note = f"training.micro_batch_size is {largest}, the global batch, in place of {size} ({before.source})"
-    lowered = Leaf(value=largest, source=f"training.global_batch_size, in place of {size} ({before.source})")
+    note = f"training.micro_batch_size is {largest}, the global batch size, instead of {size} ({before.source})"
+    lowered = Leaf(value=largest, source=f"training.global_batch_size, instead of {size} ({before.source})")
     return replace(draft, file={**draft.file, micro: lowered}, notes=(*draft.notes, note))
 
 

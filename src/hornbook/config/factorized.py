@@ -85,6 +85,6 @@ class FactorizedGPTConfig(TransformerConfig):
             message = 'positions = "sinusoidal" needs an even embedding_size; change one of them'
             problems.append(Problem(("embedding_size", "positions"), message))
         if self.clamp_tokens and self.vocab_size is None:
-            message = "clamp_tokens needs a vocab_size that ids may exceed; set it"
+            message = "clamp_tokens requires vocab_size, the number of ids to keep; set it"
             problems.append(Problem(("clamp_tokens", "vocab_size"), message))
         return problems

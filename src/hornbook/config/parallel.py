@@ -134,7 +134,7 @@ class ParallelConfig:
         elif self.pipeline_schedule == "v-shaped":
             fits, wanted = listed == 2 * ranks, f"2 x {ranks} = {2 * ranks}"
         if listed and not fits:
-            message = f"layers_per_stage needs {wanted} numbers and has {listed}; list one for each stage"
+            message = f"layers_per_stage has {listed} values, expected {wanted}, one per stage"
             yield Problem(("layers_per_stage", "pipeline_parallel"), message)
         elif 0 in self.layers_per_stage[1:-1]:
             yield Problem(("layers_per_stage",), "only the first and the last stage may have no layers; give each one")
@@ -150,9 +150,9 @@ class ParallelConfig:
             factors = ("pipeline_parallel", "tensor_parallel", "shard_size")
             parts = [f"{name} {size}" for name in factors if (size := getattr(self, name) or 1) > 1]
             raise UserError(
-                f"[parallel] needs a multiple of {counted(unit, 'rank')} ({' x '.join(parts)}), and the run has "
-                f"{num_ranks:,}: start {unit} with `torchrun --nproc-per-node {unit} -m hornbook train ...`, or change "
-                "the sizes"
+                f"[parallel] needs a multiple of {counted(unit, 'rank')} ({' x '.join(parts)}), but the run "
+                f"has {num_ranks:,}: start {unit} with `torchrun --nproc-per-node {unit} -m hornbook train "
+                "...`, or change the sizes"
             )
         data = num_ranks // (self.pipeline_parallel * self.tensor_parallel)
         shard = {"replicate": 1, "shard": data, "hybrid": self.shard_size or 1}[self.data_parallel]
@@ -185,7 +185,7 @@ class ParallelConfig:
         if self.tensor_parallel == 1:
             return
         if type(model) not in KNOWN_MODELS:
-            message = "tensor parallelism does not know the weights of this family; set tensor_parallel to 1"
+            message = "this model family does not support tensor parallelism; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
             return
         divided = {"num_heads": model.num_heads, "feed_forward_size": model.effective_feed_forward_size}

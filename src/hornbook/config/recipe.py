@@ -132,7 +132,7 @@ class Recipe:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)
         if self.training.compile == "blocks" and self.parallel.tensor_parallel > 1:
-            message = "PyTorch compiles the sums of tensor parallelism to wrong gradients; set one of them back"
+            message = "PyTorch compiles the all-reduce of tensor parallelism to wrong gradients; use only one of them"
             yield Problem(("training.compile", "parallel.tensor_parallel"), message)
         if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
@@ -141,7 +141,7 @@ class Recipe:
             message = "compiled blocks do not offload their activations; remove one of the two"
             yield Problem(("training.compile", "memory.offload_activations"), message)
         if self.training.compile == "blocks" and self.memory.recompute == "attention":
-            message = "compiled blocks cannot recompute a part of theirs; choose all"
+            message = 'compiled blocks cannot recompute only attention; set recompute = "all"'
             yield Problem(("training.compile", "memory.recompute"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
@@ -163,10 +163,10 @@ class Recipe:
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
         if getattr(objective, "unscored_tokens", 0) >= self.sequence_length:
-            message = f"leaves nothing to predict of {self.sequence_length:,} tokens; lower it"
+            message = f"leaves no token to predict in sequences of {self.sequence_length:,} tokens; lower it"
             yield Problem(("objective.unscored_tokens", "data.sequence_length"), message)
         if getattr(model, "attention_block_size", None) and data.document_mask:
-            message = "attention in blocks sees the whole window; remove one of them"
+            message = "attention_block_size does not support document_mask; remove one of them"
             yield Problem(("model.attention_block_size", "data.document_mask"), message)
         if isinstance(objective, ClassificationConfig) and objective.text == objective.label:
             message = "text and label must be different fields; change one of them"

@@ -191,7 +191,7 @@ class PrecisionConfig:
         """List mistakes in the table, and options that have no effect."""
         problems = []
         if self.partials == "half" and self.compute == "fp32":
-            message = "fp32 products have no partial sums in 16 bits; remove partials, or set compute to bf16 or fp16"
+            message = "fp32 products have no 16-bit partial sums; remove partials, or set compute to bf16 or fp16"
             problems.append(Problem(("partials", "compute"), message))
         if self.loss_scale_by_step and self.effective_loss_scaling != "static":
             message = 'loss_scale_by_step is a static loss scale; remove it, or set loss_scaling = "static"'

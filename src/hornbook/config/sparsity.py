@@ -186,7 +186,7 @@ class SparsityConfig:
         if unmatched:
             names = list(linears)
             examples = ", ".join([*names[:1], *names[len(names) // 2 : len(names) // 2 + 1], *names[-1:]])
-            message = f"{', '.join(first_few(unmatched))} matches no linear map; the names are such as {examples}"
+            message = f"{', '.join(first_few(unmatched))} matches no linear layer; layers have names such as {examples}"
             yield Problem(("sparsity.linears",), message)
         if self.block_size not in BLOCK_SIZES:
             yield Problem(("sparsity.block_size",), f"must be {_sizes()}")
@@ -205,7 +205,7 @@ class SparsityConfig:
                 return
         for name, grid in self.grids(linears).items():
             if self.density * grid.rows * grid.columns < 1:
-                message = f"leaves no block of {name}, which has {grid.rows} x {grid.columns}; raise it"
+                message = f"leaves no block of {name}, which has {grid.rows} x {grid.columns} blocks; raise it"
                 yield Problem(("sparsity.density", "sparsity.block_size"), message)
                 return
 
@@ -215,7 +215,7 @@ class SparsityConfig:
             default, of_table = SparsityConfig(), _OF_TABLE if self.embedding_block_size is not None else ()
             given = (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key))
             for key in (key for key in given if key not in of_table):
-                message = f"{key} applies only to the maps in linears; remove it"
+                message = f"{key} applies only to sparse linear layers; set linears, or remove it"
                 yield Problem((f"sparsity.{key}", "sparsity.linears"), message)
         if self.embedding_block_size is not None:
             yield from self._table_conflicts(model, parallel, self.embedding_block_size)
@@ -229,10 +229,10 @@ class SparsityConfig:
         if linears is not None:
             yield from self.problems_with(linears)
         if parallel.tensor_parallel > 1:
-            message = "blocks cannot be cut over tensor-parallel ranks; set tensor_parallel to 1"
+            message = "sparse layers do not support tensor parallelism; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "sparsity.linears"), message)
         if parallel.data_parallel != "replicate":
-            message = 'blocks cannot be sharded; set data_parallel to "replicate"'
+            message = 'sparse layers cannot be sharded; set data_parallel to "replicate"'
             yield Problem(("parallel.data_parallel", "sparsity.linears"), message)
 
     def _table_conflicts(self, model: object, parallel: ParallelConfig, size: int) -> Iterator[Problem]:
@@ -241,7 +241,7 @@ class SparsityConfig:
         if size not in BLOCK_SIZES:
             yield Problem((key,), f"must be {_sizes()}")
         elif table is None:
-            yield Problem((key,), "a model of one's own has no sparse token table; remove it")
+            yield Problem((key,), "custom models have no sparse token table; remove it")
         elif table.num_in % size:
             message = f"does not divide the {table.num_in} columns of the token table; choose another"
             yield Problem((key,), message)
@@ -254,7 +254,7 @@ class SparsityConfig:
         }
         for name, (whole, shown) in layouts.items():
             if getattr(parallel, name) != whole:
-                message = f"a sparse token table lies whole on each rank; set {name} to {shown}"
+                message = f"a sparse token table cannot be distributed over ranks; set {name} to {shown}"
                 yield Problem((f"parallel.{name}", key), message)
 
 

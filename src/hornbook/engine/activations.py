@@ -156,5 +156,5 @@ def _attention_of(block: nn.Module, number: int) -> nn.Module:
         if isinstance(module, SelfAttention):
             return module
     raise UserError(
-        f'memory.recompute = "attention": layer {number} has no self-attention of hornbook\'s; set it to "all"'
+        f'memory.recompute = "attention": layer {number} does not use hornbook\'s self-attention; set it to "all"'
     )

@@ -250,8 +250,8 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
     precision = recipe.precision
     if world.is_sharded and precision.gradients != precision.weights:
         raise UserError(
-            f"shards add up gradients in the dtype of the weights: set precision.gradients to {precision.weights}, or "
-            'parallel.data_parallel to "replicate"'
+            "sharded ranks sum gradients in the dtype of the weights: set precision.gradients to "
+            f'{precision.weights}, or parallel.data_parallel to "replicate"'
         )
     needing: list[tuple[str, object, object]] = []
     if world.is_sharded:
@@ -286,13 +286,13 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
     for option in ("offload_activations", "offload_optimizer"):
         if getattr(recipe.memory, option):
             raise UserError(
-                f"memory.{option} moves tensors from a GPU to the host's memory, and this run computes on "
-                f"{device.type}: remove it, or choose --device cuda"
+                f"memory.{option} offloads tensors from a GPU to host memory, but this run uses "
+                f"{device.type}: remove it, or use --device cuda"
             )
     if recipe.precision.partials == "half":
         raise UserError(
-            f'precision.partials = "half" is for GPUs, and this run computes on {device.type}: remove it, or choose '
-            "--device cuda"
+            f'precision.partials = "half" requires a GPU, but this run uses {device.type}: remove it, '
+            "or use --device cuda"
         )
 
 
@@ -352,6 +352,6 @@ def refuse_other_parts(model: LanguageModel, option: str, safe: object) -> None:
     names, shared = model.named_parameters(), model.named_parameters(remove_duplicate=False)
     if outside or len(list(names)) < len(list(shared)) or type(model).forward is not LanguageModel.forward:
         raise UserError(
-            f"{type(model).__name__} cannot be cut into its parts: it shares weights between layers or has more than "
-            f"embedding, blocks and head; set {option} to {safe}"
+            f"{type(model).__name__} cannot be split into parts: it shares weights between layers or "
+            f"has more than embedding, blocks and head; set {option} to {safe}"
         )

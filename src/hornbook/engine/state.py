@@ -81,12 +81,12 @@ class Progress:
             CheckpointError: it is no object, has no step, or a value is not of its type or out of range.
         """
         if not isinstance(document, dict) or "step" not in document:
-            raise CheckpointError(f"{path} is missing or has no `step`; take another checkpoint")
+            raise CheckpointError(f"{path} is missing or has no `step`; use another checkpoint")
         hints = get_type_hints(cls)
         values = {name: value for name, value in document.items() if name in hints}
         for name, value in values.items():
             if not _fits(value, hints[name]):
-                raise CheckpointError(f"{path}: {name} is {value!r:.40}; take another checkpoint")
+                raise CheckpointError(f"{path}: {name} is {value!r:.40}; use another checkpoint")
         return cls(**values)
 
 

@@ -74,7 +74,7 @@ def listen(say: Callable[[str], None]) -> Iterator[Received]:
         if received.name is not None:
             raise KeyboardInterrupt
         received.name = signal.Signals(number).name
-        say(f"hornbook: {received.name}: saves and stops; once more ends at once")
+        say(f"hornbook: {received.name}: saving and stopping; send it again to exit at once")
 
     with signals_to(handle):
         yield received

@@ -71,8 +71,6 @@ class Layers:
     ) -> None:
         self._num_shards, self._blocks = num_shards, blocks or {}
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
-        self.computes_again = False
-        """Whether a block is computed again: its native operators find no panels, and do not add gradients in place."""
         self.postponed: list[Postponed] | None = None
         """Where a backward pass computes the gradients of inputs alone: what those of weights will take."""
 
@@ -126,12 +124,9 @@ class Layers:
             self.tape.free(*frees)
             return
         if self.compute.has_native_layers:
-            panels = f"{name}/panels of the gradient"
-            self.panels(panels, size)
+            self.panels(f"{name}/panels of the gradient", size)
             self.scratch(result, num_rows * num_in)
-            if self.computes_again:
-                self.tape.free(panels)
-            if self.computes_again or not self.tape.holds(f"{name}/gradient"):
+            if not self.tape.holds(f"{name}/gradient"):
                 self.add_gradient(name, size + bias * num_out, FP32)
             self.tape.free(*frees)
             return

@@ -146,13 +146,11 @@ class Step:
         for layer, x in zip(reversed(part.blocks_of_stage[stage]), reversed(results[:-1]), strict=True):
             block = self._blocks[layer]
             self._gather(f"blocks.{layer}.")
-            self.layers.computes_again = layer in self._computed_again
-            if self.layers.computes_again:
+            if layer in self._computed_again:
                 block.forward(self.layers, x, "again")
                 tape.free("again")
             block.backward(self.layers, x)
             self._scatter(f"blocks.{layer}.")
-        self.layers.computes_again = False
         if stage == 0:
             self._gather("embedding.")
             embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])

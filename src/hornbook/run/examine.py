@@ -203,7 +203,7 @@ def _examine_run(
     if state.progress.step >= steps:
         done = counted(state.progress.step, "step")
         mend = "raise training.steps, or choose another --output"
-        findings.warn("output", f"{folder.path} is finished: {done}, and nothing is left to do; {mend}")
+        findings.warn("output", f"{folder.path} is finished: {done}; nothing to do; {mend}")
         return
     findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
     findings.warn("disk", _scarce_space(recipe, state, folder.path))
@@ -250,13 +250,15 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
             refuse_mismatch(own, contents.tensors, what=str(path))
             state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         except HornbookError as error:
-            findings.warn("checkpoints", f"checkpoint {path} is damaged, restore it or it is passed over: {error}")
+            findings.warn(
+                "checkpoints", (f"checkpoint {path} is damaged and will be skipped unless you restore it: {error}")
+            )
         else:
             return
     if steps:
         raise CheckpointError(
-            f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')} and none can be read: restore one to resume "
-            "from it; to start anew, remove that folder or choose another --output"
+            f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')}, but none can be read: "
+            "restore one to resume; to start over, remove that folder or choose another --output"
         )
 
 
@@ -274,8 +276,9 @@ def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None
     if count * state.home.num_bytes <= free:
         return None
     return (
-        f"{counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will be written beside each other, "
-        f"and {format_bytes(free)} is free: free some space, lower checkpoint.keep_last or choose another --output"
+        f"up to {counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will exist "
+        f"at a time, but only {format_bytes(free)} is free: free some space, lower "
+        "checkpoint.keep_last or choose another --output"
     )
 
 

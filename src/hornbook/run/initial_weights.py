@@ -141,7 +141,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
             layer.grown_at.zero_()  # moments begin anew, and so do the ages of blocks
     if not new and not unused:
         return None
-    return f"{path}: taken over but for {_modules(unused)}; drawn from the seed: {_modules(new)}"
+    return f"{path}: loaded except {_modules(unused)}; initialized from the seed: {_modules(new)}"
 
 
 def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tuple[Path, Contents]:

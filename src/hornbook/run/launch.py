@@ -231,7 +231,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "kernels": str(in_use()),
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
-        **({"weights": f"those of {origin.path} to begin with"} if origin else {}),
+        **({"weights": f"initialized from {origin.path}"} if origin else {}),
         **({"resumed": f"after step {run.state.progress.step:,}"} if run.state.progress.step else {}),
     }
 
@@ -270,7 +270,7 @@ def _refuse_changed_rate(
     """Raise UserError, on all ranks, if the first one finds another learning rate than that of the last start."""
     problem = changed_rate(before, recipe, samples, progress) if before is not None else None
     if world.any(problem is not None):
-        raise UserError(problem or "the first rank refuses this start; see what it says")
+        raise UserError(problem or "rank 0 rejected this start; see its error")
 
 
 def _device(run: TrainingRun) -> str:

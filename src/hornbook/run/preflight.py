@@ -163,8 +163,9 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
         return None
     reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
     return (
-        f"schedule.warmup_steps is {schedule.warmup_steps}, the run has {counted(num_steps, 'step')}: the rate only "
-        f"reaches {reached:.2g} of {peak:g}; lower it, or use --schedule.warmup-fraction"
+        f"schedule.warmup_steps is {schedule.warmup_steps}, but the run has "
+        f"{counted(num_steps, 'step')}: the learning rate only reaches {reached:.2g} of {peak:g}; "
+        "lower it, or use --schedule.warmup-fraction"
     )
 
 
@@ -174,8 +175,8 @@ def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
     if size <= num_samples:
         return None
     return (
-        f"a batch has {counted(size, noun)}, the data {num_samples:,}: each step repeats them {size / num_samples:.1f} "
-        "times; lower training.global_batch_size"
+        f"a batch has {counted(size, noun)}, but the data has only {num_samples:,}: each step "
+        f"repeats them {size / num_samples:.1f} times; lower training.global_batch_size"
     )
 
 
@@ -184,7 +185,10 @@ def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
     own, theirs = recipe.model.vocab_size, sources.vocab_size
     if own is None or theirs is None or own <= -(-theirs // _MAX_PADDING) * _MAX_PADDING:
         return None
-    return f"model.vocab_size is {own:,}, the data has {theirs:,} tokens; --model.vocab-size none uses the data's"
+    return (
+        f"model.vocab_size is {own:,}, but the vocabulary of the data has {theirs:,} tokens; to use "
+        "that, pass --model.vocab-size none"
+    )
 
 
 def differing_ends(recipe: Recipe, sources: Sources) -> str | None:

@@ -113,7 +113,7 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
     if recipe.data.synthetic:
         raise UserError(f"{run} was trained on synthetic tokens, which have no source documents")
     if isinstance(recipe.objective, LabelledConfig):
-        raise UserError(f"{run} learns {recipe.objective.name} from labeled files; expected a run on token stores")
+        raise UserError(f"{run} was trained on labeled files ({recipe.objective.name}); expected a run on token stores")
     sources = open_sources(replace(recipe, data=replace(recipe.data, validation=None)))
     sources = replace(sources, validation=None, held_out=())
     _refuse_other_data(run, fingerprint, sources.fingerprints["train"])

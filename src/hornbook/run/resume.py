@@ -62,11 +62,11 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
             return step
         if world.is_first:
             found = "; ".join(problems or checkpoint.verify(path)) or f"on rank {ranks[0]} alone"
-            console.warn(f"checkpoint {path} is damaged and passed over: {found}")
+            console.warn(f"checkpoint {path} is damaged and skipped: {found}")
     if num_steps:
         raise CheckpointError(
-            f"{checkpoints} has {counted(num_steps, 'checkpoint')} and none is intact: restore one to resume "
-            "from it; to start anew, remove that folder or choose another --output"
+            f"{checkpoints} has {counted(num_steps, 'checkpoint')}, but none is intact: restore one to "
+            "resume; to start over, remove that folder or choose another --output"
         )
     return None
 

@@ -131,7 +131,7 @@ class Saver:
                 ranks.barrier()
                 failed = ranks.ranks_where(False)
             if failed:
-                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see what it says")
+                raise StorageError(f"rank {failed[0]} could not save its part of the checkpoint; see its error")
 
         try:
             self.require_folder()

@@ -87,8 +87,8 @@ def adopt(draft: Draft, model: TransformerConfig, source: object) -> Draft:
         raise UserError(f"the architecture of {source} is another than {told}: remove this, or --init-from")
     unset = {key for key in theirs.keys() & draft.overrides.keys() if str(draft.overrides[key].value).lower() == "none"}
     file = {key: leaf for key, leaf in draft.file.items() if key not in draft.overrides}
-    replaced = [f"{key} {show(old)} in place of {show(new)}" for key, new, old in _apart(file, theirs, model)]
-    note = f"the architecture is that of {source}, not of the recipe: {', '.join(replaced)}"
+    replaced = [f"{key} {show(old)} instead of {show(new)}" for key, new, old in _apart(file, theirs, model)]
+    note = f"using the architecture of {source}, not of the recipe: {', '.join(replaced)}"
     return replace(
         draft,
         file=merge(draft.file, theirs),

@@ -266,7 +266,7 @@ class TrainingRun:
             progress.best_by, progress.best_value, progress.best_step = saved.snapshot.best_before
         self.failed_saves += 1
         teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
-        error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see what it says")
+        error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see its error")
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
             raise self.world.told_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")

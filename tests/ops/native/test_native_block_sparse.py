@@ -151,7 +151,7 @@ def test_more_tokens_than_fit_the_cache_are_added_up(shape: tuple[int, int], siz
 
 @pytest.mark.parametrize(("size", "num_blocks"), [(16, 90), pytest.param(64, 66, marks=pytest.mark.slow)])
 def test_tiles_add_up_more_tokens_and_blocks_than_fit_the_cache(size: int, num_blocks: int) -> None:
-    num_rows, num_columns = 4096 // size, 1024 // size  # results are written past the caches
+    num_rows, num_columns = 4096 // size, 1024 // size
     chosen = torch.randperm(num_rows * num_columns, generator=torch.Generator().manual_seed(size))[:num_blocks]
     chosen = chosen.sort().values
     pattern = Pattern.of(chosen // num_columns, chosen % num_columns, num_rows, num_columns)

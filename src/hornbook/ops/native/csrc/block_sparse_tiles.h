@@ -113,32 +113,24 @@ void multiply_line(const bf16* tokens, const PackedBlocks<b, across>& blocks, i6
   store_sums<Cut::row_tiles, Cut::column_tiles>(out, width);
 }
 
-constexpr i64 kWidth = kCacheLine / i64(sizeof(bf16));  // outputs that are written at once
+// Outputs that are written at once. They go through the caches: another operator reads them next.
+constexpr i64 kWidth = kCacheLine / i64(sizeof(bf16));
 
-// Rounds and writes sums [token][kWidth]; with `streams`, whole lines past the caches.
-template <bool streams>
-void write_outputs(const float* sums, i64 num_tokens, i64 num_outputs, bf16* to, i64 stride) {
-  for (i64 token = 0; token < num_tokens; ++token, sums += kWidth, to += stride) {
-#ifdef __AVX512F__
-    if constexpr (streams) {
-      const __m512i lower = _mm512_castsi256_si512(narrow(load(sums).v));
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to),
-                          _mm512_inserti64x4(lower, narrow(load(sums + Vec::lanes).v), 1));
-      continue;
-    }
-#endif
+// Rounds and writes sums [token][kWidth].
+inline void write_outputs(const float* sums, i64 num_tokens, i64 num_outputs, bf16* to, i64 stride) {
+  for (i64 token = 0; token < num_tokens; ++token, sums += kWidth, to += stride)
     for (i64 output = 0; output < num_outputs; output += Vec::lanes) store(to + output, load(sums + output));
-  }
 }
 
 // y [m][lines b] of x [m][num_in]. Each slice of tokens meets many lines, whose blocks stay in the second-level cache.
-template <i64 b, bool across, bool streams>
-void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const PackedBlocks<b, across>& blocks, bf16* y,
+template <i64 b, bool across>
+void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16* values, const Lines& lines, bf16* y,
                        i64 threads) {
   using Cut = TileCut<b>;
-  const i64 num_out = blocks.lines().count * b, slice_bytes = Cut::tokens * num_in * i64(sizeof(bf16));
+  const PackedBlocks<b, across> blocks(values, lines);
+  const i64 num_out = lines.count * b, slice_bytes = Cut::tokens * num_in * i64(sizeof(bf16));
   const i64 chunk = larger(kTileBytes / slice_bytes, 1) * Cut::tokens;
-  const i64 block_bytes = blocks.lines().num_blocks() * b * b * i64(sizeof(bf16));
+  const i64 block_bytes = lines.num_blocks() * b * b * i64(sizeof(bf16));
   const i64 group = round_up(num_out * kTileBytes / larger(block_bytes, kTileBytes), 64);
   parallel(threads, [&](int thread, int running) {
     blocks.pack(thread, running);
@@ -157,20 +149,10 @@ void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const Packe
             for (i64 n = 0; n < outputs; n += Cut::size)
               multiply_line(packed + (at - token) * num_in, blocks, (output + n) / b, (output + n) % b / Cut::size,
                             sums + n, kWidth);
-            write_outputs<streams>(sums, smaller(Cut::tokens, end - at), outputs, y + at * num_out + output, num_out);
+            write_outputs(sums, smaller(Cut::tokens, end - at), outputs, y + at * num_out + output, num_out);
           }
     }
-    if (streams) _mm_sfence();
   });
-}
-
-template <i64 b, bool across>
-void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16* values, const Lines& lines, bf16* y,
-                       i64 threads) {
-  const PackedBlocks<b, across> blocks(values, lines);
-  const auto multiply = should_stream(y, m, lines.count * b) ? multiply_by_tiles<b, across, true>
-                                                             : multiply_by_tiles<b, across, false>;
-  multiply(x, stride, m, num_in, blocks, y, threads);
 }
 
 // Features [begin, end) of tokens as tiles of rows, [16 features][16 pairs of tokens][feature][pair]; `panel` is scratch.
