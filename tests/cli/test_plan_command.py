@@ -27,6 +27,9 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("memory of a rank") and "moments" in line for line in lines)
     assert lines[-1].startswith("It fits: ") and "largest micro-batch that fits is 16" in lines[-1]
     assert max(map(len, lines)) <= 100
+    assert any(line.startswith("price") and "GPU clouds, 2025" in line for line in lines)
+    assert main(["plan", "gpt2-xl", "--devices", "8", "--price", "2"]) == 0
+    assert "at $2 an hour each\n" in (table := capsys.readouterr().out) and "\nprice" not in table
 
 
 def test_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,6 +59,9 @@ def test_layouts_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "Fastest: --" in lines[-1]
     assert max(map(len, lines)) <= 100
+    assert any(line.startswith("price") and "GPU clouds, 2025" in line for line in lines)
+    assert main(["plan", "gpt2-xl", "--devices", "8", "--price", "2"]) == 0
+    assert "at $2 an hour each\n" in (table := capsys.readouterr().out) and "\nprice" not in table
 
 
 @pytest.mark.parametrize(

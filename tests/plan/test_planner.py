@@ -84,6 +84,8 @@ def test_a_price_is_that_of_all_devices():
     plan = make_plan(recipe, Machine(device=DEVICES["h100"], num_ranks=2, price=6.0))
     assert plan.step_price == pytest.approx(plan.speed.seconds / 3600 * 12.0)
     assert plan.num_steps == 1000
+    listed = make_plan(recipe, replace(plan.machine, price=None))
+    assert listed.step_price / plan.step_price == pytest.approx(DEVICES["h100"].price.dollars / 6.0)
 
 
 def test_the_search_finds_what_fits_quickest_first():

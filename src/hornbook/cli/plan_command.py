@@ -49,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the peak rate that matrix products reach (default: depends on the device)",
     )
-    parser.add_argument("--price", type=positive_number, metavar="DOLLARS", help="price per device and hour")
+    parser.add_argument(
+        "--price",
+        type=positive_number,
+        metavar="DOLLARS",
+        help="price per device and hour (default: a rounded list price)",
+    )
     parser.add_argument(
         "--search", action="store_true", help="search layouts and rank those that fit by predicted time"
     )

@@ -97,12 +97,14 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     sent = [f"{name} {size(number)}" for name, number in speed.bytes_sent.items()]
     yield "sent", f"{', '.join(sent)} a step, by the rank that sends most" if sent else "nothing"
     yield "cost", _cost(plan)
+    listed = plan.machine.device.price
+    if plan.machine.price is None:
+        yield "price", f"a default: list price of {listed.source}, {listed.year}, rounded; --price sets yours"
 
 
 def _cost(plan: "Plan") -> str:
     machine, steps = plan.machine, plan.num_steps
-    price = machine.device.price if machine.price is None else machine.price
-    rate = f"at ${price:g} an hour each{'' if machine.price else ' (lists of 2025; --price)'}"
+    rate = f"at ${machine.hourly_price:g} an hour each"
     if steps is None:
         return f"${significant(plan.step_price * 1000)} for 1,000 steps, {rate}"
     return f"${plan.step_price * steps:,.2f} and {duration(plan.speed.seconds * steps)} for {steps:,.0f} steps, {rate}"

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,7 +27,8 @@ class RankPart:
     """Of its stages, cut by tensor parallelism, padded as in memory."""
     table: tuple[int, ...]
     """Of the token table, cut by tensor parallelism."""
-    own_stages: tuple[int, ...]
+    blocks_of_stage: Mapping[int, Sequence[int]]
+    """The blocks of each stage that it holds, by the stage's number, ascending."""
     num_stages: int
 
     @classmethod
@@ -43,14 +44,21 @@ class RankPart:
         stages = parallel.stages(model, recipe.objective) if sizes.pipeline > 1 else [range(model.num_layers)]
         place = rank * sizes.pipeline // num_ranks
         schedule = parallel.pipeline_schedule
-        own = tuple(stage for stage in range(len(stages)) if rank_of(stage, sizes.pipeline, schedule) == place)
-        held = {f"blocks.{layer}." for stage in own for layer in stages[stage]}
+        own = {
+            stage: layers for stage, layers in enumerate(stages) if rank_of(stage, sizes.pipeline, schedule) == place
+        }
+        held = {f"blocks.{layer}." for layers in own.values() for layer in layers}
         held |= {"embedding."} if 0 in own else set()
         held |= {"head."} if len(stages) - 1 in own else set()
         cut = {name: cut_shape(name, shape, sizes.tensor) for name, shape in model.shapes()}
         shapes = {name: shape for name, shape in cut.items() if name.startswith(tuple(held))}
         table = cut["embedding.tokens"]
-        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, own_stages=own, num_stages=len(stages))
+        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, blocks_of_stage=own, num_stages=len(stages))
+
+    @property
+    def own_stages(self) -> tuple[int, ...]:
+        """The stages that it computes."""
+        return tuple(self.blocks_of_stage)
 
     @property
     def has_embedding(self) -> bool:
@@ -65,7 +73,7 @@ class RankPart:
     @property
     def blocks(self) -> list[int]:
         """The blocks that it computes."""
-        return sorted({int(name.split(".")[1]) for name in self.shapes if name.startswith("blocks.")})
+        return [layer for layers in self.blocks_of_stage.values() for layer in layers]
 
     def num_held(self, absent: Mapping[str, int]) -> int:
         """Return the numbers of its parameters, each of which has moments; the rows of its tables are padded.

@@ -93,12 +93,12 @@ class _Block:
         name, width, num = attention.name, attention.width, self.tokens.num
         bias = getattr(self.model, "projection_bias", True)
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native else []
-        layers.linear_backward(f"{name}.out", num, width, self.size, "dy", *merged, bias=bias)
+        layers.linear_backward(f"{name}.out", num, width, self.size, gradient, "dy", *merged, bias=bias)
         if gradient != "gradient":
             layers.tape.free(gradient)
         attention.backward(layers, self.tokens, "dy", "dqkv")
         bias = getattr(self.model, "qkv_bias", True)
-        layers.linear_backward(f"{name}.qkv", num, self.size, 3 * width, result, *frees, bias=bias)
+        layers.linear_backward(f"{name}.qkv", num, self.size, 3 * width, "dqkv", result, *frees, bias=bias)
         layers.tape.free("dqkv")
 
     def feed(self, layers: Layers, result: str) -> None:
@@ -111,12 +111,12 @@ class _Block:
     def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
         """Make the gradient ``result`` of the input from ``gradient``."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
-        layers.linear_backward(f"{name}.down", num, inner, self.size, "dhidden", f"{name}/hidden")
+        layers.linear_backward(f"{name}.down", num, inner, self.size, gradient, "dhidden", f"{name}/hidden")
         if gradient != "gradient":
             layers.tape.free(gradient)
         layers.scratch("dup", num * inner)
         layers.tape.free("dhidden", f"{name}/up")
-        layers.linear_backward(f"{name}.up", num, self.size, inner, result, *frees)
+        layers.linear_backward(f"{name}.up", num, self.size, inner, "dup", result, *frees)
         layers.tape.free("dup")
 
     def drop(self, layers: Layers, name: str) -> None:
@@ -159,7 +159,7 @@ class PreNorm(_Block):
             ("attention_norm", self.attend_backward, x),
         ):
             work(layers, self.drop_backward(layers), "dnormed", f"{name}.{part}/y")
-            layers.norm_backward(f"{name}.{part}", num, size, "branch", "dnormed", source)
+            layers.norm_backward(f"{name}.{part}", num, size, "dnormed", "branch", source)
             layers.tape.free("dnormed")
             add_residual(layers, num * size)
 
@@ -187,7 +187,7 @@ class PostNorm(_Block):
             ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
             ("attention_norm", self.attend_backward, x),
         ):
-            layers.norm_backward(f"{name}.{part}", num, size, "dsum", f"{name}.{part}/x")
+            layers.norm_backward(f"{name}.{part}", num, size, "gradient", "dsum", f"{name}.{part}/x")
             layers.tape.free("gradient")
             layers.scratch("gradient", num * size)
             layers.tape.free("dsum")
@@ -228,7 +228,7 @@ class GroupBlock(_Block):
             norm = f"{name}.norms.{number}"
             works[number](layers, self.drop_backward(layers), "dnormed", f"{norm}/y")
             source = f"{name}/x {number - 1}" if number else x
-            layers.norm_backward(norm, num, size, "branch", "dnormed", source)
+            layers.norm_backward(norm, num, size, "dnormed", "branch", source)
             add_residual(layers, num * size)
 
     def _first(self, layers: Layers, result: str) -> None:
@@ -260,7 +260,7 @@ class GroupBlock(_Block):
         """Make the gradient ``result`` of the input from ``gradient``."""
         name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
         weights = inner * self.size // self._group.feed_forward_groups
-        layers.linear_backward(f"{name}.down", num, self._middle, self.size, "dmiddle", f"{name}/middle")
+        layers.linear_backward(f"{name}.down", num, self._middle, self.size, gradient, "dmiddle", f"{name}/middle")
         if gradient != "gradient":
             tape.free(gradient)
         layers.scratch("dparts", num * inner)
@@ -271,7 +271,7 @@ class GroupBlock(_Block):
         layers.arrived(f"{name}.grouped", weights + self.size)
         layers.scratch("dup", num * inner)
         tape.free("dhidden", f"{name}/up")
-        layers.linear_backward(f"{name}.up", num, self.size, inner, result, *frees)
+        layers.linear_backward(f"{name}.up", num, self.size, inner, "dup", result, *frees)
         tape.free("dup")
 
     @property
@@ -299,12 +299,12 @@ class GroupBlock(_Block):
     def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
         """Make the gradient ``result`` of the input from ``gradient``."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
-        layers.linear_backward(f"{name}.down", num, size, size, "dsilu", f"{name}/silu")
+        layers.linear_backward(f"{name}.down", num, size, size, gradient, "dsilu", f"{name}/silu")
         if gradient != "gradient":
             tape.free(gradient)
         layers.scratch("dnorm", num * size)
         tape.free("dsilu", f"{name}/normed")
-        layers.norm_backward(f"{name}.norm", num, size, "dmixed", "dnorm", f"{name}/mixed")
+        layers.norm_backward(f"{name}.norm", num, size, "dnorm", "dmixed", f"{name}/mixed")
         layers.scratch("drows", rows * size)
         tape.free("dmixed")
         for what in ("copy", "order", "dcolumn"):
@@ -318,7 +318,7 @@ class GroupBlock(_Block):
         tape.free("dgated", f"{name}/gate")
         layers.scratch("dup", 2 * num * size)
         tape.free("dgate", f"{name}/up")
-        layers.linear_backward(f"{name}.up", num, size, 2 * size, result, *frees)
+        layers.linear_backward(f"{name}.up", num, size, 2 * size, "dup", result, *frees)
         tape.free("dup")
 
     @property

@@ -3,14 +3,14 @@
 Rates of products are those of data sheets: dense, bf16 and fp16 summed in fp32, fp32 without TF32, which hornbook
 leaves off. Links are one-way, for one device to the others of its machine.
 
-Prices are typical on-demand list prices of one device in US dollars, as cloud providers published them in 2025 (H100,
-H200, A100, B200: GPU clouds; L4: a large cloud; RTX 4090: a marketplace; CPU: 0.05 a core). They were written down from
-memory, differ by a factor of three between providers, and are there to be replaced: ``--price``.
+Prices are defaults only: what a cloud typically lists for one device without a contract, in US dollars an hour,
+rounded, each with its year and kind of provider (`Price`). They were written down from memory, not looked up, and
+differ by a factor of three between providers; ``--price`` overrides them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from hornbook.config.sections import Dtype
 from hornbook.config.suggest import did_you_mean
@@ -19,6 +19,17 @@ from hornbook.errors import UserError
 _GB: Final = 1e9
 _GIB: Final = 1 << 30
 _TERA: Final = 1e12
+
+
+class Price(NamedTuple):
+    """A rounded list price of one device, on demand; see above."""
+
+    dollars: float
+    """US dollars an hour."""
+    year: int
+    """When lists had about this price."""
+    source: str
+    """The kind of provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +50,7 @@ class Device:
     """To the host's memory, in each direction."""
     disk: float = 2e9
     """Of files, reads and writes together; an NVMe disk."""
-    price: float
-    """US dollars an hour."""
+    price: Price
 
     @property
     def auto_dtype(self) -> Dtype:
@@ -56,7 +66,7 @@ def _gpu(
     tera: tuple[float, float],
     bandwidth: float,
     link: float,
-    price: float,
+    price: Price,
     host_link: float = 25,
 ) -> Device:
     """Return a GPU; ``tera`` are its TFLOP/s in 16 bits and in fp32, other rates in GB/s."""
@@ -73,15 +83,62 @@ def _gpu(
     )
 
 
+_PRICES: Final = {
+    "h100": Price(3.0, 2025, "GPU clouds"),
+    "h200": Price(3.8, 2025, "GPU clouds"),
+    "b200": Price(5.0, 2025, "GPU clouds"),
+    "a100": Price(1.8, 2025, "GPU clouds"),
+    "l4": Price(0.7, 2025, "a large cloud"),
+    "4090": Price(0.5, 2025, "a marketplace of private machines"),
+    "cpu": Price(0.8, 2025, "large clouds, 16 cores at 0.05 each"),
+}
+
 DEVICES: Final[Mapping[str, Device]] = {
     device.name: device
     for device in (
-        _gpu("h100", "NVIDIA H100 SXM", gib=80, tera=(989, 67), bandwidth=3350, link=450, price=3.0, host_link=50),
-        _gpu("h200", "NVIDIA H200 SXM", gib=141, tera=(989, 67), bandwidth=4800, link=450, price=3.8, host_link=50),
-        _gpu("b200", "NVIDIA B200", gib=180, tera=(2250, 75), bandwidth=7700, link=900, price=5.0, host_link=50),
-        _gpu("a100", "NVIDIA A100 SXM 80 GB", gib=80, tera=(312, 19.5), bandwidth=2039, link=300, price=1.8),
-        _gpu("l4", "NVIDIA L4", gib=24, tera=(121, 30.3), bandwidth=300, link=25, price=0.7),
-        _gpu("4090", "NVIDIA GeForce RTX 4090", gib=24, tera=(165.2, 82.6), bandwidth=1008, link=25, price=0.5),
+        _gpu(
+            "h100",
+            "NVIDIA H100 SXM",
+            gib=80,
+            tera=(989, 67),
+            bandwidth=3350,
+            link=450,
+            price=_PRICES["h100"],
+            host_link=50,
+        ),
+        _gpu(
+            "h200",
+            "NVIDIA H200 SXM",
+            gib=141,
+            tera=(989, 67),
+            bandwidth=4800,
+            link=450,
+            price=_PRICES["h200"],
+            host_link=50,
+        ),
+        _gpu(
+            "b200",
+            "NVIDIA B200",
+            gib=180,
+            tera=(2250, 75),
+            bandwidth=7700,
+            link=900,
+            price=_PRICES["b200"],
+            host_link=50,
+        ),
+        _gpu(
+            "a100", "NVIDIA A100 SXM 80 GB", gib=80, tera=(312, 19.5), bandwidth=2039, link=300, price=_PRICES["a100"]
+        ),
+        _gpu("l4", "NVIDIA L4", gib=24, tera=(121, 30.3), bandwidth=300, link=25, price=_PRICES["l4"]),
+        _gpu(
+            "4090",
+            "NVIDIA GeForce RTX 4090",
+            gib=24,
+            tera=(165.2, 82.6),
+            bandwidth=1008,
+            link=25,
+            price=_PRICES["4090"],
+        ),
         Device(
             name="cpu",
             label="server CPU, 16 cores with AVX-512 BF16",
@@ -91,7 +148,7 @@ DEVICES: Final[Mapping[str, Device]] = {
             bandwidth=100 * _GB,
             link=10 * _GB,
             host_link=100 * _GB,
-            price=0.8,
+            price=_PRICES["cpu"],
         ),
     )
 }

@@ -45,7 +45,7 @@ def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num
     else:
         layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
     if isinstance(model, EncoderConfig):
-        layers.norm_backward("embedding.norm", num, size, "dx", "embedding/x", "gradient")
+        layers.norm_backward("embedding.norm", num, size, "gradient", "dx", "embedding/x", "gradient")
         layers.scratch("gradient", num * size)
         tape.free("dx")
     if layers.itemsize < FP32:
@@ -83,12 +83,14 @@ def _embed_narrow(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens, nu
 def _embed_narrow_backward(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens) -> int:
     """Turn ``gradient`` into that of what the token table gives, and return the number of its columns."""
     num, size, tape = tokens.num, model.embedding_size, layers.tape
-    layers.linear_backward("embedding.projection", num, size, model.hidden_size, "dnorm", "embedding/normed")
+    layers.linear_backward(
+        "embedding.projection", num, size, model.hidden_size, "gradient", "dnorm", "embedding/normed"
+    )
     tape.free("gradient")
-    layers.norm_backward("embedding.sum_norm", num, size, "gradient", "embedding/x", "dnorm")
+    layers.norm_backward("embedding.sum_norm", num, size, "dnorm", "gradient", "embedding/x", "dnorm")
     layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
-    layers.norm_backward("embedding.positions_norm", num, size, "dpositions", "embedding/positions")
-    layers.norm_backward("embedding.tokens_norm", num, size, "dtokens", "embedding/tokens")
+    layers.norm_backward("embedding.positions_norm", num, size, "gradient", "dpositions", "embedding/positions")
+    layers.norm_backward("embedding.tokens_norm", num, size, "gradient", "dtokens", "embedding/tokens")
     tape.free("gradient", "dpositions")
     layers.scratch("gradient", num * size)
     tape.free("dtokens")

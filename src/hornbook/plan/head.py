@@ -97,14 +97,14 @@ class Head:
             layers.add_gradient("head.table", self.num_rows * width, FP32)
         if self.is_causal_classifier:
             sequences = self.tokens.num_sequences
-            layers.norm_backward("head.norm", sequences, size, "branch", "gradient", "head/last tokens")
+            layers.norm_backward("head.norm", sequences, size, "gradient", "branch", "head/last tokens")
             layers.scratch("gradient", self.tokens.num * size)
             tape.free("branch")
             return
         if not isinstance(self.model, EncoderConfig):
             if isinstance(self.model, FactorizedGPTConfig):
                 self._narrow_backward(layers)
-            layers.norm_backward("head.norm", num, size, "branch", "gradient", x)
+            layers.norm_backward("head.norm", num, size, "gradient", "branch", x)
             layers.scratch("gradient", num * size)
             tape.free("branch")
             return
@@ -167,10 +167,10 @@ class Head:
 
     def _narrow_backward(self, layers: Layers) -> None:
         num, size, width, tape = self.tokens.num_scored, self.size, self.width, layers.tape
-        layers.norm_backward("head.projection_norm", num, width, "dnorm", "gradient", "head/active")
+        layers.norm_backward("head.projection_norm", num, width, "gradient", "dnorm", "head/active")
         layers.scratch("dactive", num * width)
         tape.free("dnorm", "head/dense")
-        layers.linear_backward("head.projection", num, size, width, "gradient", "head/wide")
+        layers.linear_backward("head.projection", num, size, width, "dactive", "gradient", "head/wide")
         tape.free("dactive")
 
     def _transform(self, layers: Layers) -> None:
@@ -191,13 +191,13 @@ class Head:
     def _transform_backward(self, layers: Layers) -> None:
         num, size, tape = self.tokens.num_scored, self.size, layers.tape
         if getattr(self.model, "head_transform", False):
-            layers.norm_backward("head.transform.norm", num, size, "dnorm", "gradient", "head/active")
+            layers.norm_backward("head.transform.norm", num, size, "gradient", "dnorm", "head/active")
             layers.scratch("dactive", num * size)
             tape.free("dnorm", "head/dense")
-            layers.linear_backward("head.transform.dense", num, size, size, "gradient", "head/first")
+            layers.linear_backward("head.transform.dense", num, size, size, "dactive", "gradient", "head/first")
             tape.free("dactive")
         if isinstance(self.model, GroupBertConfig):
-            layers.norm_backward("head.norm", num, size, "dnorm", "gradient", "head/places")
+            layers.norm_backward("head.norm", num, size, "gradient", "dnorm", "head/places")
             layers.scratch("gradient", num * size)
             tape.free("dnorm")
         tape.free("head/places", "head/first")
@@ -210,7 +210,7 @@ class Head:
 
     def _pool_backward(self, layers: Layers) -> None:
         num, size, tape = self.tokens.num_sequences, self.size, layers.tape
-        layers.linear_backward("head.pooler", num, size, size, "dfirst", "head/pooled", "head/tanh")
+        layers.linear_backward("head.pooler", num, size, size, "dtanh", "dfirst", "head/pooled", "head/tanh")
         if tape.holds("gradient"):
             layers.scratch("spread", self.tokens.num * size)
             tape.use(self.tokens.num * size * layers.itemsize)

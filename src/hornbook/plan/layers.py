@@ -11,7 +11,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
@@ -44,6 +44,18 @@ class Compute:
         return DTYPE_BYTES[self.dtype]
 
 
+class Postponed(NamedTuple):
+    """The gradient of a parameter that is computed after those of the inputs."""
+
+    name: str
+    """Of the parameter."""
+    numbers: float
+    itemsize: int
+    """Bytes of each as it comes."""
+    frees: tuple[str, ...]
+    """What is not needed any more after that."""
+
+
 class Layers:
     """Writes what layers allocate and free on a tape; names are those of the parameters.
 
@@ -59,6 +71,8 @@ class Layers:
     ) -> None:
         self._num_shards, self._blocks = num_shards, blocks or {}
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
+        self.postponed: list[Postponed] | None = None
+        """Where a backward pass computes the gradients of inputs alone: what those of weights will take."""
 
     def activation(self, name: str, numbers: float, itemsize: int | None = None) -> None:
         """Allocate what the backward pass needs, or the next layer."""
@@ -75,10 +89,35 @@ class Layers:
         self.activation(result, num_rows * num_out)
 
     def linear_backward(
-        self, name: str, num_rows: float, num_in: int, num_out: int, result: str, *frees: str, bias: bool = True
+        self,
+        name: str,
+        num_rows: float,
+        num_in: int,
+        num_out: int,
+        gradient: str,
+        result: str,
+        *frees: str,
+        bias: bool = True,
     ) -> None:
-        """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free what was needed."""
+        """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free what was needed.
+
+        Args:
+            name: of the layer.
+            num_rows: tokens.
+            num_in: columns of the input.
+            num_out: columns of the output.
+            gradient: that of the output, which stays.
+            result: the gradient to compute.
+            frees: tensors.
+            bias: whether there is one.
+        """
         size = self._blocks.get(name, num_in * num_out)
+        itemsize = FP32 if name in self._blocks or self.compute.has_native_layers else self.itemsize
+        if self._postpones(name, size + bias * num_out, itemsize, gradient, *frees):
+            if itemsize == FP32 and name not in self._blocks and self.compute.has_native_layers:
+                self.panels(f"{name}/panels of the gradient", size)
+            self.scratch(result, num_rows * num_in)
+            return
         if name in self._blocks:
             self.scratch(result, num_rows * num_in)
             self.add_gradient(name, size + bias * num_out, FP32)
@@ -95,6 +134,28 @@ class Layers:
         self.scratch(f"{name}/new", size + bias * num_out)
         self.tape.free(*frees, f"{name}/cast")
         self.arrived(name, size + bias * num_out)
+
+    def _postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
+        """Keep what the gradient of a parameter takes if it is computed later, and tell whether it is.
+
+        Args:
+            name: of the parameter.
+            numbers: of its gradient.
+            itemsize: bytes of each as it comes.
+            gradient: that of the result.
+            frees: what is not needed any more after that.
+        """
+        if self.postponed is None:
+            return False
+        kept = f"{name}/gradient of the result"
+        self.tape.rename(gradient, kept)
+        self.postponed.append(Postponed(name, numbers, itemsize, (kept, *frees)))
+        return True
+
+    def add_postponed(self, postponed: Postponed) -> None:
+        """Compute the gradient of a parameter and free what that took."""
+        self.add_gradient(postponed.name, postponed.numbers, postponed.itemsize)
+        self.tape.free(*postponed.frees)
 
     def _weight(self, name: str, size: int) -> None:
         if self.compute.has_native_layers:
@@ -121,6 +182,10 @@ class Layers:
             new: the tensor, if it is live.
         """
         kept, new = f"{name}/gradient", new or f"{name}/new"
+        if self.postponed is not None:
+            self.tape.free(new)
+            self.postponed.append(Postponed(name, size, itemsize, ()))
+            return
         self.scratch(new, size, itemsize) if not self.tape.holds(new) else None
         for dtype in (self.compute.weights, self.compute.gradients):
             if DTYPE_BYTES[dtype] != itemsize:
@@ -135,12 +200,14 @@ class Layers:
         self.activation(result, num_rows * size)
         self.activation(f"{name}/statistics", 2 * num_rows, FP32)
 
-    def norm_backward(self, name: str, num_rows: float, size: int, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input, then free what was needed."""
+    def norm_backward(self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str) -> None:
+        """Compute the gradient ``result`` of the input from that of the output, then free what was needed."""
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
+        if self._postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
+            return
         self.add_gradient(name, 2 * size, FP32)
         self.tape.free(*frees, f"{name}/statistics")
 

@@ -51,6 +51,11 @@ class Machine:
     """Whether more devices may be advised."""
 
     @property
+    def hourly_price(self) -> float:
+        """US dollars an hour and device."""
+        return self.device.price.dollars if self.price is None else self.price
+
+    @property
     def limit(self) -> float:
         """Bytes that a rank may take."""
         return self.memory or self.device.memory
@@ -92,9 +97,7 @@ class Plan:
     @property
     def step_price(self) -> float:
         """US dollars a step."""
-        machine = self.machine
-        price = machine.device.price if machine.price is None else machine.price
-        return self.speed.seconds / 3600 * price * machine.num_ranks
+        return self.speed.seconds / 3600 * self.machine.hourly_price * self.machine.num_ranks
 
 
 def make_plan(recipe: Recipe, machine: Machine, *, advises: bool = True) -> Plan:

@@ -12,7 +12,7 @@ from typing import Final
 
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.pipeline import PipelineSchedule, rounds_of
+from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
@@ -20,14 +20,12 @@ from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, Compute, Layers
+from hornbook.plan.layers import FP32, Compute, Layers, Postponed
+from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
-_FIRST: Final = "embedding/result"
-"""The hidden states before the first block, of which a later stage of a pipeline has a copy in a buffer."""
-_IN_FLIGHT: Final = "in flight"
 _MIB: Final = 1 << 20
-_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights")
+_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires")
 """How names end of what outlives a forward pass that keeps nothing else."""
 _ROUNDING: Final = 3 * 4
 """Bytes of a number while it is rounded stochastically: random words and what is made of them."""
@@ -56,69 +54,111 @@ class Step:
         self.offloaded = 0.0
         """Bytes of activations of a micro-batch that lie in the host's memory."""
         memory = recipe.memory
-        again: dict[str, set[int]] = {"all": set(), "attention": set()} | (
-            {memory.recompute: self._recomputing()} if memory.recompute else {}
-        )
-        self._computed_again: set[int] = again["all"]
+        again: dict[str, set[int]] = {"all": set(), "attention": set()}
+        if memory.recompute:
+            again[memory.recompute] = self._recomputing()
+        self._again = self._computed_again = again["all"]
+        self._postponed: dict[tuple[int, int], list[Postponed]] = {}
+        """By stage and micro-batch."""
         self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
         """Write it."""
         if self.part.sizes.pipeline > 1:
             self._wires()
-        again = self._computed_again
-        for number in range(min(self.num_micro_batches, 2)):
-            if self.part.sizes.pipeline > 1:
-                self._others(number)
-            if number == 0 and self.recipe.memory.recompute_budget is not None:  # the first layer is measured
-                self._computed_again = again - set(self.part.blocks[:1])
-            self.forward()
-            self.backward()
-            self._computed_again = again
+        for each in self._passes():
+            self._write_pass(each)
         self.update()
 
-    def forward(self) -> None:
+    def _passes(self) -> list[Pass]:
+        """Return the passes of so many micro-batches that gradients exist and all that can be are in flight."""
+        part, schedule = self.part, self.recipe.parallel.pipeline_schedule
+        ranks, stages = part.sizes.pipeline, part.own_stages
+        if ranks == 1:
+            return passes_of("1f1b", stages, ranks, min(self.num_micro_batches, 2))
+        rounds = rounds_of(self.num_micro_batches, ranks, schedule)
+        if schedule == "gpipe":
+            sizes = [1] * (len(rounds) > 1) + [max(rounds)]
+        else:
+            sizes = [min(max(rounds), (2 + (len(stages) > 1)) * ranks)]
+        return [each for size in sizes for each in passes_of(schedule, stages, ranks, size)]
+
+    def _write_pass(self, each: Pass) -> None:
+        """Write a pass; what it leaves for the next one of its micro-batch is set aside."""
+        kind, stage, number = each
+        tape, layers, key = self.tape, self.layers, (stage, number)
+        if kind == "I" and stage == 0:  # PyTorch computes all gradients of the first stage with those of its weights
+            return
+        if kind != "F":
+            tape.take_back(key)
+        is_measured = (
+            number == 0 and self.recipe.memory.recompute_budget is not None
+        )  # the first layer of the first one
+        self._computed_again = self._again - set(self.part.blocks[: int(is_measured)])
+        if kind == "F":
+            self.forward(stage)
+        elif kind == "I":
+            self._postponed[key] = layers.postponed = []
+            tape.keeps_activations = True
+            self.backward(stage)
+            tape.keeps_activations = False
+            layers.postponed = None
+        elif kind == "W" and stage:
+            for gradient in reversed(self._postponed.pop(key)):
+                layers.add_postponed(gradient)
+        else:
+            self.backward(stage)
+        if kind in "FI":
+            tape.set_aside(key, _of_micro_batch(tape))
+        else:
+            tape.free(*_of_micro_batch(tape))
+
+    def forward(self, stage: int) -> None:
         """Compute the loss, or the hidden states that go to the next stage."""
-        part, tape, x = self.part, self.tape, _FIRST
-        if part.has_embedding:
+        part, tape, x = self.part, self.tape, _input(stage)
+        if stage == 0:
             embed(self.layers, self.recipe.model, self.tokens, part.table[0], x)
         else:
             self.layers.activation(x, 0)
-        for layer, block in self._blocks.items():
+        for layer in part.blocks_of_stage[stage]:
             self._gather(f"blocks.{layer}.")
             y, before = f"blocks.{layer}/result", set(tape.names())
-            block.forward(self.layers, x, y)
+            self._blocks[layer].forward(self.layers, x, y)
             if layer in self._computed_again:
                 tape.free(*_forgettable(tape, before | {y}))
             x = y
-        if part.has_head:
+        if self._ends_with_head(stage):
             self._gather("head.")
             self._head.forward(self.layers, x)
         tape.free("gathered weights")
 
-    def backward(self) -> None:
+    def backward(self, stage: int) -> None:
         """Compute the gradients of all that was written by `forward`."""
         part, tape = self.part, self.tape
-        results = [_FIRST, *(f"blocks.{layer}/result" for layer in self._blocks)]
-        if part.has_head:
+        results = [_input(stage), *(f"blocks.{layer}/result" for layer in part.blocks_of_stage[stage])]
+        if self._ends_with_head(stage):
             self._gather("head.")
             self._head.backward(self.layers, results[-1])
             self._scatter("head.")
         else:
             self.layers.scratch("gradient", self.tokens.num * self.recipe.model.hidden_size)
             tape.free(results[-1])
-        for (layer, block), x in zip(reversed(self._blocks.items()), reversed(results[:-1]), strict=True):
+        for layer, x in zip(reversed(part.blocks_of_stage[stage]), reversed(results[:-1]), strict=True):
+            block = self._blocks[layer]
             self._gather(f"blocks.{layer}.")
             if layer in self._computed_again:
                 block.forward(self.layers, x, "again")
                 tape.free("again")
             block.backward(self.layers, x)
             self._scatter(f"blocks.{layer}.")
-        if part.has_embedding:
+        if stage == 0:
             self._gather("embedding.")
             embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
             self._scatter("embedding.")
-        tape.free("gradient", _FIRST, "gathered weights", "gradients that are summed")
+        tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
+
+    def _ends_with_head(self, stage: int) -> bool:
+        return stage == self.part.num_stages - 1
 
     def update(self) -> None:
         """Update weights and moments."""
@@ -182,23 +222,8 @@ class Step:
         wire = self.tokens.num * recipe.model.hidden_size * self.layers.itemsize / num_slices
         size = max(rounds_of(self.num_micro_batches, ranks, schedule))
         neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
-        num_wires = sum(0 <= stage < part.num_stages and stage not in part.own_stages for stage in neighbors)
+        num_wires = sum(0 <= stage < part.num_stages for stage in neighbors)  # also between two stages of a rank
         self.tape.hold("workspace", "wires", num_wires * size * wire)
-
-    def _others(self, number: int) -> None:
-        """Hold the activations of the micro-batches that a schedule keeps beside the first or second one to come back.
-
-        In the only round of GPipe, one is gone before there are gradients.
-        """
-        schedule, tape, alone = self.recipe.parallel.pipeline_schedule, self.tape, Tape()
-        rounds = rounds_of(self.num_micro_batches, self.part.sizes.pipeline, schedule)
-        Step(self.recipe, self.layers.compute, self.tokens, self.part, 1, alone).forward()
-        kept = alone.live - sum(alone.size(name) for name in alone.names() if name.endswith(_STAY))
-        others = min(max(rounds), in_flight(self.part, schedule)) - 1
-        if number and schedule == "gpipe" and len(rounds) == 1:
-            others -= 1
-        tape.free(_IN_FLIGHT)
-        tape.hold("activations", _IN_FLIGHT, max(0.0, others) * kept)
 
     def _gather(self, *names: str) -> None:
         """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
@@ -217,15 +242,14 @@ class Step:
         return DTYPE_BYTES[self.recipe.precision.weights] * numbers
 
 
-def in_flight(part: RankPart, schedule: PipelineSchedule) -> float:
-    """Return the micro-batches, each of all stages of a rank, whose activations it keeps at most in a round."""
-    ranks, place = part.sizes.pipeline, min(part.own_stages) % part.sizes.pipeline
-    if schedule == "gpipe":
-        return math.inf
-    if schedule == "interleaved":
-        turns = part.num_stages // ranks
-        return (2 * (ranks - place - 1) + (turns - 1) * ranks + 1) / turns
-    return ranks if schedule in ("zero-bubble", "v-shaped") else ranks - place
+def _input(stage: int) -> str:
+    """Return the name of what the first block of a stage takes; a later one finds it in a buffer."""
+    return f"stages.{stage}/input" if stage else "embedding/result"
+
+
+def _of_micro_batch(tape: Tape) -> list[str]:
+    """Return what is live of the micro-batch that was computed last."""
+    return [name for name in tape.names() if not name.endswith(_STAY)]
 
 
 def _blocks_of(recipe: Recipe) -> dict[str, int]:

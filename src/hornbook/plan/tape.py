@@ -10,9 +10,13 @@ The layers of a model write it (`hornbook.plan.layers`), so that a peak is found
 """
 
 from collections import Counter
-from typing import Literal
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Final, Literal
 
 Kind = Literal["weights", "gradients", "moments", "activations", "workspace"]
+
+IN_FLIGHT: Final = "in flight"
+"""The name of all that is set aside."""
 
 
 class Tape:
@@ -25,6 +29,9 @@ class Tape:
         self._held: dict[str, tuple[Kind, float]] = {}
         self._moves: list[tuple[Kind, str, float]] = []
         self._num_at_peak = 0
+        self.keeps_activations = False
+        """Whether activations stay live when they are freed: the gradients of weights are computed later."""
+        self._aside: dict[Hashable, dict[str, tuple[Kind, float]]] = {}
 
     def hold(self, kind: Kind, name: str, size: float) -> None:
         """Allocate a tensor; one of the same name that is live is replaced once the new one is there."""
@@ -37,7 +44,7 @@ class Tape:
     def free(self, *names: str) -> None:
         """Free tensors; those that are not live are passed over."""
         for name in names:
-            if name in self._held:
+            if name in self._held and not (self.keeps_activations and self._held[name][0] == "activations"):
                 kind, size = self._held.pop(name)
                 self._move(kind, name, -size)
 
@@ -45,6 +52,23 @@ class Tape:
         """Allocate and free a tensor."""
         self._move("workspace", name, size)
         self._move("workspace", name, -size)
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a tensor another name; one that is not live is passed over."""
+        if name in self._held:
+            kind, size = self._held[new] = self._held.pop(name)
+            self._moves += [(kind, name, -size), (kind, new, size)]
+
+    def set_aside(self, key: Hashable, names: Iterable[str]) -> None:
+        """Put live tensors away under ``key``, where they stay live as activations in flight and free their names."""
+        self._aside[key] = {name: self._held.pop(name) for name in names}
+        self._count(self._aside[key], in_flight=True)
+
+    def take_back(self, key: Hashable) -> None:
+        """Give tensors that were set aside their names."""
+        found = self._aside.pop(key)
+        self._count(found, in_flight=False)
+        self._held |= found
 
     def holds(self, name: str) -> bool:
         """Tell whether a tensor is live."""
@@ -64,6 +88,12 @@ class Tape:
         for kind, name, size in self._moves[: self._num_at_peak]:
             live[kind, name] += size  # type: ignore[assignment]
         return Counter({key: size for key, size in live.items() if size > 0})
+
+    def _count(self, tensors: Mapping[str, tuple[Kind, float]], *, in_flight: bool) -> None:
+        """Count live tensors as in flight, or by their names again."""
+        sign = 1 if in_flight else -1
+        self._moves += [(kind, name, -sign * size) for name, (kind, size) in tensors.items()]
+        self._moves.append(("activations", IN_FLIGHT, sign * sum(size for _, size in tensors.values())))
 
     def _move(self, kind: Kind, name: str, size: float) -> None:
         self._moves.append((kind, name, size))
