@@ -14,6 +14,7 @@ SOUND: dict[str, Any] = {
     },
     "processor": {"cores": 8, "usable_cores": 4, "threads": 4, "load": 0.4},
     "products": {"flops_per_second": {"fp32": 1e11, "bf16": 4e11}, "auto": "bf16"},
+    "operators": {"native_forms": {}},
     "memory": {"total": 8 << 30, "available": 6 << 30, "limit": None},
     "disk": {
         "folder": "/home/me",
@@ -92,6 +93,10 @@ def test_the_precision_of_the_recipe_is_judged() -> None:
     assert found(slow_bf16) == []
     assert "the recipe says bf16, whose products run at 100 GFLOP/s" in found(slow_bf16, "bf16")[0][2]
     assert found({}, "fp32") == [], "who says fp32 wants its exactness"
+    slow_bf16["products"]["auto"] = "bf16"
+    assert found(slow_bf16) != []
+    native = {"operators": {"native_forms": {"linear_bf16": "avx512"}}}
+    assert found(slow_bf16 | native) == [], "PyTorch does not compute them"
 
 
 def test_a_disk_that_cannot_be_written_is_an_error() -> None:

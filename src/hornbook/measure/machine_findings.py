@@ -31,7 +31,7 @@ def machine_findings(facts: Mapping[str, Any], precision: str = "auto", processe
     """
     warnings = [
         *_of_versions(facts["versions"]),
-        *_of_precision(facts["products"], precision),
+        *_of_precision(facts["products"], facts["operators"]["native_forms"], precision),
         *_of_cores(facts["processor"], processes),
         *_of_memory(facts["memory"]),
         *_of_gpus(facts),
@@ -55,11 +55,14 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def _of_precision(products: Mapping[str, Any], precision: str) -> Iterator[tuple[str, str]]:
-    """Say that the other dtype is clearly faster; fp32 by the recipe's own word is wanted for its exactness."""
+def _of_precision(products: Mapping[str, Any], forms: Mapping[str, str], precision: str) -> Iterator[tuple[str, str]]:
+    """Say that PyTorch's products, where they compute, are clearly faster in the other dtype.
+
+    fp32 by the recipe's own word is wanted for its exactness.
+    """
     chosen = products["auto"] if precision == "auto" else precision
     other = {"bf16": "fp32", "fp32": "bf16"}.get(chosen)
-    if other is None:  # fp16 is not measured
+    if other is None or f"linear_{chosen}" in forms:  # fp16 is not measured
         return
     here, there = (products["flops_per_second"][dtype] for dtype in (chosen, other))
     if precision != "fp32" and there > _CLEARLY_FASTER * here:
