@@ -34,12 +34,13 @@ def denormals_are_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def kernels_are_back() -> Iterator[None]:
-    """Undo a training run's choice of operators."""
-    module = sys.modules.get("hornbook.ops.native.kernels")
-    before = module.in_use() if module else None
+    """Undo the choice of operators of training runs, those of fixtures and of the test."""
+    name = "hornbook.ops.native.kernels"
+    if module := sys.modules.get(name):
+        module.use(module.NOT_CHOSEN)
     yield
-    if module := sys.modules.get("hornbook.ops.native.kernels"):
-        module.use(before or module.NOT_CHOSEN)
+    if module := sys.modules.get(name):
+        module.use(module.NOT_CHOSEN)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,7 +24,7 @@ def profile(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, *word
 
 
 def test_a_profile_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = profile(tmp_path, capsys, "first")
+    first = profile(tmp_path, capsys, "first", "--precision.kernels=torch")
     assert first["step_seconds"] > 0
     assert 0 < first["mfu"] < 1
     assert first["waiting_share"] == 0

@@ -20,6 +20,7 @@ both are on the first rank, which holds the table once::
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,10 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config import ParallelConfig
-from hornbook.config.pipeline import rank_of, rounds_of
+from hornbook.config.pipeline import SPLITS_NO_BACKWARD, rank_of, rounds_of
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.native.kernels import gradients_returned
 from hornbook.parallel.ranks import local
 from hornbook.parallel.waits import blocked
 from hornbook.parallel.world import World
@@ -98,7 +100,7 @@ class Pipeline:
         step, first, start = self._step, 0, time.perf_counter()
         step.use = loss
         self._widen(max(map(step.width, micro_batches)))
-        with blocked() as waits:
+        with blocked() as waits, nullcontext() if self._kind in SPLITS_NO_BACKWARD else gradients_returned():
             for size in rounds:
                 step.batches, step.begin = micro_batches[first : first + size], partial(_begin, begin, first)
                 first += size

@@ -45,6 +45,7 @@ NOT_CHOSEN = Kernels(why="nothing else was asked for")
 _in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None
+_adds_gradients = True
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -84,6 +85,25 @@ def weights_unchanged() -> Iterator[None]:
         yield
     finally:
         _period = before
+
+
+@contextmanager
+def gradients_returned() -> Iterator[None]:
+    """Let native backward passes return all gradients of weights within the block, and add none to ``.grad``.
+
+    `torch.autograd.grad` needs them, and zero-bubble schedules run a backward pass once for inputs, once for weights.
+    """
+    global _adds_gradients
+    before, _adds_gradients = _adds_gradients, False
+    try:
+        yield
+    finally:
+        _adds_gradients = before
+
+
+def adds_gradients() -> bool:
+    """Tell whether gradients of weights may be added to ``.grad``: in an executor's passes, if it allows this."""
+    return _adds_gradients and _period is not None
 
 
 def period() -> int | None:

@@ -188,7 +188,7 @@ def _of_parameters(
 
 def _adds_in_place(parameter: Tensor) -> bool:
     """Tell whether a gradient may be added to ``.grad`` here: within an executor's passes, from the second one on."""
-    if kernels.period() is None or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
+    if not kernels.adds_gradients() or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
     is_plain = type(grad) is Tensor and grad.is_contiguous() and grad.dtype == torch.float32
