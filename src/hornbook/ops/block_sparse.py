@@ -30,7 +30,9 @@ from torch import Tensor
 from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
+from hornbook.ops.native.linear import linear_weight_gradient
 from hornbook.ops.native.operands import SUFFIXES
 from hornbook.parallel.device import dtype_name
 from hornbook.storage.system import cpu_flags
@@ -240,7 +242,11 @@ class Scores:
 
     def add(self, gradient_NC: Tensor, x_NC: Tensor) -> None:
         """Add a micro-batch's: its gradient of the output ``[N, R·b]``, and its input ``[N, C·b]``."""
-        self.add_dense(gradient_NC.t() @ x_NC)
+        form = form_of("linear", x_NC)
+        if form is None:
+            self.add_dense(gradient_NC.t() @ x_NC)
+        else:
+            self.add_dense(linear_weight_gradient(gradient_NC, x_NC, False, form.isa)[0])
 
     def add_dense(self, gradient: Tensor) -> None:
         """Add a micro-batch's dense gradient ``[R·b, C·b]``, which is overwritten."""
