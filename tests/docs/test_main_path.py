@@ -11,7 +11,7 @@ from tiny_text import build_tiny
 TRAIN = (
     "train demo --model.num-layers=2 --model.hidden-size=48 --model.num-heads=4 --model.max-positions=32 "
     "--data.sequence-length=32 --training.global-batch-size=8 --training.micro-batch-size=4 --training.steps=4 "
-    "--schedule.warmup-steps=2 --precision.compute=fp32 --data.train=corpus --output=run"
+    "--schedule.warmup-steps=2 --precision.compute=fp32 --precision.kernels=torch --data.train=corpus --output=run"
 )
 BUILD = "corpus build texts --from blank-lines --tokenizer corpus/train --validation 0.3 --output built"
 
