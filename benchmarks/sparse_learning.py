@@ -3,7 +3,7 @@
 A GPT whose linear maps keep 10 % of their blocks is compared with the dense model of the same shape, and with the best
 of some narrower dense models, at equal training FLOPs and at equal wall-clock time::
 
-    python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, about an hour
+    python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, an hour and a half
     python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
 
 For each model and budget the learning rate is tuned with the first seed: four values, and further ones as long as the
