@@ -81,24 +81,31 @@ class StepConfig:
 class StepResult:
     """What one step did, the same on every rank."""
 
-    loss: float | None
-    """Weighted sum of the terms, each a mean over the global batch; nats for a language model. None: nothing scored."""
-    terms: dict[str, float | None]
     sums: dict[str, float]
     """By term, its sum over the global batch."""
     counts: dict[str, int]
-    """By term, the scored items of the global batch: ``sums / counts`` are the terms."""
+    """By term, the scored items of the global batch."""
+    weights: Mapping[str, float]
+    """By term, its weight in the loss."""
+    size: Size
+    """Of the global batch."""
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
-    num_tokens: int
-    """Tokens of the global batch that count: scored ones, or those of an encoder without padding."""
-    padding: float
-    """Share of the places of the global batch that hold padding."""
     skipped: bool
     loss_scale: float = 1.0
     rewired: Sequence[Mapping[str, object]] = ()
     """What became of the pattern of each block-sparse linear map, if the step changed them."""
+
+    @property
+    def loss(self) -> float | None:
+        """Weighted sum of the terms, in nats for a language model; None if nothing was scored."""
+        return losses(self.sums, self.counts, self.weights)[0]
+
+    @property
+    def terms(self) -> dict[str, float | None]:
+        """Each term, its mean over the global batch; None where nothing was scored."""
+        return losses(self.sums, self.counts, self.weights)[1]
 
 
 def train_step(
@@ -131,11 +138,10 @@ def train_step(
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
-    loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
-    is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
+    is_finite = all(math.isfinite(total) for name, total in sums.items() if counts[name])
     skipped = not (is_finite and math.isfinite(norm))
     is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
@@ -149,14 +155,12 @@ def train_step(
     home.drop_gradients()
     _count(progress, size, skipped=skipped, is_mended=is_mended)
     return StepResult(
-        loss=loss,
-        terms=terms,
         sums=sums,
         counts=counts,
+        weights=objective.weights,
+        size=size,
         gradient_norm=norm,
         learning_rate=learning_rate,
-        num_tokens=size.tokens,
-        padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
         loss_scale=scale,
         rewired=rewired,

@@ -114,6 +114,6 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
 
     def step() -> int:
         with using(kernels):
-            return train_step(state, next(loader), config).num_tokens
+            return train_step(state, next(loader), config).size.tokens
 
     return step
