@@ -95,7 +95,7 @@ def test_sentences(texts, capsys):
 def test_a_language_without_rules_for_its_sentences(texts, capsys):
     pytest.importorskip("sentencex")
     assert build("texts", "--sequences", "sentences", "--sentence-language", "zh") == 0
-    assert "hornbook: no rules for 'zh' are known: sentences are found by those of English\n" in capsys.readouterr().err
+    assert "hornbook: no rules for 'zh'; sentences are split by the rules for English\n" in capsys.readouterr().err
 
 
 def test_lines(texts):
@@ -151,7 +151,7 @@ def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
 def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
     (texts / "a.txt").write_text("words")
     assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
-    told = "hornbook: 2 files named more than once, to be read once\n"
+    told = "hornbook: 2 files named more than once; each file is read once\n"
     assert told in capsys.readouterr().err and open_store("out").num_documents == 1
 
 
