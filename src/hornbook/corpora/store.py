@@ -45,7 +45,6 @@ class TokenStore:
         path: the store's folder, or the prefix of files that came without a manifest.
         indexed: the tokens and where they are.
         manifest: what the store says of itself, None where others made it.
-        rows: ``DOCUMENT_ROW`` [num_documents], where each document is from; None without a manifest.
         end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, a reader has to put it in; ``"absent"``.
         end_of_text_id: the id of that token, None where it is absent.
     """
@@ -53,7 +52,6 @@ class TokenStore:
     path: Path
     indexed: IndexedFile
     manifest: Manifest | None
-    rows: NDArray[np.void] | None
     end_of_text: Literal["stored", "inserted", "absent"]
     end_of_text_id: int | None
 
@@ -98,6 +96,30 @@ class TokenStore:
     def document_lengths(self) -> Int64s:
         """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
         return np.diff(self.indexed.document_starts)
+
+    @cached_property
+    def rows(self) -> NDArray[np.void] | None:
+        """``DOCUMENT_ROW`` [num_documents], where each document is from; None without a manifest.
+
+        Read when first asked for: a training needs none of it.
+
+        Raises:
+            DataError: ``documents.npy`` is damaged, or does not fit the manifest.
+        """
+        if self.manifest is None:
+            return None
+        path = self.path / "documents.npy"
+        rows = read_rows(path, self.manifest.num_documents)
+        sources, lengths = rows["source"], rows["num_bytes"]
+        if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
+            raise DataError(
+                f"{path}: a document is from a source that the manifest does not list; build the store again"
+            )
+        if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
+            raise DataError(
+                f"{path}: its bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+            )
+        return rows
 
     @cached_property
     def fingerprint(self) -> str:
@@ -172,9 +194,7 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
         indexed = IndexedFile.open(place)
         end = _guess_end_of_text(indexed)
         end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
-        store = TokenStore(
-            path=place, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
-        )
+        store = TokenStore(path=place, indexed=indexed, manifest=None, end_of_text=end_of_text, end_of_text_id=end)
     if not store.num_documents or not store.num_tokens:
         raise DataError(f"{place}: the store is empty; build it from text")
     return store
@@ -261,18 +281,10 @@ def _open_own(folder: Path) -> TokenStore:
             f"{folder}: its index has {indexed.num_sequences} sequences for {indexed.num_documents} documents; "
             "expected one each by the manifest: build the store again"
         )
-    path = folder / "documents.npy"
-    rows = read_rows(path, manifest.num_documents)
-    sources, lengths = rows["source"], rows["num_bytes"]
-    if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
-        raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
-    if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
-        raise DataError(f"{path}: its bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
     return TokenStore(
         path=folder,
         indexed=indexed,
         manifest=manifest,
-        rows=rows,
         end_of_text=manifest.end_of_text,
         end_of_text_id=manifest.end_of_text_id,
     )

@@ -50,7 +50,7 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
             raise DataError(f"{place}: token {start + wrong[0]} is {some[wrong[0]]}; expected 0 to {end - 1}")
     if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
         _verify_ends(store)
-    store.tokenizer()
+    _ = store.rows, store.tokenizer()  # reading them checks them
     return Verified(
         store=store.path,
         files=files,
