@@ -100,9 +100,9 @@ class TokenStore:
 
     @cached_property
     def rows(self) -> NDArray[np.void] | None:
-        """``DOCUMENT_ROW`` [num_documents], where each document is from; None without a manifest.
+        """``DOCUMENT_ROW`` [num_documents], the origin of each document; None without a manifest.
 
-        Read when first asked for: a training needs none of it.
+        Loaded on first access, since training does not need it.
 
         Raises:
             DataError: ``documents.npy`` is damaged, or does not fit the manifest.
@@ -195,9 +195,7 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
         indexed = IndexedFile.open(location)
         end = _guess_end_of_text(indexed)
         end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
-        store = TokenStore(
-            path=location, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
-        )
+        store = TokenStore(path=location, indexed=indexed, manifest=None, end_of_text=end_of_text, end_of_text_id=end)
     if not store.num_documents or not store.num_tokens:
         raise DataError(f"{location}: the store is empty; build it from text")
     return store
