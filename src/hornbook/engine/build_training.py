@@ -33,7 +33,7 @@ from hornbook.engine.step import StepConfig, resident
 from hornbook.engine.topology import Topology, with_blocks
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
-from hornbook.model.forward import forward_cut, forward_resident
+from hornbook.model.forward import forward_resident, forward_split
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
@@ -196,7 +196,7 @@ def build_training(
         world=world,
         executor=elsewhere or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
         topology=topology,
-        forward=elsewhere.forward if elsewhere else forward_resident if world.mesh is None else forward_cut,
+        forward=elsewhere.forward if elsewhere else forward_resident if world.mesh is None else forward_split,
     )
     home: Home = elsewhere.home if isinstance(elsewhere, Phased) else home_of(model, update, recipe, world)
     return TrainState(model=model, home=home), config

@@ -45,35 +45,35 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
     offset = number = 0
     while line := stream.readline(MAX_PAGE_BYTES + 1):
         number += 1
-        place = f"{name}, line {number}"
+        where = f"{name}, line {number}"
         if line.startswith(b"<doc id="):
             if document is not None:
-                raise DataError(f"{place}: a document begins inside another, before its </doc>; extract it again")
+                raise DataError(f"{where}: a document begins inside another, before its </doc>; extract it again")
             match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
             if match is None:
-                raise DataError(f'{place}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
+                raise DataError(f'{where}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
             document = _Open(title=html.unescape(match[1]), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
-            yield _finish(document, place, titles)
+            yield _finish(document, where, titles)
             document = None
         elif document is not None:
             document.size += len(line)
             if document.size <= MAX_PAGE_BYTES:
                 document.lines.append(line)
         elif line.strip():
-            raise DataError(f'{place}: expected a line like <doc id="12" ... title="...">, as WikiExtractor writes it')
+            raise DataError(f'{where}: expected a line like <doc id="12" ... title="...">, as WikiExtractor writes it')
         offset += len(line)
     if document is not None:
         raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
 
 
-def _finish(document: _Open, place: str, titles: bool) -> tuple[str, int] | DataError:
+def _finish(document: _Open, where: str, titles: bool) -> tuple[str, int] | DataError:
     if document.size > MAX_PAGE_BYTES:
-        return DataError(f"{place}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out")
+        return DataError(f"{where}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out")
     try:
         text = html.unescape(b"".join(document.lines).decode()).strip("\n")
     except UnicodeDecodeError as error:
-        return DataError(f"{place}: the document that ends here is not UTF-8 ({error.reason}); extract it again")
+        return DataError(f"{where}: the document that ends here is not UTF-8 ({error.reason}); extract it again")
     first, _, rest = text.partition("\n")
     if first.strip() == document.title.strip() and not (titles and rest.strip()):
         text = rest.lstrip("\n") if rest.strip() else ""
