@@ -118,7 +118,7 @@ class TokenStore:
             )
         if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
             raise DataError(
-                f"{path}: its bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+                f"{path}: the bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
             )
         return rows
 
@@ -285,13 +285,6 @@ def _open_own(folder: Path) -> TokenStore:
             f"{folder}: the index has {indexed.num_sequences} sequences for {indexed.num_documents} documents, but the "
             "manifest expects one each; build the store again"
         )
-    path = folder / "documents.npy"
-    rows = read_rows(path, manifest.num_documents)
-    sources, lengths = rows["source"], rows["num_bytes"]
-    if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
-        raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
-    if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
-        raise DataError(f"{path}: the bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
     return TokenStore(
         path=folder,
         indexed=indexed,
