@@ -18,6 +18,8 @@ from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4
+SUMMED = "/gradient that is summed"
+"""How the name of a whole gradient ends until ranks that hold shards have summed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,8 @@ class Layers:
             if DTYPE_BYTES[dtype] != itemsize:
                 itemsize = DTYPE_BYTES[dtype]
                 self.scratch(new, size, itemsize)
+        if self._num_shards > 1:
+            self.tape.rename(new, f"{name}{SUMMED}")
         self.tape.free(new)
         if not self.tape.holds(kept):
             self.tape.hold("gradients", kept, size * itemsize / self._num_shards)

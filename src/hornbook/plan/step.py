@@ -21,7 +21,7 @@ from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of, own_tokens
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
@@ -246,14 +246,17 @@ class Step:
         self.tape.hold("workspace", "wires", num_wires * size * wire)
 
     def _gather(self, *names: str) -> None:
-        """Hold the whole weights of a part of the model, and of the next one, where ranks hold shards."""
+        """Hold the whole weights of a part of the model as they come and as they are used, where ranks hold shards."""
         if self.part.sizes.shard > 1:
+            self.tape.free("gathered weights")
             self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
 
     def _scatter(self, *names: str) -> None:
-        """Hold the whole gradients of a part of the model while they are summed, until those of the next part are."""
+        """Hold a copy of the gradients of a part of the model, to be summed, until those of the next part are."""
         if self.part.sizes.shard > 1:
-            self.tape.hold("workspace", "gradients that are summed", 2 * self._whole_bytes(names))
+            self.tape.free("gradients that are summed")
+            self.tape.hold("workspace", "gradients that are summed", self._whole_bytes(names))
+            self.tape.free(*(name for name in self.tape.names() if name.endswith(SUMMED)))
 
     def _whole_bytes(self, names: tuple[str, ...]) -> int:
         """Return the bytes of the whole weights whose names begin so; a head has a table of its own."""
