@@ -118,11 +118,11 @@ def test_truncated_and_other_files(tmp_path):
     path = tmp_path / "b.parquet"
     for size in (0, 3, 4, 8, 100, len(data) - 8, len(data) - 1):
         path.write_bytes(data[:size])
-        fails(path, "no Parquet file")
+        fails(path, "not a valid Parquet file")
     path.write_bytes(b"PAR1" + b"\xff" * 100 + (100).to_bytes(4, "little") + b"PAR1")
     fails(path, "damaged, or not a valid Parquet file")
     path.write_bytes(data[:-8] + (2**31).to_bytes(4, "little") + b"PAR1")
-    fails(path, "no Parquet file")
+    fails(path, "not a valid Parquet file")
     path.write_bytes(b'{"text": "one"}\n')
     fails(path, "damaged, or not a valid Parquet file")
 
