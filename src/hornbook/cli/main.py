@@ -71,8 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``hornbook``; those of the process by default.
     """
     _open_closed_streams()
-    _take_every_text()
-    _wait_without_spinning()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the encoding of a terminal or a pipe lacks becomes an escape
+            stream.reconfigure(errors="backslashreplace")
+    # OpenMP's threads spin for milliseconds where they wait for each other, and beside another process on the same
+    # cores, the one that spins takes the time of the one that it waits for. Torch reads this when it is imported.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = "1000"
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
     try:
@@ -92,23 +97,6 @@ def _open_closed_streams() -> None:
                 while os.open(os.devnull, os.O_RDWR) < number:
                     pass
             setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-
-
-def _wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep soon where they wait for each other, unless the environment says how they wait.
-
-    By default they spin for milliseconds. Beside another process on the same cores, the thread that spins takes the
-    time of the one that it waits for. The runtime reads its environment when torch loads it, so this comes before.
-    """
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = "1000"
-
-
-def _take_every_text() -> None:
-    """Let what the encoding of a terminal or a pipe lacks come out as an escape, and not as an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:

@@ -45,7 +45,6 @@ class TokenStore:
         path: the store's folder, or the prefix of files without a manifest.
         indexed: the tokens and their index.
         manifest: the manifest; None if another program wrote the files.
-        rows: ``DOCUMENT_ROW`` [num_documents], the origin of each document; None without a manifest.
         end_of_text: ``"stored"``: each document ends with the end-of-text token; ``"inserted"``: readers insert it;
             ``"absent"``.
         end_of_text_id: the id of the end-of-text token; None if absent.
@@ -54,7 +53,6 @@ class TokenStore:
     path: Path
     indexed: IndexedFile
     manifest: Manifest | None
-    rows: NDArray[np.void] | None
     end_of_text: Literal["stored", "inserted", "absent"]
     end_of_text_id: int | None
 
@@ -99,6 +97,30 @@ class TokenStore:
     def document_lengths(self) -> Int64s:
         """int64[num_documents]: number of tokens of each document, a stored end-of-text token included."""
         return np.diff(self.indexed.document_starts)
+
+    @cached_property
+    def rows(self) -> NDArray[np.void] | None:
+        """``DOCUMENT_ROW`` [num_documents], the origin of each document; None without a manifest.
+
+        Loaded on first access, since training does not need it.
+
+        Raises:
+            DataError: ``documents.npy`` is damaged, or does not fit the manifest.
+        """
+        if self.manifest is None:
+            return None
+        path = self.path / "documents.npy"
+        rows = read_rows(path, self.manifest.num_documents)
+        sources, lengths = rows["source"], rows["num_bytes"]
+        if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
+            raise DataError(
+                f"{path}: a document is from a source that the manifest does not list; build the store again"
+            )
+        if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
+            raise DataError(
+                f"{path}: the bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+            )
+        return rows
 
     @cached_property
     def fingerprint(self) -> str:
@@ -173,9 +195,7 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
         indexed = IndexedFile.open(location)
         end = _guess_end_of_text(indexed)
         end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
-        store = TokenStore(
-            path=location, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
-        )
+        store = TokenStore(path=location, indexed=indexed, manifest=None, end_of_text=end_of_text, end_of_text_id=end)
     if not store.num_documents or not store.num_tokens:
         raise DataError(f"{location}: the store is empty; build it from text")
     return store
@@ -265,18 +285,10 @@ def _open_own(folder: Path) -> TokenStore:
             f"{folder}: the index has {indexed.num_sequences} sequences for {indexed.num_documents} documents, but the "
             "manifest expects one each; build the store again"
         )
-    path = folder / "documents.npy"
-    rows = read_rows(path, manifest.num_documents)
-    sources, lengths = rows["source"], rows["num_bytes"]
-    if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
-        raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
-    if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
-        raise DataError(f"{path}: the bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
     return TokenStore(
         path=folder,
         indexed=indexed,
         manifest=manifest,
-        rows=rows,
         end_of_text=manifest.end_of_text,
         end_of_text_id=manifest.end_of_text_id,
     )

@@ -53,7 +53,7 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
             )
     if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
         _verify_ends(store)
-    store.tokenizer()
+    _ = store.rows, store.tokenizer()  # reading them checks them
     return Verified(
         store=store.path,
         files=files,

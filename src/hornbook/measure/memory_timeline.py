@@ -3,7 +3,7 @@
 ::
 
     with MemoryTimeline(model, home) as timeline:
-        train_step(..., look=timeline.note_gradients)
+        train_step(..., on_gradients=timeline.note_gradients)
     timeline.points()   ─► [(0.0, bytes), ..., (1.0, bytes)]
     timeline.at_peak()  ─► [Held("weights", ...), Held("activations", "blocks.0.feed_forward", ...), ...]
 

@@ -67,17 +67,17 @@ class _Steps:
         self.times.append(time.perf_counter())
         update: AbstractContextManager[Any] = nullcontext()
 
-        def look(count: int) -> None:
+        def on_gradients(count: int) -> None:
             nonlocal update
             self.times.append(time.perf_counter())
             also(count)
             update = phase("update")
             update.__enter__()
 
-        result = train_step(self.state, micro_batches, self.config, look=look)
+        result = train_step(self.state, micro_batches, self.config, on_gradients=on_gradients)
         synchronize(self.device)
         update.__exit__(None, None, None)
-        self.tokens = result.num_tokens
+        self.tokens = result.size.tokens
         now = time.perf_counter()
         self.times += [now] * (4 - len(self.times))  # a skipped step has no update
 

@@ -75,9 +75,15 @@ def prepare(device: torch.device, threads: int | None) -> None:
     """
     torch.set_num_threads(threads or default_threads())
     torch.set_flush_denormal(True)
-    keep_fp32()
+    # Left alone, PyTorch rounds a convolution's factors to TF32, 10 bits, on NVIDIA's GPUs. It has a newer setting for
+    # each operation, but once that is used, what asks for all of them fails: ``cudnn.flags``, which a CTC loss calls.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
-        keep_freed_memory()
+        # A step frees and takes the same buffers again; where they go back to the kernel, faulting in their pages costs
+        # a third of the step of a transformers GPT-2. The price is that the process never shrinks.
+        _set_malloc(_M_MMAP_MAX, 0)
+        _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def default_threads(local_ranks: int | None = None) -> int:
@@ -107,16 +113,6 @@ def _siblings(cpu: int) -> str:
     return path.read_text(encoding="ascii").strip() if path.exists() else str(cpu)
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep big freed buffers instead of handing them back to the kernel.
-
-    A training step frees and takes the same buffers again; faulting their pages in anew cost a third of the step of a
-    transformers GPT-2. The price is that the process never shrinks. Elsewhere than on glibc this does nothing.
-    """
-    _set_malloc(_M_MMAP_MAX, 0)
-    _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
 def return_large_buffers() -> None:
     """Tell glibc to give freed buffers of 32 MiB or more back, for a process that must stay small.
 
@@ -132,16 +128,6 @@ def _set_malloc(option: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(option, value)
-
-
-def keep_fp32() -> None:
-    """Let NVIDIA's GPUs multiply fp32 in fp32: left alone, PyTorch rounds a convolution's factors to TF32, 10 bits.
-
-    The price is the speed of fp32 runs there; bf16 is for those who want more. PyTorch has a newer setting for each
-    operation, but once it is used, what asks for all of them fails: ``cudnn.flags``, which a CTC loss calls.
-    """
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
