@@ -16,7 +16,7 @@ from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
-from hornbook.parallel.launched import num_ranks, told_once
+from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
 from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
@@ -76,7 +76,7 @@ def train(
     """
     folder = output or resolved.output
     init_from = init_from or not_yet_loaded(resolved, folder)
-    with told_once():
+    with report_once():
         chosen = choose_device(device)
         prepare(chosen, threads)
         refuse_misfit(resolved.recipe, num_ranks())
