@@ -96,7 +96,10 @@ class Manifest:
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
         intact = isinstance(values, dict) and is_intact(values)
         if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
-            raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
+            raise DataError(
+                f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}; build the store "
+                "again"
+            )
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
