@@ -114,13 +114,12 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat(mapped, -1) + bias.to(x.dtype)
 
 
-def cast_for_few_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``weight`` ``[num_out, num_in]`` in ``dtype``, detached, in the memory layout that suits one or few rows.
+def for_few_rows(weight: Tensor) -> Tensor:
+    """Return ``weight`` ``[num_out, num_in]`` in the memory layout that suits products with one or few rows.
 
     MKL's fp32 product of a matrix and a vector reads columns up to twice as fast as rows; oneDNN's bf16 does not.
     """
-    weight = weight.detach().to(dtype)
-    return weight.t().contiguous().t() if weight.device.type == "cpu" and dtype == torch.float32 else weight
+    return weight.t().contiguous().t() if weight.device.type == "cpu" and weight.dtype == torch.float32 else weight
 
 
 def sinusoidal(positions: Tensor, size: int) -> Tensor:
