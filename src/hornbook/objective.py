@@ -149,12 +149,8 @@ class SpanPrediction:
         return {"span": loss, "accuracy": num_correct}
 
 
-def _causal_lm(config: CausalLMConfig) -> CausalLM:
-    return RecurrenceWeightedLM() if config.recurrence_weights else CausalLM()
-
-
 OBJECTIVES: dict[type, Callable[[Any], Objective]] = {
-    CausalLMConfig: _causal_lm,
+    CausalLMConfig: lambda config: RecurrenceWeightedLM() if config.recurrence_weights else CausalLM(),
     MaskedLMConfig: lambda _: MaskedLM(),
     PretrainingConfig: lambda _: Pretraining(),
     ClassificationConfig: lambda _: Classification(),

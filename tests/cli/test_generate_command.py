@@ -238,7 +238,7 @@ def test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(monkeypatch
         (["--prompt", "the cat, " * 40], "prompt 2 has "),
         (["--prompt", "\udcff"], "lone surrogates"),
         (["--prompt-file", "absent.txt"], "absent.txt"),
-        (["--prompt-file", "empty.txt"], "empty.txt holds no prompt; expected one a line"),
+        (["--prompt-file", "empty.txt"], "empty.txt has no prompt; expected one per line"),
         (["--prompt-file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
         (
             ["--prompt-file", "long.txt"],

@@ -89,7 +89,7 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.utilization import flops_per_token, measure_rates
+    from hornbook.run.utilization import measure_rates
     from hornbook.samples.batches import refuse_misfit
 
     with launched.report_once():
@@ -100,7 +100,7 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     with world.session():
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
         used = {}
-        if flops_per_token(recipe):
+        if recipe.flops_per_token(1.0) is not None:
             (rate,) = measure_rates([matrix_product(recipe, world)], device)  # on all ranks at once, as in a step
             used = compare_with_product(recipe, scaling.together, sum(row[0] for row in world.gather([rate])))
     if world.is_first:
@@ -141,7 +141,6 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.utilization import flops_per_token
 
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
@@ -152,7 +151,7 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
         other = replace(recipe, precision=replace(recipe.precision, kernels=choice))
         contenders[f"hornbook {choice}"] = hornbook_step(other, world)
         kernels[f"hornbook {choice}"] = str(in_use())
-    product = matrix_product(recipe, world) if flops_per_token(recipe) else None
+    product = matrix_product(recipe, world) if recipe.flops_per_token(1.0) is not None else None
     if product:
         contenders["matmul"] = product
     with ExitStack() as stack:

@@ -71,8 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``hornbook``; by default, those of the process.
     """
     _open_closed_streams()
-    _take_every_text()
-    _wait_without_spinning()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the encoding lacks
+            stream.reconfigure(errors="backslashreplace")
+    # OpenMP's threads spin for milliseconds when they wait for each other. If another process runs on the same cores, a
+    # spinning thread takes time from the one it waits for. The runtime reads this variable when torch is imported.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = "1000"
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
     try:
@@ -92,23 +97,6 @@ def _open_closed_streams() -> None:
                 while os.open(os.devnull, os.O_RDWR) < number:
                     pass
             setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-
-
-def _wait_without_spinning() -> None:
-    """Make OpenMP's threads sleep soon when they wait for each other, unless the environment sets a wait policy.
-
-    By default, they spin for milliseconds. If another process runs on the same cores, a spinning thread takes time from
-    the thread it waits for. Call this before importing torch, which loads the runtime that reads the environment.
-    """
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = "1000"
-
-
-def _take_every_text() -> None:
-    """Make standard streams escape characters that their encoding lacks, instead of raising an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:

@@ -12,7 +12,7 @@ default, so that checks of several fields still run for the others; checks that 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -204,17 +204,8 @@ def _build(tree: Tree, *, keeps_unknown: bool = False) -> tuple[Recipe, dict[str
     recipe = Recipe(**parts, **_convert_all("", describe(Recipe), tree, report))
     sources = dict.fromkeys(flatten(recipe), "default") | {dotted(key): leaf.source for key, leaf in tree.items()}
     failed = {dotted(key) for key in report.failed}
-    conflicts = [problem for problem in _conflicts(recipe) if failed.isdisjoint(problem.keys)]
+    conflicts = [problem for problem in recipe.problems() if failed.isdisjoint(problem.keys)]
     return recipe, sources, report.problems + [_conflict(problem, recipe, sources) for problem in conflicts]
-
-
-def _conflicts(recipe: Recipe) -> Iterator[Problem]:
-    """Yield the problems of each section, and then of the recipe; keys are dotted."""
-    for section in SECTIONS:
-        check = getattr(getattr(recipe, section), "problems", None)
-        for problem in check() if check else ():
-            yield Problem(tuple(f"{section}.{key}" for key in problem.keys), problem.message)
-    yield from recipe.problems()
 
 
 def _conflict(problem: Problem, recipe: Recipe, sources: dict[str, str]) -> str:

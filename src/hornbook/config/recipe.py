@@ -104,11 +104,16 @@ class Recipe:
         return flops
 
     def problems(self) -> list[Problem]:
-        """Return conflicting options of different sections, and options that exclude each other."""
+        """Return conflicting options, by dotted keys: those of each section, then those of different sections."""
+        own = [
+            Problem(tuple(f"{section}.{key}" for key in problem.keys), problem.message)
+            for section in SECTIONS
+            for problem in getattr(getattr(self, section), "problems", tuple)()
+        ]
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()
         memory = self.memory.conflicts(self)
-        return [*self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
+        return [*own, *self._exclusive(), *self._conflicts(), *layout, *blocks, *memory, *self._inapplicable()]
 
     def _exclusive(self) -> Iterator[Problem]:
         for group in EXCLUSIVE:

@@ -81,25 +81,31 @@ class StepConfig:
 class StepResult:
     """The results of one step, the same on every rank."""
 
-    loss: float | None
-    """Weighted sum of the terms, each a mean over the global batch, in nats; None if no item is scored."""
-    terms: dict[str, float | None]
-    """``sums / counts`` of each term; None if no item is scored."""
     sums: dict[str, float]
     """Sum of each term over the global batch."""
     counts: dict[str, int]
     """Number of scored items of the global batch, by term."""
+    weights: Mapping[str, float]
+    """Weight of each term in the loss."""
+    size: Size
+    """Size of the global batch."""
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
-    num_tokens: int
-    """Tokens of the global batch: a decoder's scored ones, an encoder's without padding."""
-    padding: float
-    """Share of the global batch's positions that are padding."""
     skipped: bool
     loss_scale: float = 1.0
     rewired: Sequence[Mapping[str, object]] = ()
     """The changes to the pattern of each block-sparse layer, if the step changed them."""
+
+    @property
+    def loss(self) -> float | None:
+        """Weighted sum of the terms, each a mean over the global batch, in nats; None if no item is scored."""
+        return losses(self.sums, self.counts, self.weights)[0]
+
+    @property
+    def terms(self) -> dict[str, float | None]:
+        """``sums / counts`` of each term; None if no item is scored."""
+        return losses(self.sums, self.counts, self.weights)[1]
 
 
 def train_step(
@@ -132,11 +138,10 @@ def train_step(
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
-    loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
-    is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
+    is_finite = all(math.isfinite(total) for name, total in sums.items() if counts[name])
     skipped = not (is_finite and math.isfinite(norm))
     rescaled = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
@@ -150,14 +155,12 @@ def train_step(
     home.drop_gradients()
     _count(progress, size, skipped=skipped, rescaled=rescaled)
     return StepResult(
-        loss=loss,
-        terms=terms,
         sums=sums,
         counts=counts,
+        weights=objective.weights,
+        size=size,
         gradient_norm=norm,
         learning_rate=learning_rate,
-        num_tokens=size.tokens,
-        padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
         loss_scale=scale,
         rewired=rewired,

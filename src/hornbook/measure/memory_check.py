@@ -108,7 +108,7 @@ def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
     clock, num_threads = (time.process_time, torch.get_num_threads()) if is_alone else (time.perf_counter, 1)
     synchronize(world.device)
     begin = clock()
-    num_tokens = step().num_tokens
+    num_tokens = step().size.tokens
     synchronize(world.device)
     return num_tokens, (clock() - begin) / num_threads
 

@@ -77,7 +77,7 @@ class _Steps:
         result = train_step(self.state, micro_batches, self.config, on_gradients=on_gradients)
         synchronize(self.device)
         update.__exit__(None, None, None)
-        self.tokens = result.num_tokens
+        self.tokens = result.size.tokens
         now = time.perf_counter()
         self.times += [now] * (4 - len(self.times))  # a skipped step has no update
 

@@ -73,7 +73,7 @@ def measure_scaling(recipe: Recipe, world: World, *, rounds: int, with_alone: bo
     loader = synthetic_loader(recipe, world)
 
     def step() -> int:
-        return train_step(state, next(loader), config).num_tokens
+        return train_step(state, next(loader), config).size.tokens
 
     seconds, rates = [], []
     for _ in range(_WARM_UP + rounds):

@@ -21,7 +21,7 @@ from hornbook.errors import UserError
 from hornbook.ops.native.kernels import in_use, using
 from hornbook.parallel.device import compute_dtype, synchronize
 from hornbook.parallel.world import World
-from hornbook.run.utilization import Product, flops_per_token
+from hornbook.run.utilization import Product
 from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 
@@ -72,10 +72,9 @@ def compare_with_product(recipe: Recipe, step: Throughput, rate: float) -> dict[
 
     The recipe's model must have ``flops_per_token``; the sequence length is the mean of those in the step.
     """
-    formula = flops_per_token(recipe)
-    assert formula is not None, "a product is measured only if the step's FLOPs are known"
-    length = step.tokens_per_second * step.step_seconds / recipe.training.global_batch_size
-    tflops, matmul_tflops = formula(length) * step.tokens_per_second / 1e12, rate / 1e12
+    flops = recipe.flops_per_token(step.tokens_per_second * step.step_seconds / recipe.training.global_batch_size)
+    assert flops is not None, "a product is measured only if the step's FLOPs are known"
+    tflops, matmul_tflops = flops * step.tokens_per_second / 1e12, rate / 1e12
     return {"tflops": tflops, "matmul_tflops": matmul_tflops, "tflops_ratio": tflops / matmul_tflops}
 
 
@@ -113,6 +112,6 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
 
     def step() -> int:
         with using(kernels):
-            return train_step(state, next(loader), config).num_tokens
+            return train_step(state, next(loader), config).size.tokens
 
     return step

@@ -77,9 +77,15 @@ def prepare(device: torch.device, threads: int | None) -> None:
     """
     torch.set_num_threads(threads or default_threads())
     torch.set_flush_denormal(True)
-    keep_fp32()
+    # By default, PyTorch rounds the inputs of convolutions to TF32, 10 bits, on NVIDIA GPUs. It has newer settings per
+    # operation, but once one of them is set, ``cudnn.flags``, which CTC loss calls, raises an error.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
-        keep_freed_memory()
+        # Each step allocates the same buffers again; if glibc returned them to the kernel, page faults would take a
+        # third of the step of a transformers GPT-2. In return, the process never shrinks.
+        _set_malloc(_M_MMAP_MAX, 0)
+        _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def default_threads(local_ranks: int | None = None) -> int:
@@ -109,16 +115,6 @@ def _siblings(cpu: int) -> str:
     return path.read_text(encoding="ascii").strip() if path.exists() else str(cpu)
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep large freed buffers instead of returning them to the kernel.
-
-    Each training step allocates the same buffers again; page faults took a third of the step of a transformers GPT-2.
-    In return, the process never shrinks. Without glibc, this has no effect.
-    """
-    _set_malloc(_M_MMAP_MAX, 0)
-    _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
 def return_large_buffers() -> None:
     """Make glibc return freed buffers of 32 MiB or more to the kernel, for a process that must stay small.
 
@@ -134,16 +130,6 @@ def _set_malloc(option: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(option, value)
-
-
-def keep_fp32() -> None:
-    """Disable TF32 on NVIDIA GPUs: by default, PyTorch rounds the inputs of convolutions to TF32, 10 bits.
-
-    This makes fp32 slower; use bf16 for speed. PyTorch has newer settings per operation, but once one of them is set,
-    ``cudnn.flags``, which CTC loss calls, raises an error.
-    """
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:

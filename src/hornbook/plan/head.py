@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
@@ -33,6 +34,12 @@ class Head:
     tokens: Tokens
     num_rows: int
     chunks: int = 1
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokens: Tokens, num_rows: int) -> "Head":
+        """Return the head of a recipe's model."""
+        chunks = recipe.memory.vocabulary_chunks
+        return cls(model=recipe.model, objective=recipe.objective, tokens=tokens, num_rows=num_rows, chunks=chunks)
 
     @property
     def size(self) -> int:

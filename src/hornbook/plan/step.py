@@ -182,14 +182,7 @@ class Step:
 
     @property
     def _head(self) -> Head:
-        recipe = self.recipe
-        return Head(
-            model=recipe.model,
-            objective=recipe.objective,
-            tokens=self.tokens,
-            num_rows=self.part.table[0],
-            chunks=recipe.memory.vocabulary_chunks,
-        )
+        return Head.of(self.recipe, self.tokens, self.part.table[0])
 
     def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
         return block_of(self.recipe.model, layer, self.tokens, self.part.sizes.tensor, mixes_again=mixes_again)

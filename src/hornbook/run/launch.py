@@ -41,7 +41,7 @@ from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
 from hornbook.storage.system import require_space
 from hornbook.track.console import Console
-from hornbook.track.environment import record_end
+from hornbook.track.environment import record_end, record_session
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
@@ -177,7 +177,8 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """
     folder, progress = run.folder, run.state.progress
     try:
-        folder.note_session(progress.step, run.num_steps, in_use())
+        kernels = {"forms": in_use().record, "why": in_use().why}
+        record_session(folder.environment, progress.step, run.num_steps, {"kernels": kernels})
     except HornbookError as error:  # the file is damaged or cannot be written; a run does without
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
@@ -252,7 +253,7 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
     """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
     if run.world.is_first:
         try:
-            record_end(run.folder.path / "environment.json", ended)
+            record_end(run.folder.environment, ended)
         except HornbookError as error:
             run.console.warn(f"cannot record the end of the run: {error}")
 

@@ -73,7 +73,12 @@ def open_sources(recipe: Recipe) -> Sources:
     hides_tokens = isinstance(recipe.objective, MaskingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
-    stores = open_train(recipe)
+    if not recipe.data.train:
+        raise UserError(
+            f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
+            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
+        )
+    stores = tuple(open_store(path, split="train") for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
         raise UserError(
             "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
@@ -90,20 +95,6 @@ def open_sources(recipe: Recipe) -> Sources:
         tokenizer=next(filter(None, (store.tokenizer() for store in stores)), None),
         num_validation_bytes=validation.num_bytes if validation else None,
     )
-
-
-def open_train(recipe: Recipe) -> tuple[TokenStore, ...]:
-    """Open the training stores.
-
-    Raises:
-        UserError, DataError: there is none, or one is missing or malformed.
-    """
-    if not recipe.data.train:
-        raise UserError(
-            f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
-            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
-        )
-    return tuple(open_store(path, split="train") for path in recipe.data.train)
 
 
 def complete(recipe: Recipe, sources: Sources) -> Recipe:
