@@ -302,5 +302,7 @@ def test_predicted_answers_are_those_of_the_command(
     assert [{"id": f"q{number}", **each.as_json()} for number, each in enumerate(found)] == expected
     assert model.predict(asked[0], CONTEXT).text == found[0].text and model.predict([]) == []
     assert refuses(UserError, "top_k does not apply", call=lambda: model.predict(asked[0], CONTEXT, top_k=1))
-    assert refuses(UserError, "learned 'causal_lm' and no labels: fine-tune it", call=lambda: gpt.predict("a"))
-    assert refuses(UserError, "and no labels: fine-tune it", call=lambda: bert.predict("a"))
+    assert refuses(
+        UserError, "was trained with 'causal_lm' and has no labels: fine-tune it", call=lambda: gpt.predict("a")
+    )
+    assert refuses(UserError, "and has no labels: fine-tune it", call=lambda: bert.predict("a"))
