@@ -14,7 +14,7 @@ from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
 from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
 from hornbook.ops.native import products
-from hornbook.ops.native.build import INSTRUCTION_SETS
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use, using, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
@@ -110,6 +110,27 @@ def test_tiles_are_emulated_as_intel_describes_them():
     expected = sum(terms[0::2]) + sum(terms[1::2])
     assert torch.equal(found[1:], expected[1:])
     assert torch.equal(found[0].abs() < 2.0**-126, found[0] == 0)
+
+
+@pytest.mark.parametrize("isa", [HALVES])
+def test_halves_have_the_range_of_bf16(isa):
+    """Rows and weights whose magnitudes fp16 does not have, values that are not finite, and zeros."""
+    form, scales = Form(isa), 2.0 ** torch.arange(-60, 61, 10)
+    x = (drawn(len(scales), 130, seed=1) * scales[:, None]).bfloat16()
+    for smallness in (1.0, 2.0**-50):
+        weight = drawn(70, 130, seed=2) * smallness
+        y = products.product(form, x, products.pack(form, weight, torch.bfloat16, False, None), weight).double()
+        exact = x.double() @ weight.bfloat16().double().t()
+        assert ((y - exact).abs().amax(1) <= 4e-3 * exact.abs().amax(1)).all()
+    broken, weight = torch.ones(4, 130).bfloat16(), drawn(70, 130)
+    broken[0, 3], broken[1, 129], broken[2] = torch.inf, torch.nan, 0.0
+    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    assert not y[:2].isfinite().any()
+    assert not y[2].any()
+    assert y[3].isfinite().all()
+    weight[5, 7] = torch.nan
+    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    assert not y[3, 5].isfinite()
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
