@@ -107,7 +107,7 @@ def test_a_stored_recipe_names_the_script_of_a_part_of_ones_own(mine, recipe):
     assert stored["scripts"] == {"model": __file__}
     assert "scripts" not in recipe_to_dict(Recipe())
     stored["model"]["family"] = "of_another_process"
-    with pytest.raises(RecipeError, match=f"by the script that registers it, python {__file__} instead of hornbook"):
+    with pytest.raises(RecipeError, match=f"with the script that registers it, python {__file__} instead of hornbook"):
         refuse_unknown_parts(stored, "runs/mine")
     stored["scripts"]["model"] = "mine.py; rm x"
     with pytest.raises(RecipeError, match=r"python 'mine\.py; rm x' in place"):

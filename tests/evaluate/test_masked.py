@@ -118,7 +118,7 @@ def test_masked_lm_equals_the_plain_computation(model, corpora, kind, objective,
 
 def test_the_convention_says_how_the_masks_were_drawn(model, corpora):
     rows = {row.metric: row.convention for row in run_task("masked_lm", given(model, corpora["lines"]))}
-    for part in ("probability 0.15", "80 % hidden, 10 % replaced, 10 % kept", "drawn by seed 0", "pairs of up to 24"):
+    for part in ("probability 0.15", "80 % masked, 10 % replaced, 10 % kept", "drawn by seed 0", "pairs of up to 24"):
         assert part in rows["loss"]
     tokens = int(rows["loss"].split("over ")[1].split(" tokens")[0])
     source = store_batches(
@@ -170,7 +170,7 @@ def test_a_store_without_sentences_has_no_pairs(model, corpora):
     assert values(rows) == pytest.approx(
         plain_masked(model, corpora["documents"], MaskedLMConfig(mask_probability=0.3)), rel=1e-5
     )
-    assert "probability 0.3" in rows[0].convention and "documents end to end, cut to 24 tokens" in rows[0].convention
+    assert "probability 0.3" in rows[0].convention and "concatenated documents, cut to 24 tokens" in rows[0].convention
 
 
 def test_instances_keep_the_masks_that_they_have(model, corpora, tmp_path):
@@ -221,7 +221,7 @@ def test_pseudo_perplexity_equals_the_plain_computation(model, corpora, kind, la
     rows = run_task("pseudo_perplexity", given(model, corpora[kind], layout=layout, micro_batch_size=7))
     nats, count = plain_pseudo(model, held_out_documents(corpora[kind]))
     assert values(rows) == pytest.approx({"nats_per_token": nats, "pseudo_perplexity": math.exp(nats)}, rel=1e-5)
-    assert f"{count:,} tokens, each hidden by itself" in rows[1].convention
+    assert f"{count:,} tokens, each masked by itself" in rows[1].convention
 
 
 def test_pseudo_perplexity_of_some_sequences(model, corpora):

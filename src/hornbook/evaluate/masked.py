@@ -34,7 +34,7 @@ from hornbook.wording import counted
 _COPIED_SEQUENCES: Final = 64
 _READ_SEQUENCES: Final = 1024
 _SOURCES: Final = {
-    "joined": "documents end to end, cut to {} tokens",
+    "joined": "concatenated documents, cut to {} tokens",
     "documents": "documents, each cut to {} tokens",
     "lines": "sentences of up to {} tokens",
 }
@@ -137,8 +137,8 @@ def pseudo_perplexity(given: TaskInput) -> list[Row]:
         ranks=given.ranks,
         micro_batch_size=given.micro_batch_size,
     )
-    scored = f"{result.tokens:,} tokens, each hidden by itself and all others seen (Salazar et al. 2020): {what}"
-    means = "exp(nats_per_token): depends on the tokenizer, and is no perplexity of a decoder"
+    scored = f"{result.tokens:,} tokens, each masked by itself (Salazar et al. 2020): {what}"
+    means = "exp(nats_per_token): depends on the tokenizer, not comparable with a decoder's perplexity"
     return [
         Row(metric="pseudo_perplexity", value=perplexity(result.loss), convention=means),
         Row(metric="nats_per_token", value=result.loss, convention=f"mean over {scored}"),
@@ -191,10 +191,10 @@ def _how_masked(objective: MaskingConfig, batches: EncoderBatches) -> str:
     if batches.rules is None:
         return f"masked when they were made; instances of up to {length} tokens"
     sequences = _SOURCES[objective.sequences] if isinstance(objective, MaskedLMConfig) else _PAIRS
-    words = "words whole, " if objective.whole_words else ""
+    words = "whole words, " if objective.whole_words else ""
     return (
         f"each chosen with probability {objective.mask_probability:g}, {words}{batches.most_masked} of a sequence at "
-        f"most, 80 % hidden, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
+        f"most, 80 % masked, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
     )
 
 

@@ -71,9 +71,9 @@ class StaticInstances:
         is_masked: whether the first instances have predictions; if not, none has, and sequences have no ``positions``.
 
     Raises:
-        UserError: it holds no instances, or an extra is not installed.
-        DataError: it is empty or damaged. Most damage is found when a record is read.
-        StorageError: it cannot be read.
+        UserError: the path has no instances, or an extra is not installed.
+        DataError: a file is empty or damaged; most damage is found only when a record is read.
+        StorageError: a file cannot be read.
     """
 
     def __init__(self, path: str | Path, *, seed: int, format_name: str | None = None) -> None:
