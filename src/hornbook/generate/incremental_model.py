@@ -3,9 +3,9 @@
     tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
                                                             [B, 2, H, S, K]: the last T of its S columns are written
 
-The parts offer the forms that run here (`hornbook.model.incremental`). The weights are copied once, cast to the dtype
-of the activations. On a CPU, native operators compute one new token of each text in one call, from the first block to
-the logits, if they know all blocks (`hornbook.ops.native.token_block`).
+The parts offer the forms that run here (`hornbook.model.incremental`). The weights are cast once to the dtype of the
+activations; in fp32 they are the model's own. On a CPU, native operators compute one new token of each text in one
+call, from the first block to the logits, if they know all blocks (`hornbook.ops.native.token_block`).
 """
 
 from collections.abc import Callable, Sequence

@@ -268,7 +268,7 @@ class TrainingRun:
         teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
         error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see its error")
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
-            raise self.world.told_by(teller, error)
+            raise self.world.reported_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")
 
     @contextmanager
@@ -330,7 +330,7 @@ class TrainingRun:
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
                 f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
-            raise self.world.told_by(0, error)
+            raise self.world.reported_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(

@@ -12,9 +12,8 @@ A failed fsync is never retried: the kernel may have dropped the pages and would
 an untrusted source, so no file in it can redirect a write: a new file is created exclusively, and an existing log must
 be a regular file with one hard link. Only a file named by the user is written through a link.
 
-A lock is ``flock`` on ``folder/lock``, so the kernel releases it however its holder dies; the file has the holder's
-process id. The lock belongs to the file, not to its name, and a holder may remove the file; therefore the lock is valid
-only if the name still refers to the locked file, and otherwise is acquired again. A forked child shares the lock.
+A lock is ``flock`` on ``folder/lock``, which has the holder's process id; the kernel releases it however the holder
+dies. A holder may remove the file, so a lock is valid only while the name refers to the locked file. A fork shares it.
 """
 
 import errno
@@ -85,7 +84,7 @@ class FileWriter:
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
-        """Append all bytes of ``data``."""
+        """Append ``data``."""
         view = memoryview(data)
         if not view.nbytes:
             return
