@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
     [
         ({"format": "pdf"}, "format is 'pdf'; expected one of"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; expected one of stop, skip"),
-        ({"suffixes": ".txt"}, "suffixes is the text '.txt'; expected a list"),
+        ({"suffixes": ".txt"}, "suffixes is a string, '.txt'; expected a list"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
         ({"vocab_size": 1}, "vocab_size 1 is out of range"),
         ({"cased": True}, "applies only to --kind wordpiece"),

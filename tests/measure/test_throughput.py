@@ -116,7 +116,7 @@ def test_a_peer_in_a_process_of_its_own_makes_the_same_steps():
 def test_a_peer_that_transformers_lacks_is_one_line_in_its_own_process_too(capfd):
     recipe = load_recipe("demo", [*SIZES, "--model.activation", "relu_squared"], require_data=False).recipe
     with (
-        pytest.raises(UserError, match="ended in a process of its own"),
+        pytest.raises(UserError, match="ended for the reason above"),
         transformers_step_apart(recipe, World(), precision="fp32"),
     ):
         pass

@@ -185,15 +185,15 @@ def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, told):
     assert not report["unexpected_keys"] and len(report["missing_keys"]) == len(left_out)
 
 
-@pytest.mark.parametrize(("objective", "is_told"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
-def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_told):
+@pytest.mark.parametrize(("objective", "is_reported"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
+def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_reported):
     contents = contents_of("bert")
     recipe = replace(recipe_from_dict(contents.documents["recipe"]), objective=objective)
     told: list[str] = []
     trained = replace(contents, documents={"recipe": recipe_to_dict(recipe)})
     write_folder(tmp_path / "hf", trained, warn=told.append)
     note = "the head for pairs of texts and its pooler are written as they are; the objective mlm does not train them"
-    assert told == [note] * is_told
+    assert told == [note] * is_reported
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
 
 

@@ -104,7 +104,7 @@ def test_damage_is_found_when_a_record_is_read(tmp_path):
     data[-20] ^= 1
     path.write_bytes(data)
     source = StaticInstances(path, seed=0)
-    with pytest.raises(DataError, match="does not fit its checksum") as caught:
+    with pytest.raises(DataError, match="does not match its checksum") as caught:
         all_of(source)
     assert one_line(caught.value, str(path))
     path.write_bytes(data[:-7])

@@ -9,7 +9,7 @@ from hornbook.checkpoint.commit import prune, save, save_share, set_aside, tempo
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
 from hornbook.checkpoint.load import load
-from hornbook.checkpoint.manifest import folder_of, step_of, verify
+from hornbook.checkpoint.manifest import folder_of, verify
 
 __all__ = [
     "Contents",
@@ -24,7 +24,6 @@ __all__ = [
     "save",
     "save_share",
     "set_aside",
-    "step_of",
     "steps_in",
     "temporary_of",
     "verify",

@@ -78,14 +78,6 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if it is no such name."""
-    step = parse_step(path.name)
-    if step is None:
-        raise CheckpointError(f"{path}: expected a checkpoint named like step-00001200; choose one from its folder")
-    return step
-
-
 def parse_step(name: str) -> int | None:
     """Return the step of ``step-00001200``; None for every other name, ``step-1200`` and ``step-0000001200`` too."""
     match = _STEP_NAME.fullmatch(name)

@@ -24,7 +24,7 @@ from hornbook.generate.cache import Cache
 from hornbook.generate.incremental_model import IncrementalModel, incremental
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
-from hornbook.model.head import at_places
+from hornbook.model.head import tokens_at
 from hornbook.ops.attention import document_mask
 from hornbook.samples.given import decoder_batch
 
@@ -157,7 +157,7 @@ class PlainDecoder:
         longest = batch["tokens"].shape[1]
         lasts_B = torch.tensor([row * longest + len(window) - 1 for row, window in enumerate(self._windows)])
         logits_BV: Tensor = self._forward(
-            self._model, batch, lambda head, x_BTD, _: head.logits(at_places(x_BTD, lasts_B))
+            self._model, batch, lambda head, x_BTD, _: head.logits(tokens_at(x_BTD, lasts_B))
         )
         return logits_BV
 

@@ -17,7 +17,7 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
 from hornbook.model.forward import evaluation_mode, forward_resident
-from hornbook.model.head import at_places
+from hornbook.model.head import tokens_at
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence, framed
@@ -141,4 +141,4 @@ class GapFiller:
 
 
 def _logits_of_gaps(head: EncoderHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.logits(at_places(x_BTD, batch["predictions"]))
+    return head.logits(tokens_at(x_BTD, batch["predictions"]))

@@ -17,7 +17,7 @@ from hornbook.arrays import Int64s
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
-from hornbook.model.head import sequence_places
+from hornbook.model.head import sequence_indices
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence
@@ -76,5 +76,5 @@ def refuse_ids(model: LanguageModel, ids: Int64s, name: str) -> None:
 
 def by_sequence(x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the states of each sequence, ``[S, T, D]``, and which of them are beyond its end, bool ``[S, T]``."""
-    flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
+    flat_ST, outside_ST = sequence_indices(batch, x_BTD.device)
     return x_BTD.flatten(0, 1)[flat_ST], outside_ST

@@ -12,12 +12,11 @@ from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
-from hornbook.engine.state import Progress
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
-from hornbook.parallel.launched import num_ranks, told_once
+from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
 from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
@@ -35,13 +34,13 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
-from hornbook.samples.batches import Samples, refuse_misfit
+from hornbook.samples.batches import refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
 from hornbook.storage.system import require_space
 from hornbook.track.console import Console
-from hornbook.track.environment import record_end
+from hornbook.track.environment import record_end, record_session
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
@@ -77,7 +76,7 @@ def train(
     """
     folder = output or resolved.output
     init_from = init_from or not_yet_loaded(resolved, folder)
-    with told_once():
+    with report_once():
         chosen = choose_device(device)
         prepare(chosen, threads)
         refuse_misfit(resolved.recipe, num_ranks())
@@ -137,8 +136,9 @@ def open_run(
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)
-        if not allow_rate_change:
-            _refuse_changed_rate(before, recipe, samples, state.progress, world)
+        problem = None if before is None or allow_rate_change else changed_rate(before, recipe, samples, state.progress)
+        if world.any(problem is not None):  # the first rank alone knows
+            raise UserError(problem or "rank 0 rejected this start; see its error")
         if first and state.progress.step < steps:
             require_space(output, 2 * state.home.num_bytes)
         run = TrainingRun(
@@ -177,7 +177,8 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """
     folder, progress = run.folder, run.state.progress
     try:
-        folder.note_session(progress.step, run.num_steps, in_use())
+        kernels = {"forms": in_use().record, "why": in_use().why}
+        record_session(folder.environment, progress.step, run.num_steps, {"kernels": kernels})
     except HornbookError as error:  # the file is damaged or cannot be written; a run does without
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
@@ -252,7 +253,7 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
     """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
     if run.world.is_first:
         try:
-            record_end(run.folder.path / "environment.json", ended)
+            record_end(run.folder.environment, ended)
         except HornbookError as error:
             run.console.warn(f"cannot record the end of the run: {error}")
 
@@ -262,15 +263,6 @@ def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources
     if folder.has_begun:
         return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
     return inspect(asked, recipe, sources.tokenizer) if asked else None
-
-
-def _refuse_changed_rate(
-    before: Recipe | None, recipe: Recipe, samples: Samples, progress: Progress, world: World
-) -> None:
-    """Raise UserError, on all ranks, if the first one finds another learning rate than that of the last start."""
-    problem = changed_rate(before, recipe, samples, progress) if before is not None else None
-    if world.any(problem is not None):
-        raise UserError(problem or "rank 0 rejected this start; see its error")
 
 
 def _device(run: TrainingRun) -> str:

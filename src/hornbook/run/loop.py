@@ -72,7 +72,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 return
             if stopping:
                 told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"
-                raise run.world.told_by(0, StoppedBySignal(told))
+                raise run.world.reported_by(0, StoppedBySignal(told))
 
 
 def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: int) -> None:
@@ -118,7 +118,7 @@ def _refuse_smallest_scale(run: TrainingRun) -> None:
             f"overflow; {run.folder.what_is_saved()}: lower optimizer.learning_rate, or set precision.compute to bf16, "
             "and start a new run"
         )
-        raise run.world.told_by(0, error)
+        raise run.world.reported_by(0, error)
 
 
 def _refuse_divergence(run: TrainingRun) -> None:
@@ -136,4 +136,4 @@ def _refuse_divergence(run: TrainingRun) -> None:
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
         f"so none of them is saved; {run.folder.what_is_saved()}: {mend}, and start a new run"
     )
-    raise run.world.told_by(0, error)
+    raise run.world.reported_by(0, error)

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import TCPStore
 from hornbook.errors import HornbookError, StoppedBySignal, UserError
 from hornbook.parallel.device import default_threads
 from hornbook.parallel.launched import signals_to
-from hornbook.parallel.meeting import LAUNCHER, start_of, tell
+from hornbook.parallel.rendezvous import LAUNCHER, report, start_of
 from hornbook.parallel.watch import REMEDY
 
 _POLL_SECONDS = 0.05
@@ -117,8 +117,8 @@ class _Ranks:
             )
             return self.error.exit_code
         line = f"lost rank {rank} of {self._size}: killed by {name}; {REMEDY}"
-        error = tell(start_of(self._server, str(self._restart)), LAUNCHER, line, HornbookError.exit_code)
-        if not error.is_told:
+        error = report(start_of(self._server, str(self._restart)), LAUNCHER, line, HornbookError.exit_code)
+        if not error.is_reported:
             self.error = error
         return HornbookError.exit_code
 

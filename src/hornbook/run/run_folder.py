@@ -18,11 +18,10 @@ from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
-from hornbook.ops.native.kernels import Kernels
 from hornbook.run.initial_weights import InitFrom, Origin
 from hornbook.storage.files import remove_file, replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.track.environment import record_session, sessions
+from hornbook.track.environment import sessions
 
 _FORMAT = 1
 _MAY_CHANGE = (
@@ -157,11 +156,6 @@ class RunFolder:
         for path, content in files.items():
             replace_file(path, content)
         return put_back
-
-    def note_session(self, from_step: int, to_step: int, kernels: Kernels) -> None:
-        """Add this start, its machine, versions and kernels, and the run's last step to ``environment.json``."""
-        told = {"forms": kernels.record, "why": kernels.why}
-        record_session(self.environment, from_step, to_step, {"kernels": told})
 
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
         """Refuse a folder that holds another run, unless that never made a step; arguments and errors as `enter`."""

@@ -268,7 +268,7 @@ class TrainingRun:
         teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
         error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see its error")
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
-            raise self.world.told_by(teller, error)
+            raise self.world.reported_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")
 
     @contextmanager
@@ -330,7 +330,7 @@ class TrainingRun:
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
                 f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
-            raise self.world.told_by(0, error)
+            raise self.world.reported_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
@@ -346,9 +346,8 @@ class TrainingRun:
         Skipped steps do not count, unless there was no other step.
         """
         progress = self.state.progress
-        loss, terms = result.loss, result.terms
-        if progress.unlogged_sums:
-            loss, terms = losses(progress.unlogged_sums, progress.unlogged_counts, self.step_config.objective.weights)
+        sums, counts = progress.unlogged_sums or result.sums, progress.unlogged_counts or result.counts
+        loss, terms = losses(sums, counts, result.weights)
         progress.unlogged_sums, progress.unlogged_counts = {}, {}
         seconds, tokens = progress.seconds - self._logged[0], progress.tokens - self._logged[1]
         self._logged = (progress.seconds, progress.tokens)
@@ -358,7 +357,7 @@ class TrainingRun:
         self, result: StepResult, loss: float | None, terms: Mapping[str, float | None], speed: float
     ) -> dict[str, Any]:
         """Return the row of a step, with the loss and terms of that step or of several, at ``speed`` tokens/s."""
-        progress, executor = self.state.progress, self.step_config.executor
+        progress, executor, size = self.state.progress, self.step_config.executor, result.size
         idle = executor.idle if isinstance(executor, Pipeline) else ()
         return {
             "kind": "train",
@@ -366,7 +365,7 @@ class TrainingRun:
             "loss": loss,
             "last_loss": result.loss,
             **({} if len(terms) == 1 else terms),
-            **({"padding": result.padding} if self.samples.shows_padding else {}),
+            **({"padding": size.padding / max(size.tokens + size.padding, 1)} if self.samples.shows_padding else {}),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens": progress.tokens,

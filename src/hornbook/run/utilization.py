@@ -12,7 +12,7 @@ Nothing here is saved in a checkpoint or draws random numbers.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -138,8 +138,8 @@ def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: t
         world: its device is measured, by all ranks at once, and counts as often as there are ranks.
         dtype: of the activations.
     """
-    flops_of = flops_per_token(recipe)
-    if flops_of is None:
+    flops = recipe.flops_per_token(samples.tokens_per_sample)
+    if flops is None:
         return None
     tokens = recipe.training.micro_batch_size * samples.tokens_per_sample
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
@@ -152,14 +152,7 @@ def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: t
         peak, product = max(zip(rates, products, strict=True), key=itemgetter(0))
         (rows, hidden), inner = product.left.shape, product.right.shape[1]
         source = f"measured: a {rows:,} × {hidden:,} × {inner:,} product in {dtype_name(product.left.dtype)}"
-    return Utilization(flops_per_token=flops_of(samples.tokens_per_sample), peak=peak * world.size, source=source)
-
-
-def flops_per_token(recipe: Recipe) -> Callable[[float], float] | None:
-    """Return the function from a sequence's tokens to the model's FLOPs per token; None if its model has none."""
-    if recipe.flops_per_token(1.0) is None:
-        return None
-    return lambda length: recipe.flops_per_token(length) or 0.0
+    return Utilization(flops_per_token=flops, peak=peak * world.size, source=source)
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:

@@ -1,4 +1,4 @@
-"""What a run reads: its stores, opened; and the recipe, completed with what only they know."""
+"""What a run reads: its stores, opened; the recipe, completed with what only they know; a decoder's samples."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -8,11 +8,12 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpora.joined import by_name, join
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
-from hornbook.samples.document_windows import DocumentWindows
+from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
-from hornbook.samples.windows import TokenSource, Windows
+from hornbook.samples.windows import EvaluationWindows, TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
@@ -73,7 +74,12 @@ def open_sources(recipe: Recipe) -> Sources:
     hides_tokens = isinstance(recipe.objective, MaskingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
-    stores = open_train(recipe)
+    if not recipe.data.train:
+        raise UserError(
+            f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
+            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
+        )
+    stores = tuple(open_store(path, split="train") for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
         raise UserError(
             "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
@@ -90,20 +96,6 @@ def open_sources(recipe: Recipe) -> Sources:
         tokenizer=next(filter(None, (store.tokenizer() for store in stores)), None),
         num_validation_bytes=validation.num_bytes if validation else None,
     )
-
-
-def open_train(recipe: Recipe) -> tuple[TokenStore, ...]:
-    """Open the training stores.
-
-    Raises:
-        UserError, DataError: there is none, or one is missing or malformed.
-    """
-    if not recipe.data.train:
-        raise UserError(
-            f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
-            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
-        )
-    return tuple(open_store(path, split="train") for path in recipe.data.train)
 
 
 def complete(recipe: Recipe, sources: Sources) -> Recipe:
@@ -126,6 +118,34 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
             f"leave model.vocab_size out, or set it to {store_size} or more"
         )
     return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
+
+
+def window_samples(recipe: Recipe, sources: Sources) -> Samples:
+    """Return the samples of a decoder, which are windows; arguments and errors as for ``build_samples``."""
+    windows = open_windows(recipe, sources)
+    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
+    if isinstance(windows, Mixture):
+        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
+
+    def scored(source: TokenSource) -> HeldOutWindows:
+        length = recipe.sequence_length
+        held_out: EvaluationWindows | EvaluationDocumentWindows
+        if from_stream:
+            held_out = EvaluationWindows(source, length, score_end_of_text=False)
+        else:
+            held_out = EvaluationDocumentWindows(source, length)
+        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
+
+    return Samples(
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
+        num_samples=windows.num_items,
+        tokens_per_sample=recipe.sequence_length - unscored,
+        held_out=None if sources.validation is None else scored(sources.validation),
+        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
+        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
+        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
+    )
 
 
 def open_windows(recipe: Recipe, sources: Sources) -> Windows | DocumentWindows | Mixture:
