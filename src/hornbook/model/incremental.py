@@ -44,7 +44,7 @@ class IncrementalBlock(Protocol):
 
 @dataclass(frozen=True)
 class CastLinear:
-    """A linear layer with weights cast once; in fp32, they are the module's own."""
+    """A linear layer with weights cast once; in fp32 they are the module's own."""
 
     weight: Tensor
     bias: Tensor | None

@@ -115,7 +115,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def for_few_rows(weight: Tensor) -> Tensor:
-    """Return ``weight`` ``[num_out, num_in]`` in the fastest memory layout for one or few rows.
+    """Return ``weight`` ``[num_out, num_in]`` in the fastest memory layout for products with one or few rows.
 
     MKL's fp32 matrix-vector product reads columns up to twice as fast as rows; oneDNN's bf16 product does not.
     """

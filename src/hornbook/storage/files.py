@@ -12,9 +12,8 @@ A failed fsync is never retried: the kernel may have dropped the pages and would
 an untrusted source, so no file in it can redirect a write: a new file is created exclusively, and an existing log must
 be a regular file with one hard link. Only a file named by the user is written through a link.
 
-A lock is ``flock`` on ``folder/lock``, so the kernel releases it however its holder dies; the file has the holder's
-process id. The lock belongs to the file, not to its name, and a holder may remove the file; therefore the lock is valid
-only if the name still refers to the locked file, and otherwise is acquired again. A forked child shares the lock.
+A lock is ``flock`` on ``folder/lock``, which has the holder's process id; the kernel releases it however the holder
+dies. A holder may remove the file, so a lock is valid only while the name refers to the locked file. A fork shares it.
 """
 
 import errno
@@ -85,7 +84,7 @@ class FileWriter:
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
-        """Append all bytes of ``data``."""
+        """Append ``data``."""
         view = memoryview(data)
         if not view.nbytes:
             return
@@ -131,14 +130,14 @@ class Appender:
     A line that is incomplete after a power failure or on a full disk is removed, so readers find only whole lines.
 
     Args:
-        path: the file; a link, a device or a pipe raises PathError unless ``anew``.
-        anew: truncate the file first; it may then also be a link, a device or a pipe.
+        path: the file; a link, a device or a pipe raises PathError unless ``truncate``.
+        truncate: truncate the file first; it may then also be a link, a device or a pipe.
     """
 
-    def __init__(self, path: Path, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, *, truncate: bool = False) -> None:
         self.path = path
         with storage_errors("open", path):
-            if anew:
+            if truncate:
                 self._descriptor = perform("open", path, lambda: os.open(path, _ANY, 0o666))
             else:
                 self._descriptor = perform("open", path, lambda: open_own(path, os.O_APPEND))
@@ -238,10 +237,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Rename a folder of finished files to its final name, which makes all of them visible at once.
-
-    Raises PathError if ``final`` exists.
-    """
+    """Rename a folder of finished files, which makes them visible all at once. Raises PathError if ``final`` exists."""
     if os.path.lexists(final):
         raise PathError(f"cannot create {final}: it exists already; remove it, or choose another name")
     with storage_errors("read the folder", temporary):
@@ -281,8 +277,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Lock a folder, created if missing, for the duration of the block.
 
     Yields a function that raises StorageError if the folder or its lock file has been moved or removed. If the block
-    raises before it adds anything, the lock file and new folders are removed. Raises UserError if another process holds
-    the lock.
+    raises before it adds anything, new folders and lock files are removed. Raises UserError if the folder is locked.
     """
     traces = _Traces(folder)
     descriptor = _lock(folder)
