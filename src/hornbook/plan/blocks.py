@@ -1,11 +1,11 @@
-"""The blocks of each model as they allocate and free memory: `hornbook.model.block` and `hornbook.model.group_block`.
+"""Memory of the blocks of each model: `hornbook.model.block` and `hornbook.model.group_block`.
 
 ::
 
     GPT         x -> norm -> qkv -> attention -> out -(+)-> norm -> up -> f -> down -(+)-> y
     kept, D     1    1       3      1                1      1       4     4                1     + weights of attention
 
-A rank of a tensor-parallel group computes some of the heads and some of the inner width; the sizes here are its own.
+Tensor-parallel ranks compute some of the heads and some of the inner columns; sizes are those of a rank.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Block(Protocol):
     """A layer of a model."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
-        """Make the hidden states ``y`` of ``x``, which stay."""
+        """Compute the hidden states ``y`` from ``x``, which is kept."""
 
     def backward(self, layers: Layers, x: str) -> None:
-        """Turn ``gradient``, that of the result, into that of ``x``, and free what the block kept, ``x`` too."""
+        """Replace ``gradient`` of the result by that of ``x``, and free the block's activations, including ``x``."""
 
 
 def block_of(
@@ -32,11 +32,11 @@ def block_of(
     """Return a block of a model.
 
     Args:
-        model: gives the sizes.
+        model: determines the sizes.
         index: of the block.
         tokens: of a micro-batch.
-        num_parts: ranks that compute a part of it each.
-        mixes_again: whether attention is computed again in the backward pass.
+        num_parts: number of ranks over which it is split.
+        mixes_again: whether attention is recomputed in the backward pass.
     """
     is_encoder = isinstance(model, EncoderConfig)
     kind = GroupBlock if isinstance(model, GroupBertConfig) else PostNorm if is_encoder else PreNorm
@@ -44,7 +44,7 @@ def block_of(
 
 
 def add_residual(layers: Layers, size: float) -> None:
-    """Add the gradient ``branch`` to ``gradient``, of ``size`` numbers."""
+    """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements."""
     if not layers.compute.has_native_layers:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
@@ -68,7 +68,7 @@ class _Block:
 
     @property
     def attention(self) -> Attention:
-        """Between its two projections."""
+        """The attention between the projections."""
         heads = self.model.num_heads // self.num_parts
         return Attention(
             name=f"{self.name}.attention",
@@ -80,7 +80,7 @@ class _Block:
         )
 
     def attend(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by attention with both projections."""
+        """Compute ``result`` by attention with both projections."""
         attention = self.attention
         name, width = attention.name, attention.width
         layers.linear(f"{name}.qkv", self.tokens.num, self.size, 3 * width, f"{name}/qkv")
@@ -88,7 +88,7 @@ class _Block:
         layers.linear(f"{name}.out", self.tokens.num, width, self.size, result)
 
     def attend_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         attention = self.attention
         name, width, num = attention.name, attention.width, self.tokens.num
         bias = getattr(self.model, "projection_bias", True)
@@ -102,14 +102,14 @@ class _Block:
         layers.tape.free("dqkv")
 
     def feed(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by the feed-forward."""
+        """Compute ``result`` by the feed-forward."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
         layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
         layers.linear(f"{name}.down", num, inner, self.size, result)
 
     def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
         layers.linear_backward(f"{name}.down", num, inner, self.size, gradient, "dhidden", f"{name}/hidden")
         if gradient != "gradient":
@@ -124,7 +124,7 @@ class _Block:
         layers.dropout(self.tokens.num, self.size, name, probability=self.model.residual_dropout)
 
     def drop_backward(self, layers: Layers) -> str:
-        """Return the name of the gradient of what was dropped."""
+        """Return the name of the gradient before the dropout."""
         if self.model.residual_dropout == 0.0:
             return "gradient"
         layers.dropout(self.tokens.num, self.size, "dropped gradient", probability=self.model.residual_dropout)
@@ -136,7 +136,7 @@ class _Block:
 
 
 class PreNorm(_Block):
-    """GPT's: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+    """GPT's block: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
@@ -165,7 +165,7 @@ class PreNorm(_Block):
 
 
 class PostNorm(_Block):
-    """BERT's: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
+    """BERT's block: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
@@ -196,7 +196,7 @@ class PostNorm(_Block):
 
 
 class GroupBlock(_Block):
-    """GroupBERT's four modules: convolution, feed-forward, attention, feed-forward, each behind a norm."""
+    """GroupBERT's block of four pre-norm modules: convolution, feed-forward, attention, feed-forward."""
 
     @property
     def _group(self) -> GroupBertConfig:
@@ -205,7 +205,7 @@ class GroupBlock(_Block):
 
     @property
     def _rows(self) -> int:
-        """Rows of the column of all sequences, with the gaps between them."""
+        """Number of rows of the column of all sequences, with gaps."""
         gap = self._group.convolution_kernel // 2
         return self.tokens.num_real + gap * (self.tokens.num_sequences + 1)
 
@@ -244,7 +244,7 @@ class GroupBlock(_Block):
         self.feed_in_groups_backward(layers, "second_feed_forward", gradient, result, *frees)
 
     def feed_in_groups(self, layers: Layers, part: str, result: str) -> None:
-        """Make ``result`` by a feed-forward whose second map is grouped."""
+        """Compute ``result`` by a feed-forward whose second layer is grouped."""
         name, inner, num = f"{self.name}.{part}", self._inner, self.tokens.num
         layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
@@ -257,7 +257,7 @@ class GroupBlock(_Block):
         layers.linear(f"{name}.down", num, self._middle, self.size, result)
 
     def feed_in_groups_backward(self, layers: Layers, part: str, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
         weights = inner * self.size // self._group.feed_forward_groups
         layers.linear_backward(f"{name}.down", num, self._middle, self.size, gradient, "dmiddle", f"{name}/middle")
@@ -279,7 +279,7 @@ class GroupBlock(_Block):
         return self.size // self.num_parts
 
     def convolve(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by the gated convolution."""
+        """Compute ``result`` by the gated convolution."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
         layers.linear(f"{name}.up", num, size, 2 * size, f"{name}/up")
         layers.activation(f"{name}/gate", num * size)
@@ -297,7 +297,7 @@ class GroupBlock(_Block):
         layers.linear(f"{name}.down", num, size, size, result)
 
     def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
         layers.linear_backward(f"{name}.down", num, size, size, gradient, "dsilu", f"{name}/silu")
         if gradient != "gradient":
