@@ -124,5 +124,5 @@ def test_what_holds_no_instances(tmp_path):
     with pytest.raises(DataError, match="no instance"):
         StaticInstances(tmp_path / "empty.tfrecord", seed=0, format_name="bert-tfrecord")
     (tmp_path / "x.npy").write_bytes(b"1")
-    with pytest.raises(UserError, match="of the format npy; expected instances: bert-tfrecord"):
+    with pytest.raises(UserError, match="the format npy; expected instances: bert-tfrecord"):
         StaticInstances(tmp_path / "x.npy", seed=0)
