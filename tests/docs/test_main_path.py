@@ -21,7 +21,7 @@ BUILD = "corpus build texts --from blank-lines --tokenizer corpus/train --valida
     ("command", "most_files", "most_functions"),
     [
         (f"--between hornbook.engine.step:train_step {TRAIN}", 22, 75),
-        (f"--until hornbook.optim.updates:adamw {TRAIN}", 58, 451),
+        (f"--until hornbook.optim.updates:adamw {TRAIN}", 59, 454),
         (BUILD, 26, 208),
     ],
     ids=["one step", "until the first update", "corpus build"],
