@@ -1,19 +1,19 @@
-"""The public API for one's own parts: everything that a script needs to bring a model, an objective or a task along.
+"""The public API for custom models, objectives, optimizers, schedules, tasks and trackers.
 
     from hornbook import extend
 
     @dataclass(frozen=True, kw_only=True)
-    class MyConfig: ...                              what a recipe may say about it, one ``option`` a field
-    extend.register("model", "mine", MyConfig)       family = "mine" in [model] now means this dataclass
-    @extend.build_model.register                     ... and this function builds it
+    class MyConfig: ...                              its options in a recipe, one ``option`` per field
+    extend.register("model", "mine", MyConfig)       family = "mine" in [model] now selects this dataclass
+    @extend.build_model.register                     ... and this function builds the model
     def build(config: MyConfig, compute_dtype): ...
 
     if __name__ == "__main__":                       not in the processes that clean Wikipedia, which import the script
-        raise SystemExit(extend.main())              ``python mine.py train ...`` is hornbook that knows it
+        raise SystemExit(extend.main())              ``python mine.py train ...`` is hornbook with your model
 
-The names here stay as they are between minor versions; other rooms of the package may be rearranged. The price of a
-plain script instead of plug-ins that are found by themselves: a checkpoint of one's own parts is opened by a script
-that registers them, never by the bare ``hornbook``.
+These names are stable between minor versions; other modules are private. Since your parts are registered by a plain
+script rather than discovered plug-ins, only a script that registers them can open their checkpoints; the ``hornbook``
+command cannot.
 """
 
 from hornbook.__main__ import main
@@ -31,11 +31,10 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, head_keys
-from hornbook.optim.adam import STATE_NAMES as ADAMW_STATE_NAMES
-from hornbook.optim.adam import adamw
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot, role_of
-from hornbook.optim.updates import Update, build_update
+from hornbook.optim.updates import STATE_NAMES as ADAMW_STATE_NAMES
+from hornbook.optim.updates import Update, adamw, build_update
 from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun, Tracker, register_tracker

@@ -63,12 +63,13 @@ def test_ctrl_c_says_how_to_go_on(texts, capsys, monkeypatch):
         signal.signal(signal.SIGINT, handler)
     notice, interrupted = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"hornbook: [23] finished parts kept: the same command goes on from .* remove .*out.building", notice
+        r"hornbook: kept [23] finished parts: run the same command to resume, or remove .*out.building to discard them",
+        notice,
     )
     assert interrupted == "hornbook: error: interrupted"
     assert build("texts", "--json") == 0
     captured = capsys.readouterr()
-    assert re.match(r"hornbook: going on behind [23] finished parts of an interrupted build", captured.err)
+    assert re.match(r"hornbook: resuming after [23] finished parts of an interrupted build", captured.err)
     assert json.loads(captured.out)["splits"]["train"]["documents"] == len(TEXTS)
     assert main(["corpus", "verify", "out"]) == 0
 
@@ -89,13 +90,13 @@ def test_sentences(texts, capsys):
     assert tokenizer.decode(store.read(0, 0, ends[1])) == "The cat sat."
     assert main(["corpus", "verify", "out"]) == 0
     assert build("a.txt", "--sequences", "sentences", "--sentence-language", "de") == 2
-    assert "from other options" in capsys.readouterr().err
+    assert "with other options" in capsys.readouterr().err
 
 
 def test_a_language_without_rules_for_its_sentences(texts, capsys):
     pytest.importorskip("sentencex")
     assert build("texts", "--sequences", "sentences", "--sentence-language", "zh") == 0
-    assert "hornbook: no rules for 'zh' are known: sentences are found by those of English\n" in capsys.readouterr().err
+    assert "hornbook: no rules for 'zh'; sentences are split by the rules for English\n" in capsys.readouterr().err
 
 
 def test_lines(texts):
@@ -123,7 +124,7 @@ def test_documents_between_blank_lines_with_a_sentence_a_line(texts, capsys):
     assert main(["corpus", "verify", "out"]) == 0
     capsys.readouterr()
     assert build("a.txt", "--from", "blank-lines") == 2
-    assert "from other options" in capsys.readouterr().err
+    assert "with other options" in capsys.readouterr().err
     assert build(*words) == 0
 
 
@@ -151,7 +152,7 @@ def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
 def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
     (texts / "a.txt").write_text("words")
     assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
-    told = "hornbook: 2 files named more than once, to be read once\n"
+    told = "hornbook: 2 files named more than once; each file is read once\n"
     assert told in capsys.readouterr().err and open_store("out").num_documents == 1
 
 
@@ -177,7 +178,7 @@ def test_filters_are_counted_and_reported(texts, capsys):
     assert build(*words, "--allow", "unused-file", "--max-dropped", "0.6", "--json") == 0
     captured = capsys.readouterr()
     dropped = json.loads(captured.out)["dropped"]
-    assert "going on behind 1 finished part" in captured.err
+    assert "resuming after 1 finished part" in captured.err
     assert f"  dropped: {dropped['too short']:,} too short, {dropped['exact duplicates']:,} exact dup" in captured.err
     assert dropped["exact duplicates"] > 40 and sum(dropped.values()) == 110 - open_store("out").num_documents
     record = json.loads((texts / "out" / "build.json").read_text())
@@ -214,11 +215,11 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
     [
         (["texts", "--sequences", "paragraphs"], "--sequences"),
         (["texts", "--sentence-language", "de"], "--sentence-language has no effect without --sequences sentences"),
-        (["texts", "--sequences", "sentences", "--end-of-text", "stored"], "leave out --end-of-text"),
+        (["texts", "--sequences", "sentences", "--end-of-text", "stored"], "remove --end-of-text"),
         (["texts", "--sequences", "sentences", "--sentence-language", "Deutsch"], "is no language"),
         (["texts", "--tokenizer", "bert", "--end-of-text", "stored"], "has no end-of-text token"),
         (["texts", "--min-characters", "100000"], "60 too short); check the inputs"),
-        (["texts", "void.txt"], "void.txt gave no document"),
+        (["texts", "void.txt"], "void.txt gave no documents"),
         (["texts", "--max-dropped", "0.1", "--min-words", "20", "--allow", "unused-file"], "more than 10%"),
         (["texts", "--decontaminate", "nothing"], "nothing"),
         (["texts", "--keep-matching", "("], "("),
@@ -233,7 +234,7 @@ def test_mistakes_are_one_line_and_exit_2(texts, capsys, words, part):
     assert main(["corpus", "build", "--tokenizer", "tok", "--output", "out", *words]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert part in lines[-1] and lines[-1].startswith("hornbook: error: ")
-    notes = ("the same command goes on", "hornbook: dropped: ")
+    notes = ("run the same command to resume", "hornbook: dropped: ")
     assert lines[:-1] == [line for line in lines if any(note in line for note in notes)]
     assert not (texts / "out").exists()
 
@@ -287,7 +288,7 @@ def test_mostly_unreadable_is_suspicious(texts, capsys):
     lines = ['{"text": "one cat"}', '{"text": 1}', "{", '{"other": "a"}']
     (texts / "bad.jsonl").write_text("\n".join(lines))
     assert build("bad.jsonl", "--on-error", "skip") == 2
-    assert "3 of 4 documents did not stay (3 unreadable), more than 50%" in capsys.readouterr().err
+    assert "3 of 4 documents were dropped (3 unreadable), more than 50%" in capsys.readouterr().err
     assert build("bad.jsonl", "--on-error", "skip", "--allow", "dropped") == 0
 
 
@@ -342,7 +343,7 @@ def test_the_tails_of_long_texts_are_the_validation_split(texts, capsys):
     [
         (["--validation-tail", "0.1", "--validation", "0.1"], "not allowed with argument"),
         (["--validation-tail", "0.5"], "must be at least 0 and at most 0.25"),
-        (["--validation-tail", "0.1"], "60 documents, and none has 10,000 characters and a line that ends near"),
+        (["--validation-tail", "0.1"], "of 60 documents, none has 10,000 characters and a line that ends near"),
     ],
 )
 def test_tails_that_cannot_be(texts, capsys, words, problem):

@@ -151,7 +151,7 @@ def test_a_line_that_is_too_long(pipe, monkeypatch):
 
 def test_a_tokenizer_that_is_not_there(place, capsys):
     assert main(["tokenizer", "encode", "--tokenizer", "texts"]) == 2
-    assert "holds no tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer" in capsys.readouterr().err
 
 
 def test_word_pieces_line_by_line(pipe, place):

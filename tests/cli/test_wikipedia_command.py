@@ -44,7 +44,7 @@ def test_a_dump_becomes_a_corpus(folder, capsys):
     assert result["already_built"], "the number of threads makes no other corpus"
     assert result["skipped"]["redirects"] == 1
     assert build("dump.xml.bz2", "--from", "wikipedia", "--lists", "drop") == 2
-    assert "was built from other options" in capsys.readouterr().err
+    assert "built with other options" in capsys.readouterr().err
 
 
 def test_every_option_acts(folder):

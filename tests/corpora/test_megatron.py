@@ -75,7 +75,7 @@ def test_an_index_with_modes(tmp_path):
     (tmp_path / "x.idx").write_bytes(index + b"\0\1\0")
     with pytest.raises(DataError) as caught:
         IndexedFile.open(tmp_path / "x")
-    assert one_line(caught.value, "x.idx", "multimodal data set of Megatron-LM, and 1 of its 3 sequences are no text")
+    assert one_line(caught.value, "x.idx", "multimodal data set of Megatron-LM, in which 1 of 3 sequences are not text")
     (tmp_path / "x.idx").write_bytes(index + bytes(2))
     with pytest.raises(DataError, match="it is damaged"):
         IndexedFile.open(tmp_path / "x")
@@ -167,17 +167,17 @@ def test_joining(tmp_path):
 
 GOOD = {"dtype_code": 8, "sizes": [3, 2], "pointers": [0, 6], "document_index": [0, 1, 2]}
 BAD_INDICES = [
-    (b"", "does not begin"),
-    (pack(**GOOD)[:33], "does not begin"),
-    (pack(**GOOD, magic=b"TNTIDX\0\0\0"), "does not begin"),
-    (pack(**GOOD, version=2), "version is 2"),
-    (pack(**GOOD | {"dtype_code": 6}), "dtype code is 6"),
-    (pack(**GOOD | {"dtype_code": 0}), "dtype code is 0"),
+    (b"", "not an index, which begins with MMIDIDX"),
+    (pack(**GOOD)[:33], "not an index, which begins with MMIDIDX"),
+    (pack(**GOOD, magic=b"TNTIDX\0\0\0"), "not an index, which begins with MMIDIDX"),
+    (pack(**GOOD, version=2), "version 2 of the index"),
+    (pack(**GOOD | {"dtype_code": 6}), "dtype code 6"),
+    (pack(**GOOD | {"dtype_code": 0}), "dtype code 0"),
     (pack(**GOOD)[:-1], "expected 82"),
     (pack(**GOOD) + b"\0", "expected 82"),
     (pack(**GOOD | {"sizes": [6, -1]}), "sequence 1 has a negative size"),
-    (pack(**GOOD | {"sizes": [3, 3]}), "expected 12 by its index: it is truncated"),
-    (pack(**GOOD | {"sizes": [2, 2]}), "expected 8 by its index: it belongs to another"),
+    (pack(**GOOD | {"sizes": [3, 3]}), "index expects 12; the file is truncated"),
+    (pack(**GOOD | {"sizes": [2, 2]}), "index expects 8; the file belongs to another"),
     (pack(**GOOD | {"pointers": [0, 4]}), "sequence 1 at byte 4"),
     (pack(**GOOD | {"pointers": [0, 8]}), "sequence 1 at byte 8"),
     (pack(**GOOD | {"pointers": [0, 7]}), "sequence 1 at byte 7"),
@@ -208,7 +208,7 @@ def test_missing_and_truncated_files(tmp_path):
     for suffix in ("bin", "idx"):
         write(tmp_path / "x", [[[5, 6, 7]]])
         (tmp_path / f"x.{suffix}").unlink()
-        with pytest.raises(DataError, match=rf"x\.{suffix}: .* is missing"):
+        with pytest.raises(DataError, match=rf"x\.{suffix} \(.*\) is missing"):
             IndexedFile.open(tmp_path / "x")
     for size in range(6):
         write(tmp_path / "x", [[[5, 6, 7]]])

@@ -166,7 +166,7 @@ def test_files_of_two_stores_are_not_mixed(corpus):
         shutil.copy(corpus / "validation" / name, corpus / "train" / name)
         with pytest.raises(DataError) as caught:
             open_store(corpus)
-        assert one_line(caught.value, name, "by the manifest")
+        assert one_line(caught.value, name, "the manifest expects")
         (corpus / "train" / name).write_bytes(original)
 
 
@@ -187,7 +187,7 @@ def test_a_manifest_that_does_not_fit(corpus, old, new, part):
     data = data.replace(b'"options": {', b'"was": {') if b"options" in new else data
     path.write_bytes(data.replace(old, new))
     with pytest.raises(DataError) as caught:
-        open_store(corpus)
+        _ = open_store(corpus).rows
     assert one_line(caught.value, part)
 
 

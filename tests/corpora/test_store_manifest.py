@@ -80,7 +80,7 @@ FILES = json.loads(FACTS.to_bytes())["files"]
         (changed(files={}), "tokens.bin"),
         (changed(files=FILES | {"tokens.bin": {"size": "1", "sha256": ""}}), "tokens.bin"),
         (changed(files=FILES | {"tokens.idx": 1}), "tokens.idx"),
-        (changed(files=FILES | {"../../etc/passwd": FILES["tokens.bin"]}), "no store has"),
+        (changed(files=FILES | {"../../etc/passwd": FILES["tokens.bin"]}), "files that do not belong to a store"),
     ],
 )
 def test_a_malformed_manifest(tmp_path, value, part):

@@ -73,7 +73,7 @@ def test_a_document_without_its_end(built, tmp_path):
     rewrite(corpus, lambda tokens: tokens.__setitem__(-1, 5))
     with pytest.raises(DataError) as caught:
         verify_store(corpus)
-    assert one_line(caught.value, "tokens.bin", "does not end with end-of-text (299)")
+    assert one_line(caught.value, "tokens.bin", "does not end with the end-of-text token 299")
 
 
 def test_ends_that_readers_are_to_put_in_although_they_are_there(built, tmp_path):
@@ -81,7 +81,9 @@ def test_ends_that_readers_are_to_put_in_although_they_are_there(built, tmp_path
     path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": None, "end_of_text": "inserted"}))
     with pytest.raises(DataError) as caught:
         verify_store(tmp_path / "corpus")
-    assert one_line(caught.value, "tokens.bin", "all documents end with end-of-text (299)", "build the store again")
+    assert one_line(
+        caught.value, "tokens.bin", "all documents end with the end-of-text token 299", "build the store again"
+    )
     build_tiny(tmp_path / "inserted", end_of_text="inserted")
     assert verify_store(tmp_path / "inserted").documents > 0
 
@@ -116,7 +118,7 @@ def test_a_split_that_has_vanished(built, tmp_path, capsys, split, part):
     gone = corpus / split / part
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     assert main(["corpus", "verify", str(corpus)]) == 2
-    assert f"{corpus / split / 'manifest.json'} is missing, and the corpus was" in capsys.readouterr().err
+    assert f"{corpus / split / 'manifest.json'} is missing, but the corpus was" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

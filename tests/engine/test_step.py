@@ -21,6 +21,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, resident, train_step
 from hornbook.objective import CausalLM, weighted_loss
 from hornbook.optim.slots import role_of
+from hornbook.samples.batches import Size
 from hornbook.samples.windows import NOT_SCORED
 
 DROPOUTS = {"embedding_dropout": 0.1, "residual_dropout": 0.1, "attention_dropout": 0.1}
@@ -74,7 +75,7 @@ def test_micro_batches_change_rounding_only(micro_batch_size, changes):
     for first, second in zip(results, part_results, strict=True):
         assert second.loss == pytest.approx(first.loss, rel=1e-6)
         assert second.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-5)
-        assert second.num_tokens == first.num_tokens
+        assert second.size.tokens == first.size.tokens
     assert progress_of(whole) == progress_of(parts)
 
 
@@ -88,7 +89,7 @@ def test_loss_and_gradient_norm_are_those_of_plain_autograd():
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
     assert result.terms == {"causal_lm": result.loss}
     assert result.gradient_norm == pytest.approx(float(torch.nn.utils.get_total_norm(gradients)), rel=1e-5)
-    assert result.num_tokens == int((batch["targets"] != NOT_SCORED).sum())
+    assert result.size.tokens == int((batch["targets"] != NOT_SCORED).sum())
 
 
 def test_a_step_equals_torchs_own_optimizer():
@@ -200,16 +201,15 @@ def test_a_batch_that_scores_nothing_changes_weights_by_decay_alone():
     before = snapshot(state)
     result = train_step(state, [batch], tiny_step_config(learning_rate=0.01))
     assert result == StepResult(
-        loss=None,
-        terms={"causal_lm": None},
         sums={"causal_lm": 0.0},
         counts={"causal_lm": 0},
         gradient_norm=0.0,
         learning_rate=0.01,
-        num_tokens=0,
-        padding=0.0,
+        weights={"causal_lm": 1.0},
+        size=Size(samples=2, tokens=0, padding=0),
         skipped=False,
     )
+    assert result.loss is None and result.terms == {"causal_lm": None}
     for name, parameter in state.model.own_parameters():
         factor = 1 - 0.01 * 0.1 if parameter.dim() > 1 else 1.0
         torch.testing.assert_close(
@@ -260,7 +260,7 @@ def test_step_reports_every_term_and_their_weighted_sum():
         "second": pytest.approx(float(x_BTD.square().sum()) / 8, rel=1e-4),
     }
     assert result.loss == pytest.approx(result.terms["first"] + 0.25 * result.terms["second"])
-    assert result.num_tokens == 16
+    assert result.size.tokens == 16
 
 
 def test_a_term_that_scores_nothing_has_no_mean():

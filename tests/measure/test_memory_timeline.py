@@ -41,7 +41,7 @@ def held_at_peak(training) -> tuple[list[tuple[float, int]], dict[tuple[str, str
     timeline = MemoryTimeline(state.model, state.home)
     batch = next(batches)
     with timeline:
-        train_step(state, batch, config, look=timeline.note_gradients)
+        train_step(state, batch, config, on_gradients=timeline.note_gradients)
     return timeline.points(), {(held.kind, held.where): held.bytes for held in timeline.at_peak()}
 
 

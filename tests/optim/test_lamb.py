@@ -5,7 +5,7 @@ import torch
 from plain_updates import make_slots
 
 from hornbook.config import LambConfig
-from hornbook.optim.lamb import lamb, trust_ratios
+from hornbook.optim.updates import lamb, trust_ratios
 
 
 def step_sizes(config: LambConfig) -> list[tuple[str, list[float]]]:

@@ -69,7 +69,7 @@ def train(world: World) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     for step in range(NUM_STEPS):
         own = {name: tensor[world.rank * share :][:share] for name, tensor in global_batch(step).items()}
         result = train_step(state, split(own, 2), config)
-        rows.append([result.loss, result.gradient_norm, result.num_tokens, result.skipped])
+        rows.append([result.loss, result.gradient_norm, result.size.tokens, result.skipped])
     numbers = {"steps": rows, "progress": progress_of(state), "sums": sums(world)}
     return snapshot(state), numbers | ({"gradients": gradients(world)} if world.size > 1 else {})
 

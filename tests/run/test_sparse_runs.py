@@ -112,7 +112,8 @@ def test_commands_take_a_sparse_model_like_any_other(tmp_path: Path, capsys: pyt
     tiny_runs.run_tiny(tmp_path, *MOVING, *words.split(), f"--data.train={corpus}", f"--data.validation={corpus}")
     said = capsys.readouterr()
     assert re.search(
-        r"blocks +8 linear maps, 3\d\.\d% of 24,576 weights in blocks of 8; kernel torch: as asked", said.err + said.out
+        r"blocks +8 linear layers, 3\d\.\d% of 24,576 weights in blocks of 8; kernel torch: as asked",
+        said.err + said.out,
     )
 
     assert main(["generate", str(run), "--prompt", "The", "--output-length", "5", "--device", "cpu", "--json"]) == 0

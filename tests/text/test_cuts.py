@@ -90,7 +90,9 @@ def test_long_texts_are_cut_where_the_pattern_is_known_and_have_a_limit_where_it
         assert list(tokenizer.stretches(text)) == [text]
         assert tokenizer.find_endless("a " * (MAX_WHOLE_BYTES // 2)) is None
         fault = tokenizer.find_endless("a " * (MAX_WHOLE_BYTES // 2) + "b")
-        assert one_line(Exception(fault), "8,388,609 bytes and has to be encoded whole", "at most 8,388,608")
+        assert one_line(
+            Exception(fault), "8,388,609 bytes which the tokenizer must encode at once", "at most 8,388,608"
+        )
 
 
 @pytest.mark.parametrize("place", [GPT2_CUT, BERT_CUT])

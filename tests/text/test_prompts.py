@@ -37,14 +37,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("sys.stdin", Fake)
     assert read_prompts("-", "jsonl") == [Prompt("one", "standard input, line 1")]
-    with pytest.raises(DataError, match=r"^standard input holds no prompt; expected one a line$"):
+    with pytest.raises(DataError, match=r"^standard input has no prompt; expected one per line$"):
         read_prompts("-")
 
 
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (b"", ["holds no prompt; expected one a line as JSON"]),
+        (b"", ["has no prompt; expected one per line, as JSON"]),
         (b'{"prompt": "a"}\n\n', [", line 2: the line is blank; remove it"]),
         (b'{"prompt": "a"}\n{"prompt": \n', [", line 2: not valid JSON (", "--prompt-format text"]),
         (b"[" * 100_000, [", line 1: not valid JSON ("]),
@@ -72,7 +72,7 @@ def test_malformed_lines_are_named(
 def test_a_text_file_of_blank_lines_and_one_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_bytes(b"\n  \n")
-    with pytest.raises(DataError, match=r"p.txt holds no prompt; expected one a line$"):
+    with pytest.raises(DataError, match=r"p.txt has no prompt; expected one per line$"):
         read_prompts(str(path))
     with pytest.raises(UserError):
         read_prompts(str(tmp_path / "absent.txt"))

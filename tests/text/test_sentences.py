@@ -72,7 +72,7 @@ def test_real_texts_come_back(file):
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(UserError, match="'English' is no language; expected a code such as en"):
+    with pytest.raises(UserError, match="'English' is no language code; expected one such as en"):
         sentence_splitter("English")
     with pytest.raises(UserError, match="lone surrogates"):
         sentence_splitter()("a \ud800 b.")
@@ -86,10 +86,10 @@ def test_a_language_without_rules_is_told():
     assert notices == [], "it has rules of its own, or a related one has"
     for language in ("xx", "zh", "enm"):
         sentence_splitter(language, notices.append)
-    assert [notice.partition(" are known")[0] for notice in notices] == [
+    assert [notice.partition(";")[0] for notice in notices] == [
         f"no rules for {language!r}" for language in ("xx", "zh", "enm")
     ]
-    assert all("\n" not in notice and notice.endswith("by those of English") for notice in notices)
+    assert all("\n" not in notice and notice.endswith("by the rules for English") for notice in notices)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

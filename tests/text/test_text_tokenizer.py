@@ -203,4 +203,4 @@ def test_gaps_in_a_text():
     assert 299 not in tokenizer.encode("<mask>") and tokenizer.decode(tokenizer.encode("<mask>")) == "<mask>"
     with pytest.raises(UserError) as caught:
         tiny_tokenizer().encode_with_mask("the <mask>")
-    assert one_line(caught.value, "no token [MASK] or <mask>")
+    assert one_line(caught.value, "no mask token ([MASK] or <mask>)")

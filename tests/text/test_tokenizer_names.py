@@ -72,13 +72,13 @@ def test_gpt2_is_taken_from_tiktokens_cache(tmp_path, monkeypatch, variable):
     if variable:
         monkeypatch.setenv(variable, str(cache := tmp_path / "cache"))
     write_pair(cache, tuple(map(in_tiktokens_cache, FILES)))
-    with pytest.raises(UserError, match="the tokenizer gpt2 is not at hand"):
+    with pytest.raises(UserError, match="the tokenizer gpt2 was not found"):
         Tokenizer.load("gpt2")  # other bytes than OpenAI's
     sums = {name: hashlib.sha256((cache / in_tiktokens_cache(name)).read_bytes()).hexdigest() for name in FILES}
     monkeypatch.setattr(tokenizer_names, "_OPENAI_FILES", sums)
     assert Tokenizer.load("gpt2").digest == tiny_tokenizer().digest
     (cache / in_tiktokens_cache("vocab.bpe")).unlink()
-    with pytest.raises(UserError, match="the tokenizer gpt2 is not at hand"):
+    with pytest.raises(UserError, match="the tokenizer gpt2 was not found"):
         Tokenizer.load("gpt2")
 
 
@@ -97,7 +97,7 @@ def test_openais_files_as_tiktoken_caches_them(tmp_path, monkeypatch):
 def test_without_gpt2_one_line_says_how_to_get_it(capsys):
     assert main(["tokenizer", "encode", "--tokenizer", "gpt2"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--tokenizer openai-community/gpt2 fetches it" in error
+    assert error.count("\n") == 1 and "--tokenizer openai-community/gpt2 to download it" in error
     assert "pip install 'hornbook[hub]'" in error
 
 
@@ -124,5 +124,5 @@ def test_those_of_corpora_and_runs(tmp_path):
     for torn in ("step-00000600.tmp-4711", "step-00000300-diverged"):
         other.save(tmp_path / "run" / "checkpoints" / torn)
     assert Tokenizer.load(tmp_path / "run").digest == tiny_tokenizer().digest
-    with pytest.raises(DataError, match="holds no tokenizer"):
+    with pytest.raises(DataError, match="has no tokenizer"):
         Tokenizer.load(tmp_path / "texts")

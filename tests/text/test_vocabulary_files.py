@@ -39,7 +39,7 @@ def test_the_first_file_in_the_list_counts(folder):
     (folder / "vocab.txt").unlink()
     with pytest.raises(DataError) as caught:
         read_settings(folder)
-    assert one_line(caught.value, "holds no tokenizer: expected tokenizer.json", "vocab.txt")
+    assert one_line(caught.value, "has no tokenizer; expected tokenizer.json", "vocab.txt")
 
 
 def test_files_by_themselves(folder):
@@ -47,7 +47,7 @@ def test_files_by_themselves(folder):
     assert Tokenizer.load(folder / "vocab.txt").vocab_size == 5
     with pytest.raises(DataError) as caught:
         read_settings(folder / "vocab.json")
-    assert one_line(caught.value, "it has no model; for a vocab.json and its merges name the folder")
+    assert one_line(caught.value, "it has no model; for vocab.json and merges.txt, name their folder")
     with pytest.raises(DataError, match=r"vocab\.txt: the vocabulary is missing"):
         read_settings(folder / "nothing" / "vocab.txt")
 
@@ -76,7 +76,7 @@ def test_windows_line_ends_of_merges(tmp_path):
 
 
 def test_malformed_files(tmp_path):
-    with pytest.raises(DataError, match="no tokenizer: expected"):
+    with pytest.raises(DataError, match="no tokenizer; expected"):
         read_settings(tmp_path)
     with pytest.raises(DataError, match="missing"):
         read_settings(tmp_path / "nothing.json")
@@ -85,7 +85,7 @@ def test_malformed_files(tmp_path):
     with pytest.raises(DataError, match=r"merges\.txt: not UTF-8 at byte 14"):
         read_settings(tmp_path)
     (tmp_path / "merges.txt").write_text("a\nb c\n")
-    with pytest.raises(DataError, match=r"merges\.txt, line 1 is not two tokens: 'a'"):
+    with pytest.raises(DataError, match=r"merges\.txt, line 1: expected two tokens, found 'a'"):
         read_settings(tmp_path)
     (tmp_path / "vocab.json").write_text("{")
     with pytest.raises(DataError, match=r"vocab\.json: it is not valid JSON"):
@@ -121,7 +121,7 @@ def test_robertas_dictionary(tmp_path):
     write_robertas(tmp_path, [number for number in backwards() if number not in (0, 299)])
     with pytest.raises(DataError) as caught:
         read_settings(tmp_path)
-    assert one_line(caught.value, "dict.txt", "a row for each of the 300 ids of GPT-2")
+    assert one_line(caught.value, "dict.txt", "a row for each of GPT-2's 300 ids")
 
 
 def test_robertas_fillers_make_a_multiple_of_eight(tmp_path):
@@ -204,10 +204,10 @@ def test_berts_vocabularies():
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"", "vocab.txt, line 1: the token is empty; expected a token a line"),
+        (b"", "vocab.txt, line 1: the token is empty; expected one token per line"),
         (b"[UNK]\na\n\nb\n", "vocab.txt, line 3: the token is empty"),
-        (b"[UNK]\na\nb\na\n", "vocab.txt, line 4: the token is that of line 2 again"),
-        (b"[PAD]\na\n", "vocab.txt: the vocabulary has no token for unknown words; expected [UNK]"),
+        (b"[UNK]\na\nb\na\n", "vocab.txt, line 4: the token repeats that of line 2;"),
+        (b"[PAD]\na\n", "vocab.txt: the vocabulary has no token for unknown words; expected a line [UNK]"),
         (b"[UNK]\n\xff\n", "vocab.txt: not UTF-8 at byte 6"),
         (b"x" * (65 << 20), "larger than 64"),
     ],

@@ -1,1 +1,1 @@
-"""Corpora on disk: token stores, how they are built, checked, described and converted. No torch."""
+"""Token stores on disk: building, reading, verifying, describing and converting them, without torch."""

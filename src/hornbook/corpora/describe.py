@@ -1,4 +1,4 @@
-"""What is in a store, in numbers and a few samples: the facts behind ``hornbook corpus inspect``.
+"""Statistics and samples of a store, as printed by ``hornbook corpus inspect``.
 
 document lengths 3, 5, 6, 200   ->   bins that double in width: {"start": 2, "end": 4, "documents": 1}, ...
 """
@@ -13,7 +13,7 @@ _SAMPLE_TOKENS = 48
 
 
 def describe_store(store: TokenStore, num_samples: int) -> dict[str, Any]:
-    """Return what ``hornbook corpus inspect --json`` prints of a store."""
+    """Return the description of a store that ``hornbook corpus inspect --json`` prints."""
     sources = store.manifest.sources if store.manifest else ()
     return {
         "store": str(store.path),
@@ -35,7 +35,7 @@ def describe_store(store: TokenStore, num_samples: int) -> dict[str, Any]:
 
 
 def describe_lengths(store: TokenStore) -> dict[str, Any]:
-    """Return tokens a document, stored end-of-text tokens included: shortest, mean, median, longest, and in bins."""
+    """Return the distribution of tokens per document, stored end-of-text tokens included, with power-of-two bins."""
     lengths = store.document_lengths
     exponents = np.frexp(np.maximum(lengths, 1))[1] - 1  # 2**e <= length < 2**(e + 1); frexp is exact below 2**53
     counts = np.bincount(exponents).tolist()
@@ -51,7 +51,7 @@ def describe_lengths(store: TokenStore) -> dict[str, Any]:
 
 
 def samples(store: TokenStore, count: int) -> list[dict[str, Any]]:
-    """Return the beginnings of ``count`` documents, evenly spread over the store; ids where no tokenizer is known."""
+    """Return the beginnings of ``count`` evenly spaced documents, as text, or as ids if the tokenizer is unknown."""
     tokenizer = store.tokenizer()
     found = []
     for number in np.unique(np.linspace(0, store.num_documents - 1, count).astype(np.int64)).tolist():
@@ -63,7 +63,7 @@ def samples(store: TokenStore, count: int) -> list[dict[str, Any]]:
 
 
 def tokens_per_byte(store: TokenStore) -> float | None:
-    """Return tokens of text (without stored end-of-text tokens) per byte of it; None where bytes are not known."""
+    """Return the number of tokens, without stored end-of-text tokens, per byte of text; None if bytes are unknown."""
     if not store.num_bytes:
         return None
     return (store.num_tokens - store.num_documents * (store.end_of_text == "stored")) / store.num_bytes

@@ -1,14 +1,14 @@
-r"""Megatron-LM's indexed data set: tokens in a ``.bin``, where sequences lie and documents begin in an ``.idx``.
+r"""Megatron-LM's indexed data set: tokens in a ``.bin``, positions of sequences and documents in an ``.idx``.
 
-    documents  [5 6 7] [8 9]                                        uint16, one sequence a document
+    documents  [5 6 7] [8 9]                                        uint16, one sequence per document
 
     tokens.bin   05 00 06 00 07 00 08 00 09 00
     tokens.idx   "MMIDIDX\0\0"    1      8        2          3        3 2     0 6      0 1 2
                      magic     version  dtype  sequences  entries   sizes  pointers  document index, 3 entries
 
-(little-endian: version u64, dtype code u8, two counts u64, sizes i32, pointers i64, document index i64.) Megatron-LM,
-NeMo and GPT-NeoX read and write the same files. Opening reads the index once, 20 bytes a document, and compares it with
-the sizes of the files: the sequences have to tile the ``.bin``. The tokens are mapped into memory.
+(Little-endian: version u64, dtype code u8, two counts u64, sizes i32, pointers i64, document index i64.) Megatron-LM,
+NeMo and GPT-NeoX read and write the same files. Opening reads the index once, 20 bytes per document, and checks it
+against the file sizes: the sequences must cover the ``.bin`` exactly once. The tokens are memory-mapped.
 """
 
 from array import array
@@ -31,34 +31,34 @@ VERSION: Final = 1
 HEADER: Final = np.dtype(
     [("magic", "V9"), ("version", "<u8"), ("dtype_code", "u1"), ("num_sequences", "<u8"), ("num_entries", "<u8")]
 )
-"""34 bytes, without gaps."""
+"""34 bytes, without padding."""
 DTYPES: Final = {
     code: np.dtype(name) for code, name in ((1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2"))
 }
-"""The integer types by their code; 6 and 7 are floating point, which no token is."""
+"""The integer dtypes by code; codes 6 and 7 are floating point and do not occur for tokens."""
 
 _BUFFERED_TOKENS: Final = 1 << 19
 _COPIED_BYTES: Final = 8 << 20
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """uint16 where all ids fit, else int32: the two types that Megatron-LM writes."""
+    """Return uint16 if it can represent all ids, else int32, the two dtypes that Megatron-LM writes."""
     return DTYPES[8] if vocab_size <= 1 << 16 else DTYPES[4]
 
 
 def index_paths(prefix: Path) -> tuple[Path, Path]:
-    """The ``.bin`` and the ``.idx`` of a prefix."""
+    """Return the paths of the ``.bin`` and the ``.idx`` of a prefix."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
 class IndexedWriter:
-    """Writes a ``.bin`` as tokens come, and its ``.idx`` at the end of the ``with`` block; an error removes both.
+    """A context manager that writes a ``.bin`` incrementally and its ``.idx`` on exit; an error removes both.
 
         with IndexedWriter(folder / "tokens", np.uint16) as writer:
             writer.add_document([5, 6, 7])
 
-    Memory holds the tokens until there are half a million, whatever was added last included, and all of these twice
-    while they are written; and 4 bytes a sequence, 8 a document, some three times as much at the end.
+    Memory holds the last addition and up to half a million tokens before it, twice while they are written, and 4 bytes
+    per sequence and 8 per document, about three times that at the end.
     """
 
     def __init__(self, prefix: Path, dtype: DTypeLike) -> None:
@@ -72,34 +72,34 @@ class IndexedWriter:
 
     @property
     def num_documents(self) -> int:
-        """Documents so far."""
+        """Number of documents so far."""
         return len(self._document_index) - 1
 
     def add_sequence(self, tokens: ArrayLike) -> None:
-        """Add a sequence to the document that is under way."""
+        """Append a sequence to the current document."""
         values = np.asarray(tokens)
         assert values.ndim == 1, "a sequence has one dimension"
         self._sizes.append(len(values))
         self._append(values)
 
     def end_document(self) -> None:
-        """Let the next sequence begin a document."""
+        """End the current document."""
         self._document_index.append(len(self._sizes))
 
     def add_document(self, tokens: ArrayLike) -> None:
-        """Add a document of one sequence, as loaders for GPT expect it."""
+        """Append a document of one sequence, as loaders for GPT expect."""
         self.add_sequence(tokens)
         self.end_document()
 
     def add_documents(self, tokens: Integers, sizes: Integers, sequences: Integers) -> None:
-        """Add many documents at once.
+        """Append several documents.
 
         Args:
-            tokens: of all their sequences, one after the other, [num_tokens].
-            sizes: tokens of each sequence, [num_sequences].
+            tokens: the concatenated tokens of their sequences, [num_tokens].
+            sizes: number of tokens of each sequence, [num_sequences].
             sequences: number of sequences of each document, [num_documents].
         """
-        assert int(sizes.sum()) == len(tokens) and int(sequences.sum()) == len(sizes), "the parts make the whole"
+        assert int(sizes.sum()) == len(tokens) and int(sequences.sum()) == len(sizes), "the sizes add up"
         before = len(self._sizes)
         self._sizes.frombytes(sizes.astype(np.intc).tobytes())
         self._document_index.frombytes((before + np.cumsum(sequences, dtype=np.int64)).tobytes())
@@ -137,13 +137,13 @@ class IndexedWriter:
 
 
 def write_index(path: Path, dtype: np.dtype[Any], sizes: NDArray[np.int32], document_index: Int64s) -> Written:
-    """Write an ``.idx`` for sequences that follow one another in the ``.bin``.
+    """Write an ``.idx`` for sequences that are contiguous and in order in the ``.bin``.
 
     Args:
         path: the file.
-        dtype: of the tokens, one of ``DTYPES``.
-        sizes: [num_sequences], tokens of each.
-        document_index: [num_documents + 1], the number of the first sequence of each document, and of all sequences.
+        dtype: the dtype of the tokens, one of ``DTYPES``.
+        sizes: [num_sequences], number of tokens of each sequence.
+        document_index: [num_documents + 1], the first sequence of each document, then the number of sequences.
     """
     header = _header(dtype, len(sizes), len(document_index))
     pointers = np.zeros(len(sizes), dtype="<i8")
@@ -160,10 +160,10 @@ def _header(dtype: np.dtype[Any], num_sequences: int, num_entries: int) -> bytes
 
 
 def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]:
-    """Write one indexed data set of the documents of several, in order; return size and hash of ``.bin`` and ``.idx``.
+    """Concatenate indexed data sets; return size and hash of the new ``.bin`` and ``.idx``.
 
-    The parts have one dtype and are as ``IndexedWriter`` leaves them; memory holds the index of one of them. Raises
-    DataError if a part is damaged.
+    The parts must have the same dtype and have been written by ``IndexedWriter``. Memory holds the index of one part.
+    Raises DataError if a part is damaged.
     """
     bin_path, idx_path = index_paths(prefix)
 
@@ -177,11 +177,11 @@ def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]
 
 
 def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
-    """The content of the ``.idx`` of parts laid end to end, a part at a time."""
+    """Yield the content of the ``.idx`` of the concatenated parts, one part at a time."""
     dtypes, starts, ends = set(), [0], [0]  # sequences and tokens before each part
     num_documents = 0
     for part in map(IndexedFile.open, parts):
-        assert part.is_contiguous, "parts of sequences in the order of their bytes"
+        assert part.is_contiguous, "IndexedWriter writes sequences in order"
         dtypes.add(part.dtype)
         starts.append(starts[-1] + part.num_sequences)
         ends.append(ends[-1] + part.num_tokens)
@@ -199,16 +199,16 @@ def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexedFile:
-    """A ``.bin`` and its ``.idx``, checked and mapped into memory. A document is one or several sequences.
+    """A ``.bin`` and its ``.idx``, checked and memory-mapped. A document consists of one or more sequences.
 
     Attributes:
         paths: the ``.bin`` and the ``.idx``.
-        tokens: all of them, [num_tokens] of an integer dtype.
-        sizes: int32[num_sequences], tokens of each sequence.
-        pointers: int64[num_sequences], where in the ``.bin`` each begins, in bytes.
+        tokens: [num_tokens] of an integer dtype, the whole ``.bin``.
+        sizes: int32[num_sequences], number of tokens of each sequence.
+        pointers: int64[num_sequences], byte offset of each sequence in the ``.bin``.
         document_index: int64[num_documents + 1], the first sequence of each document; the last entry is num_sequences.
-        document_starts: int64[num_documents + 1], tokens before each document, counted in the order of documents.
-        is_contiguous: the sequences lie in the ``.bin`` in their order, so that a document is one stretch.
+        document_starts: int64[num_documents + 1], number of tokens in the documents before each document.
+        is_contiguous: whether the sequences are in order in the ``.bin``, so that each document is one slice.
     """
 
     paths: tuple[Path, Path]
@@ -221,7 +221,7 @@ class IndexedFile:
 
     @classmethod
     def open(cls, prefix: Path) -> Self:
-        """Map the files ``prefix.bin`` and ``prefix.idx``. Raises DataError if one is missing or damaged."""
+        """Memory-map ``prefix.bin`` and read ``prefix.idx``. Raises DataError if one is missing or damaged."""
         bin_path, idx_path = index_paths(prefix)
         dtype, sizes, pointers, document_index = _read_index(idx_path)
         tokens = _map(bin_path, dtype, "the tokens")
@@ -240,7 +240,7 @@ class IndexedFile:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of a token."""
+        """The dtype of the tokens."""
         return self.tokens.dtype
 
     @property
@@ -259,14 +259,14 @@ class IndexedFile:
         return len(self.tokens)
 
     def sequence(self, number: int) -> Integers:
-        """The tokens of sequence ``number`` (0 .. num_sequences - 1), a read-only view."""
+        """Return a read-only view of the tokens of sequence ``number`` (0 to num_sequences - 1)."""
         if not 0 <= number < self.num_sequences:
             raise IndexError(f"sequence {number} of {self.num_sequences}")
         start = int(self.pointers[number]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[number])]
 
     def read(self, document: int, start: int, count: int) -> Integers:
-        """Tokens ``start .. start + count - 1`` of a document (0 .. num_documents - 1); a view where that can be."""
+        """Return tokens ``start`` to ``start + count - 1`` of a document (from 0), as a view if possible."""
         if not 0 <= document < len(self.document_index) - 1:
             raise IndexError(f"document {document} of {self.num_documents}")
         first, end = int(self.document_starts[document]), int(self.document_starts[document + 1])
@@ -280,58 +280,60 @@ class IndexedFile:
 
 
 def _map(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Map a file as an array of whole items. Raises DataError if it is missing or ends within an item."""
+    """Memory-map a file as an array. Raises DataError if it is missing, or its size is not a multiple of an item's."""
     if not path.is_file():
-        raise DataError(f"{path}: {what}, is missing; an indexed data set has a .bin and an .idx of one name")
+        raise DataError(f"{path} ({what}) is missing; an indexed data set needs a .bin and an .idx with the same name")
     with storage_errors("read", path):
         size = path.stat().st_size
         if size % dtype.itemsize:
-            raise DataError(f"{path}: {size} bytes are no whole number of {dtype.name} tokens; the file is truncated")
+            raise DataError(
+                f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: the file is truncated; restore it"
+            )
         return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
 
 
 def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int32], Int64s, Int64s]:
-    """Return the dtype, sizes, pointers and document index of an ``.idx``, each checked by itself."""
+    """Return the dtype, sizes, pointers and document index of an ``.idx``, after checking each of them."""
     data = np.asarray(_map(path, np.dtype("u1"), "the index"))
     if len(data) < HEADER.itemsize or data[: len(MAGIC)].tobytes() != MAGIC:
-        raise DataError(f"{path}: does not begin as an index does (MMIDIDX); it is another file, or damaged")
+        raise DataError(f"{path}: not an index, which begins with MMIDIDX; restore the file, or choose another one")
     header = np.frombuffer(data, dtype=HEADER, count=1)[0]
     version, code, num_sequences, num_entries = (
         int(header[name]) for name in ("version", "dtype_code", "num_sequences", "num_entries")
     )
     if version != VERSION:
-        raise DataError(f"{path}: its format version is {version}; expected {VERSION}")
+        raise DataError(f"{path}: format version {version} of the index; expected {VERSION}; build the data set again")
     if code not in DTYPES:
         expected = ", ".join(f"{key} {dtype.name}" for key, dtype in DTYPES.items())
-        raise DataError(f"{path}: its dtype code is {code}; expected one of {expected}")
+        raise DataError(f"{path}: dtype code {code}; expected one of {expected}; build the data set again")
     size = HEADER.itemsize + 12 * num_sequences + 8 * num_entries
     if num_sequences and len(data) == size + num_sequences:
-        if others := int(np.count_nonzero(data[size:])):  # Megatron-LM's multimodal data sets have a mode a sequence
+        if others := int(np.count_nonzero(data[size:])):  # Megatron-LM's multimodal index has a mode per sequence
             raise DataError(
-                f"{path}: is the index of a multimodal data set of Megatron-LM, and {others:,} of its "
-                f"{num_sequences:,} sequences are no text (mode 0); hornbook reads text alone"
+                f"{path}: the index of a multimodal data set of Megatron-LM, in which {others:,} of {num_sequences:,} "
+                "sequences are not text (mode 0); hornbook reads only text"
             )
     elif len(data) != size:
-        raise DataError(f"{path}: has {len(data)} bytes; expected {size} for {num_sequences} sequences: it is damaged")
+        raise DataError(f"{path}: {len(data)} bytes; expected {size} for {num_sequences} sequences: it is damaged")
     sizes = np.frombuffer(data, "<i4", num_sequences, HEADER.itemsize)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER.itemsize + 4 * num_sequences)
     document_index = np.frombuffer(data, "<i8", num_entries, HEADER.itemsize + 12 * num_sequences)
     if num_sequences and sizes.min() < 0:
         raise DataError(f"{path}: sequence {int(np.argmax(sizes < 0))} has a negative size; the file is damaged")
     if not num_entries or document_index[0] != 0 or document_index[-1] != num_sequences:
-        raise DataError(f"{path}: its document index does not go from 0 to {num_sequences}; the file is damaged")
+        raise DataError(f"{path}: the document index does not go from 0 to {num_sequences}; the file is damaged")
     if (falls := document_index[1:] < document_index[:-1]).any():
         raise DataError(f"{path}: document {int(np.argmax(falls))} ends before it begins; the file is damaged")
     return DTYPES[code], sizes, pointers, document_index
 
 
 def _check_tiling(idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers: Int64s, tokens: Integers) -> bool:
-    """Check that the sequences cover the ``.bin``, each token once; return whether they do so in their order."""
+    """Check that the sequences cover each token of the ``.bin`` once; return whether they are in order."""
     num_bytes = tokens.nbytes
     lengths = sizes.astype(np.int64) * tokens.itemsize
     if total := int(lengths.sum()) - num_bytes:
-        what = "is truncated, or belongs to another index" if total > 0 else "belongs to another index"
-        raise DataError(f"{bin_path}: has {num_bytes} bytes; expected {num_bytes + total} by its index: it {what}")
+        what = "is truncated or belongs to another index" if total > 0 else "belongs to another index"
+        raise DataError(f"{bin_path}: {num_bytes} bytes, but its index expects {num_bytes + total}; the file {what}")
     expected = np.cumsum(lengths) - lengths
     if np.array_equal(pointers, expected):
         return True
@@ -340,7 +342,7 @@ def _check_tiling(idx: Path, bin_path: Path, sizes: NDArray[np.int32], pointers:
     if wrong.any():
         number = int(order[np.argmax(wrong)])
         raise DataError(
-            f"{idx}: sequence {number} at byte {int(pointers[number])} lies outside {bin_path.name} or overlaps "
-            "another; the file is damaged"
+            f"{idx}: sequence {number} at byte {int(pointers[number])} is outside {bin_path.name} or overlaps another; "
+            "the file is damaged"
         )
     return False

@@ -1,15 +1,15 @@
-"""Token stores: tokenized documents in Megatron's two files, with a manifest that says what they are.
+"""Token stores: tokenized documents in Megatron's file format, with a manifest.
 
-    corpora/wikipedia/           a corpus, as ``hornbook corpus build`` makes it
+    corpora/wikipedia/           a corpus, written by ``hornbook corpus build``
         train/                   a store: tokens.bin, tokens.idx, documents.npy, manifest.json, tokenizer.json
-        validation/              another one
+        validation/              another store
 
     open_store("corpora/wikipedia", split="validation").document(7)     array([318, 262, ...], dtype=uint16)
 
-A document is one sequence of the index or several, which are its sentences; a reader of documents sees them joined.
-Others' files are stores, too: a ``.bin`` and ``.idx`` that came without a manifest, named by their prefix or folder.
-Of those the end-of-text token is guessed from up to a thousand documents; bytes, sources and tokenizer are not known.
-Opening reads the index and the sizes of the files; only ``hornbook corpus verify`` compares hashes.
+A document consists of one or more sequences of the index; several are its sentences, which ``document`` and ``read``
+concatenate. A ``.bin`` and ``.idx`` of another program, without a manifest, are also a store, named by their prefix or
+folder; its end-of-text token is guessed from up to a thousand documents; bytes, sources and tokenizer are unknown.
+Opening a store reads the index and compares file sizes; only ``hornbook corpus verify`` compares hashes.
 """
 
 import hashlib
@@ -39,71 +39,94 @@ _HASHED_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenStore:
-    """Documents of tokens; see ``open_store``.
+    """Tokenized documents on disk; see ``open_store``.
 
     Attributes:
-        path: the store's folder, or the prefix of files that came without a manifest.
-        indexed: the tokens and where they are.
-        manifest: what the store says of itself, None where others made it.
-        rows: ``DOCUMENT_ROW`` [num_documents], where each document is from; None without a manifest.
-        end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, a reader has to put it in; ``"absent"``.
-        end_of_text_id: the id of that token, None where it is absent.
+        path: the store's folder, or the prefix of files without a manifest.
+        indexed: the tokens and their index.
+        manifest: the manifest; None if another program wrote the files.
+        end_of_text: ``"stored"``: each document ends with the end-of-text token; ``"inserted"``: readers insert it;
+            ``"absent"``.
+        end_of_text_id: the id of the end-of-text token; None if absent.
     """
 
     path: Path
     indexed: IndexedFile
     manifest: Manifest | None
-    rows: NDArray[np.void] | None
     end_of_text: Literal["stored", "inserted", "absent"]
     end_of_text_id: int | None
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return self.indexed.num_documents
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents, stored end-of-text tokens included."""
+        """Number of tokens, stored end-of-text tokens included."""
         return self.indexed.num_tokens
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of all documents' text in UTF-8; None where it is not known."""
+        """Number of bytes of the documents' text in UTF-8; None if unknown."""
         return self.manifest.num_bytes if self.manifest else None
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of ids of the tokenizer; None where it is not known."""
+        """Number of ids of the tokenizer; None if unknown."""
         return self.manifest.vocab_size if self.manifest else None
 
     @property
     def sequences(self) -> Literal["documents", "sentences"]:
-        """What a sequence is; without a manifest, sentences if some document has several."""
+        """Whether sequences are documents or sentences; without a manifest, sentences if any document has several."""
         if self.manifest:
             return self.manifest.sequences
         return "documents" if self.num_sequences <= self.num_documents else "sentences"
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the documents have together: their sentences, or as many as there are documents."""
+        """Number of sequences: of sentences, or of documents."""
         return self.indexed.num_sequences
 
     @property
     def num_sentences(self) -> int | None:
-        """How many sentences there are; None where a sequence is a document."""
+        """Number of sentences; None if sequences are documents."""
         return self.num_sequences if self.sequences == "sentences" else None
 
     @cached_property
     def document_lengths(self) -> Int64s:
-        """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
+        """int64[num_documents]: number of tokens of each document, a stored end-of-text token included."""
         return np.diff(self.indexed.document_starts)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """A hash that changes with the tokens, by which a resumed run knows its data.
+    def rows(self) -> NDArray[np.void] | None:
+        """``DOCUMENT_ROW`` [num_documents], the origin of each document; None without a manifest.
 
-        It is made of the hashes in the manifest; without one, of the index and both ends of the ``.bin``.
+        Loaded on first access, since training does not need it.
+
+        Raises:
+            DataError: ``documents.npy`` is damaged, or does not fit the manifest.
+        """
+        if self.manifest is None:
+            return None
+        path = self.path / "documents.npy"
+        rows = read_rows(path, self.manifest.num_documents)
+        sources, lengths = rows["source"], rows["num_bytes"]
+        if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
+            raise DataError(
+                f"{path}: a document is from a source that the manifest does not list; build the store again"
+            )
+        if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
+            raise DataError(
+                f"{path}: the bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+            )
+        return rows
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash that changes with the tokens, by which a resumed run recognizes its data.
+
+        Combines the hashes in the manifest; without a manifest, hashes the index and both ends of the ``.bin``.
         """
         if self.manifest:
             parts = [self.manifest.files[name].sha256 for name in ("tokens.bin", "tokens.idx", "tokenizer.json")]
@@ -120,34 +143,34 @@ class TokenStore:
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens; None where it is not known. Raises DataError if its file is damaged."""
+        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged."""
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
         if tokenizer.digest != self.manifest.tokenizer:
             raise DataError(
-                f"{self.path / 'tokenizer.json'} is not the tokenizer that made the tokens; restore the file"
+                f"{self.path / 'tokenizer.json'} is not the tokenizer that the store was built with; restore the file"
             )
         return tokenizer
 
     def document(self, number: int) -> Integers:
-        """The tokens of a document (0 .. num_documents - 1), a stored end-of-text token included; read-only."""
+        """Return the tokens of a document (0 to num_documents - 1), read-only, a stored end-of-text token included."""
         return self.indexed.read(number, 0, int(self.document_lengths[number]))
 
     @cached_property
     def read(self) -> Callable[[int, int, int], Integers]:
-        """``read(document, start, count)`` returns tokens ``start .. start + count - 1``; see ``IndexedFile.read``."""
+        """The function ``read(document, start, count)``, see ``IndexedFile.read``."""
         return self.indexed.read
 
     def source(self, document: int) -> tuple[str, int] | None:
-        """The file that a document is from, and what is before it there, see ``offset_unit``; None if not known."""
+        """Return the source of a document and its offset there, see ``offset_unit``; None if unknown."""
         if self.manifest is None or self.rows is None:
             return None
         row = self.rows[document]
         return self.manifest.sources[int(row["source"])], int(row["offset"])
 
     def offset_unit(self, document: int) -> Literal["byte", "row"]:
-        """What the offset of a document's source counts: rows of a table, or bytes of the uncompressed file."""
+        """Return the unit of a document's offset: rows of a table, or bytes of the uncompressed file."""
         source, options = self.source(document), self.manifest.options if self.manifest else {}
         reading = options.get("reading")
         given = reading.get("format") if isinstance(reading, dict) else None
@@ -155,33 +178,31 @@ class TokenStore:
 
 
 def open_store(path: str | Path, split: str = "train") -> TokenStore:
-    """Open a token store and check that its files fit together.
+    """Open a token store and check that its files are consistent.
 
     Args:
-        path: a store's folder; a corpus with a folder for each split; or the ``.bin`` and ``.idx`` of others, by
-            prefix, by either file, or by the folder that holds the one pair.
-        split: which store of a corpus; a path that names a store itself needs none.
+        path: a store's folder; a corpus with a folder for each split; or a ``.bin`` and ``.idx`` of another program,
+            by prefix, by either file, or by a folder with one such pair.
+        split: the split of a corpus; ignored if ``path`` is a store.
 
     Raises:
         DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
     """
-    place = locate_store(Path(path), split)
-    if (place / MANIFEST).exists():
-        store = _open_own(place)
+    location = locate_store(Path(path), split)
+    if (location / MANIFEST).exists():
+        store = _open_own(location)
     else:
-        indexed = IndexedFile.open(place)
+        indexed = IndexedFile.open(location)
         end = _guess_end_of_text(indexed)
         end_of_text: Literal["stored", "absent"] = "absent" if end is None else "stored"
-        store = TokenStore(
-            path=place, indexed=indexed, manifest=None, rows=None, end_of_text=end_of_text, end_of_text_id=end
-        )
+        store = TokenStore(path=location, indexed=indexed, manifest=None, end_of_text=end_of_text, end_of_text_id=end)
     if not store.num_documents or not store.num_tokens:
-        raise DataError(f"{place}: the store is empty; build it from text")
+        raise DataError(f"{location}: the store is empty; build it from text")
     return store
 
 
 def splits_of(path: str | Path) -> tuple[str, ...]:
-    """Return the splits that a corpus was built with, or else has; none if ``path`` may be a store."""
+    """Return the splits that a corpus was built with, or those it has if there is no record; empty for a store."""
     if (Path(path) / MANIFEST).exists():
         return ()
     there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
@@ -189,7 +210,10 @@ def splits_of(path: str | Path) -> tuple[str, ...]:
 
 
 def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
-    """Open the validation splits of corpora that have one; errors as `open_store` and `refuse_other_tokenizers`."""
+    """Open the validation splits of the corpora that have one.
+
+    Raises the errors of ``open_store`` and ``refuse_other_tokenizers``.
+    """
     stores = []
     for path in corpora:
         splits = splits_of(path)
@@ -200,36 +224,36 @@ def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
 
 
 def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
-    """Raise UserError if two stores are known to be made with different tokenizers."""
+    """Raise UserError if two stores with manifests were built with different tokenizers."""
     known = [(store.path, store.manifest.tokenizer) for store in stores if store.manifest]
     for path, digest in known[1:]:
         if digest != known[0][1]:
             raise UserError(
-                f"{known[0][0]} and {path} were made with different tokenizers "
-                f"({known[0][1][:12]} and {digest[:12]}): build all stores of a run with one tokenizer"
+                f"{known[0][0]} and {path} were built with different tokenizers "
+                f"({known[0][1][:12]} and {digest[:12]}); build all stores of a run with one tokenizer"
             )
 
 
 def locate_store(path: Path, split: str) -> Path:
-    """The folder of a store with a manifest, or the prefix of one without; arguments and errors as ``open_store``."""
+    """Return the folder of a store with a manifest, or the prefix of one without; see ``open_store``."""
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
         if not index_paths(prefix)[1].is_file():
-            if told := how_to_convert(path):
-                raise DataError(told)
+            if advice := how_to_convert(path):
+                raise DataError(advice)
             raise DataError(
-                f"{path}: no such token store; expected a folder that corpus build made, or a .bin and .idx"
+                f"{path}: no such token store; expected a folder written by corpus build, or a .bin and .idx"
             )
         return prefix.parent if prefix.name == "tokens" and (prefix.parent / MANIFEST).exists() else prefix
     if (path / MANIFEST).exists():
         return path
     if splits := splits_of(path):
         if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with --validation 0.02, say")
+            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, --validation 0.02")
         if not (path / split / MANIFEST).exists():
             raise DataError(
-                f"{path / split / MANIFEST} is missing, and the corpus was built with a {split} split; restore that, "
-                "or build the corpus again"
+                f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "
+                "build the corpus again"
             )
         return path / split
     pairs = sorted(path.glob("*.idx"))
@@ -237,7 +261,7 @@ def locate_store(path: Path, split: str) -> Path:
         raise DataError(f"{path / MANIFEST} is missing; build the store again")
     if len(pairs) != 1:
         raise DataError(
-            f"{path}: no token store: expected a manifest.json, or one .bin and .idx; found {len(pairs)} .idx"
+            f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
         )
     return pairs[0].with_suffix("")
 
@@ -250,7 +274,7 @@ def _open_own(folder: Path) -> TokenStore:
         if size != file.size:
             found = "it is missing" if size is None else f"it has {size}"
             raise DataError(
-                f"{folder / name}: expected {file.size} bytes by the manifest, {found}; build the store again"
+                f"{folder / name}: the manifest expects {file.size} bytes, but {found}; build the store again"
             )
     indexed = IndexedFile.open(folder / "tokens")
     counts = indexed.num_documents, indexed.num_tokens, indexed.dtype.name
@@ -258,28 +282,20 @@ def _open_own(folder: Path) -> TokenStore:
         raise DataError(f"{folder}: manifest and index disagree on documents, tokens or dtype; build the store again")
     if manifest.sequences == "documents" and indexed.num_sequences != indexed.num_documents:
         raise DataError(
-            f"{folder}: its index has {indexed.num_sequences} sequences for {indexed.num_documents} documents; "
-            "expected one each by the manifest: build the store again"
+            f"{folder}: the index has {indexed.num_sequences} sequences for {indexed.num_documents} documents, but the "
+            "manifest expects one each; build the store again"
         )
-    path = folder / "documents.npy"
-    rows = read_rows(path, manifest.num_documents)
-    sources, lengths = rows["source"], rows["num_bytes"]
-    if len(rows) and not 0 <= sources.min() <= sources.max() < len(manifest.sources):
-        raise DataError(f"{path}: a document is from a source that the manifest does not list; build the store again")
-    if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != manifest.num_bytes):
-        raise DataError(f"{path}: its bytes do not sum to the manifest's {manifest.num_bytes}; build the store again")
     return TokenStore(
         path=folder,
         indexed=indexed,
         manifest=manifest,
-        rows=rows,
         end_of_text=manifest.end_of_text,
         end_of_text_id=manifest.end_of_text_id,
     )
 
 
 def _guess_end_of_text(indexed: IndexedFile) -> int | None:
-    """The id at the end of each sampled document and nowhere else in them, if there is such an id."""
+    """Return the id that ends each sampled document and occurs nowhere else in them, or None."""
     numbers = np.unique(np.linspace(0, indexed.num_documents - 1, _SAMPLED_DOCUMENTS).astype(np.int64)).tolist()
     lengths = np.diff(indexed.document_starts)
     documents = [indexed.read(number, 0, int(lengths[number])) for number in numbers if indexed.num_documents > 1]

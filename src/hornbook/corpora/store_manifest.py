@@ -1,4 +1,4 @@
-"""What a token store and a corpus record of themselves: ``manifest.json``, ``documents.npy`` and ``build.json``.
+"""The records of a token store and a corpus: ``manifest.json``, ``documents.npy`` and ``build.json``.
 
     build.json                {"format": "hornbook corpus", "format_version": 1, "checksum": "<SHA-256 of the rest>",
                                "request": {"inputs": "<hash>", "tokenizer": "<digest>", "options": {...}},
@@ -7,14 +7,14 @@
                                "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>",
                                "sources": ["/texts/a.jsonl.gz"],
                                "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
-    train/documents.npy       source  offset  num_bytes         a row a document, in numpy's own format
+    train/documents.npy       source  offset  num_bytes         one row per document, in numpy's format
                                    0       0       5120         the manifest's first source, from its first byte
                                    1    9341        977         the line of a JSONL file after 9,341 bytes
 
-A manifest is the last file that a build writes into a store. A file that was cut, changed or swapped no longer has the
-size and hash that stand here, and ``checksum``, the SHA-256 of the rest, guards the manifest itself. Paths of sources
-are absolute; training never opens them. By the request in ``build.json`` a build recognizes the corpus that it would
-make, and a reader misses a split whose folder is gone.
+A build writes the manifest of a store last. The sizes and hashes in it reveal files that were truncated, changed or
+replaced, and ``checksum``, the SHA-256 of the rest, protects the manifest itself. Paths of sources are absolute;
+training never opens them. The request in ``build.json`` lets a build recognize a corpus that it would make again, and
+a reader notice that the folder of a split is missing.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,7 @@ MANIFEST: Final = "manifest.json"
 STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
 FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
 DOCUMENT_ROW: Final = np.dtype([("source", "<i4"), ("offset", "<i8"), ("num_bytes", "<i8")])
-"""The number of the source in the manifest's list, the bytes before the document in the uncompressed source (for JSONL,
-before its line), and the bytes of its text in UTF-8."""
+"""Index of the source in the manifest's list, offset (see `hornbook.text.reading.Document`), bytes of text in UTF-8."""
 BUILD: Final = "build.json"
 RECORD_FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
 
@@ -45,29 +44,29 @@ _TEXTS: Final = ("dtype", "end_of_text", "tokenizer", "split")
 _KINDS: Final[dict[str, type]] = (
     dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str) | {"options": dict, "sources": list, "files": dict}
 )
-_NAMES: Final = {int: "a number from 0", str: "a text", dict: "a table", list: "a list"}
+_NAMES: Final = {int: "an integer from 0", str: "a string", dict: "an object", list: "an array"}
 _READ: Final = {"sources", "empty", "faults", "messages", "skipped", "line_ends", "dropped", "examples"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The facts of a store.
+    """The manifest of a store.
 
     Attributes:
-        num_documents, num_tokens: as the index has them; stored end-of-text tokens count.
-        num_bytes: of the documents' text in UTF-8.
-        dtype: of a token, ``"uint16"`` or ``"int32"``.
-        end_of_text: ``"stored"``, each document ends with it; ``"inserted"``, readers put it in; ``"absent"``, the
-            tokenizer has no such token, as that of BERT.
-        end_of_text_id: its id; None where it is absent.
+        num_documents, num_tokens: the counts in the index; stored end-of-text tokens are included.
+        num_bytes: number of bytes of the documents' text in UTF-8.
+        dtype: the dtype of tokens, ``"uint16"`` or ``"int32"``.
+        end_of_text: ``"stored"``: each document ends with the end-of-text token; ``"inserted"``: readers insert it;
+            ``"absent"``: the tokenizer has no such token, like that of BERT.
+        end_of_text_id: the id of the end-of-text token; None if absent.
         tokenizer: the digest of the tokenizer.
-        vocab_size: its number of ids.
+        vocab_size: the number of ids of the tokenizer.
         split: ``"train"`` or ``"validation"``.
-        options: what the build was asked for.
-        sources: absolute paths of what was read; ``"-"`` is standard input.
+        options: the options of the build.
+        sources: absolute paths of the sources; ``"-"`` is standard input.
         files: size and hash of every other file in the folder.
-        sequences: what a sequence of the index is, ``"documents"`` or ``"sentences"``; stores from before there were
-            sentences do not say, and have documents.
+        sequences: whether sequences of the index are ``"documents"`` or ``"sentences"``; missing in the oldest stores,
+            which have documents.
     """
 
     num_documents: int
@@ -85,7 +84,7 @@ class Manifest:
     sequences: Literal["documents", "sentences"] = "documents"
 
     def to_bytes(self) -> bytes:
-        """The content of ``manifest.json``."""
+        """Return the content of ``manifest.json``."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
         return dump_sealed(FORMAT | own | {"files": files})
@@ -97,7 +96,10 @@ class Manifest:
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
         intact = isinstance(values, dict) and is_intact(values)
         if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
-            raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
+            raise DataError(
+                f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}; build the store "
+                "again"
+            )
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
@@ -106,38 +108,38 @@ class Manifest:
             raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
         if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
             raise DataError(
-                f"{path}: expected end_of_text_id to be a number from 0, or null if absent; restore the file"
+                f"{path}: expected end_of_text_id to be an integer from 0, or null if absent; restore the file"
             )
         sequences = values.get("sequences", "documents")
         if sequences not in ("documents", "sentences"):
             raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
-        optional = {"end_of_text_id": number, "sequences": sequences}  # not every store has them
+        optional = {"end_of_text_id": number, "sequences": sequences}  # may be missing
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
         files = _read_files(values["files"], path)
         if not intact:
-            raise DataError(f"{path}: the manifest is damaged, its checksum is another; restore the file")
+            raise DataError(f"{path}: the manifest is damaged: its checksum does not match; restore the file")
         return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
 
 
 def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
-    """Sizes and hashes of a store's files: of all of them, and of no others, so that no name leads elsewhere."""
+    """Check and return sizes and hashes of exactly the files of a store, so that no name can be a path elsewhere."""
     files = {}
     for name in STORE_FILES:
         entry = values.get(name)
         size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
         if type(size) is not int or not isinstance(sha256, str):
-            raise DataError(f"{path}: it lacks the size or hash of {name}; restore the file")
+            raise DataError(f"{path}: the size or hash of {name} is missing; restore the file")
         files[name] = Written(size=size, sha256=sha256)
     if set(values) != set(STORE_FILES):
-        raise DataError(f"{path}: it lists files that no store has; restore the file")
+        raise DataError(f"{path}: lists files that do not belong to a store; restore the file")
     return files
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
-    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it is anything else."""
-    expected = f"{path}: expected an array of {num_documents} documents' places; build the store again"
+    """Memory-map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it has other content."""
+    expected = f"{path}: expected an array with a row for each of {num_documents} documents; build the store again"
     try:
         rows = map_array(path, DOCUMENT_ROW)
     except DataError as error:
@@ -148,12 +150,12 @@ def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
 
 
 def splits_of_share(validation: float) -> tuple[str, ...]:
-    """Return the splits of a build that holds out such a share of the documents, or of each long one."""
+    """Return the splits of a build with this share held out."""
     return ("train", "validation") if validation else ("train",)
 
 
 def recorded_splits(corpus: Path) -> tuple[str, ...]:
-    """Return the splits that a corpus was built with; none without a record of that. Raises as ``read_record``."""
+    """Return the splits that a corpus was built with; empty without a record. Raises DataError if it is damaged."""
     if not (corpus / BUILD).is_file():
         return ()
     options = read_record(corpus)[0].get("options")
@@ -163,14 +165,14 @@ def recorded_splits(corpus: Path) -> tuple[str, ...]:
 
 
 def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the request and the counts of reading in ``build.json``. Raises DataError if it is damaged or missing."""
+    """Return the request and the counts in ``build.json``. Raises DataError if it is damaged or missing."""
     path, remedy = corpus / BUILD, "restore the file, or build the corpus again"
     record = read_json(path, "the record of the build")
     if not isinstance(record, dict) or {name: record.get(name) for name in RECORD_FORMAT} != RECORD_FORMAT:
         raise DataError(f"{path}: expected the record of a build, version 1; {remedy}")
     request, read = record.get("request"), record.get("read")
     if isinstance(read, dict):
-        read = {"dropped": {}, "examples": {}, "line_ends": 0} | read  # not every version wrote them
+        read = {"dropped": {}, "examples": {}, "line_ends": 0} | read  # missing in records of earlier versions
     if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ or not is_intact(record):
         raise DataError(f"{path}: the record of the build is damaged; {remedy}")
     return request, read

@@ -1,10 +1,10 @@
-"""One training step: count, forward and backward, sum over ranks, look, update.
+"""One training step: count scored items, run forward and backward, sum over ranks, check for overflow, update.
 
 ::
 
-    micro-batches -> counts of the global batch -> executor -> global gradients at home, part by part -> norm
+    micro-batches -> counts of the global batch -> executor -> global gradients, part by part -> norm
                                                                   finite?  yes: clip and update each part
-                                                                           no:  skip, count, go on
+                                                                           no:  skip the update, count the step
 """
 
 import math
@@ -38,12 +38,12 @@ def resident(
     *,
     whole_gradients: bool = False,
 ) -> dict[str, Tensor]:
-    """Run one micro-batch after the other through a model that lies whole on the device (see ``Executor``).
+    """Run the micro-batches one by one through a model that is entirely on the device (see ``Executor``).
 
-    With ``whole_gradients``, sharded ranks keep whole gradients until the last one.
+    With ``whole_gradients``, sharded ranks keep unsharded gradients until the last micro-batch.
     """
     model = state.model
-    device = next(model.parameters()).device  # that of all of them
+    device = next(model.parameters()).device
     totals = {name: torch.zeros((), dtype=torch.float32, device=device) for name in objective.weights}
     for number, micro_batch in enumerate(micro_batches):
         begin(number)
@@ -64,41 +64,48 @@ class StepConfig:
     objective: Objective
     update: Update
     schedule: Callable[[int], float]
-    """From the number of the update, from 0, to the learning rate."""
+    """Maps the number of the update, from 0, to the learning rate."""
     clip_norm: float | None
     world: World
     executor: Executor = resident
     forward: Forward = forward_resident
-    """What validation, tasks and samples look at the model through; it goes with the executor."""
+    """Runs the model for validation, tasks and samples; it belongs to the executor."""
     clip_scope: ClipScope = "global"
     loss_scale: LossScale | None = None
-    """None: 1 throughout."""
+    """None: always 1."""
     topology: Topology | None = None
-    """What changes the patterns of block-sparse linear maps; None if there are none, or they stay."""
+    """Updates the patterns of block-sparse layers; None if there are none or they are fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step did, the same on every rank."""
+    """The results of one step, the same on every rank."""
 
-    loss: float | None
-    """Weighted sum of the terms, each a mean over the global batch; nats for a language model. None: nothing scored."""
-    terms: dict[str, float | None]
     sums: dict[str, float]
-    """By term, its sum over the global batch."""
+    """Sum of each term over the global batch."""
     counts: dict[str, int]
-    """By term, the scored items of the global batch: ``sums / counts`` are the terms."""
+    """Number of scored items of the global batch, by term."""
+    weights: Mapping[str, float]
+    """Weight of each term in the loss."""
+    size: Size
+    """Size of the global batch."""
     gradient_norm: float
     """Global L2 norm before clipping."""
     learning_rate: float
-    num_tokens: int
-    """Tokens of the global batch that count: scored ones, or those of an encoder without padding."""
-    padding: float
-    """Share of the places of the global batch that hold padding."""
     skipped: bool
     loss_scale: float = 1.0
     rewired: Sequence[Mapping[str, object]] = ()
-    """What became of the pattern of each block-sparse linear map, if the step changed them."""
+    """The changes to the pattern of each block-sparse layer, if the step changed them."""
+
+    @property
+    def loss(self) -> float | None:
+        """Weighted sum of the terms, each a mean over the global batch, in nats; None if no item is scored."""
+        return losses(self.sums, self.counts, self.weights)[0]
+
+    @property
+    def terms(self) -> dict[str, float | None]:
+        """``sums / counts`` of each term; None if no item is scored."""
+        return losses(self.sums, self.counts, self.weights)[1]
 
 
 def train_step(
@@ -106,23 +113,23 @@ def train_step(
     micro_batches: Sequence[Batch],
     config: StepConfig,
     begin: Callable[[int], None] = lambda number: None,
-    look: Callable[[int], None] = lambda count: None,
+    on_gradients: Callable[[int], None] = lambda count: None,
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
     ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
-    dropped: after ``state.home.drop_gradients()`` the state is that before the step. ``look`` is called with the number
-    of the update before it, while ``state.home`` has the gradients of the global loss, not yet clipped.
+    abandoned: ``state.home.drop_gradients()`` restores the state before the step. ``on_gradients`` is called with the
+    number of the update before it is made, while ``state.home`` has the gradients of the global loss, not yet clipped.
 
-    A step whose loss or gradient norm, both global, is not finite is skipped: step number and data advance, weights,
-    moments and the number of updates do not. Those that a smaller loss scale mends are not in ``skipped_in_a_row``.
+    If the global loss or gradient norm is not finite, the update is skipped: the step number and the data advance, but
+    weights, moments and the number of updates do not. ``skipped_in_a_row`` omits overflows that lower the loss scale.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     update, limit, scope = config.update, config.clip_norm, config.clip_scope
     counted = [objective.counts(batch) for batch in micro_batches]
     own = [sum(count[name] for count in counted) for name in objective.weights]
     own += map(sum, zip(*map(size_of, micro_batches), strict=True))
-    numbers = ranks.sum_integers(own)  # of the global batch: scored items by term, then its size
+    numbers = ranks.sum_integers(own)  # scored items of the global batch by term, then its size
     counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
     scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     scaled = objective if scale == 1.0 else Scaled(objective, scale)
@@ -131,53 +138,50 @@ def train_step(
     with weights_unchanged() if FORMS else nullcontext():
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
-    loss, terms = losses(sums, counts, objective.weights)
     if scale != 1.0:
         home.divide_gradients(scale)
     norm = float(torch.cat([home.gradient_norms(part) for part in home.parts]).norm())
-    is_finite = all(math.isfinite(term) for term in terms.values() if term is not None)
+    is_finite = all(math.isfinite(total) for name, total in sums.items() if counts[name])
     skipped = not (is_finite and math.isfinite(norm))
-    is_mended = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
+    rescaled = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
     learning_rate = config.schedule(progress.num_updates)
     count = progress.inherited_updates + progress.num_updates + 1
     if not skipped:
-        look(count)
+        on_gradients(count)
         for part in home.parts:
             with home.slots(part, count) as slots:
                 update.apply(clip(slots, norm, limit, scope, by_update=update.clips), learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
-    _count(progress, size, skipped=skipped, is_mended=is_mended)
+    _count(progress, size, skipped=skipped, rescaled=rescaled)
     return StepResult(
-        loss=loss,
-        terms=terms,
         sums=sums,
         counts=counts,
+        weights=objective.weights,
+        size=size,
         gradient_norm=norm,
         learning_rate=learning_rate,
-        num_tokens=size.tokens,
-        padding=size.padding / max(size.tokens + size.padding, 1),
         skipped=skipped,
         loss_scale=scale,
         rewired=rewired,
     )
 
 
-def _count(progress: Progress, size: Size, *, skipped: bool, is_mended: bool) -> None:
+def _count(progress: Progress, size: Size, *, skipped: bool, rescaled: bool) -> None:
     progress.step += 1
     progress.samples += size.samples
     progress.tokens += size.tokens
     progress.num_updates += not skipped
     progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + (not is_mended) if skipped else 0
+    progress.skipped_in_a_row = progress.skipped_in_a_row + (not rescaled) if skipped else 0
 
 
 def losses(
     sums: Mapping[str, float], counts: Mapping[str, int], weights: Mapping[str, float]
 ) -> tuple[float | None, dict[str, float | None]]:
-    """Return the loss, which is the weighted sum of the terms, and each term, its sum divided by its count.
+    """Return the loss, the weighted sum of the terms, and the terms, each its sum divided by its count.
 
-    A term is None where nothing is scored, and the loss where no term with a weight is.
+    A term is None if none of its items is scored, and the loss if that holds for all terms with a weight.
     """
     terms = {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
     scored = {name: mean for name, mean in terms.items() if mean is not None}

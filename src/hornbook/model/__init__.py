@@ -4,10 +4,10 @@
 
     B batch: rows     T tokens of a row      D hidden     V vocabulary
     H heads           K head size            E = 3·H·K, query, key and value side by side
-    N = B·T tokens one after the other       Z = B·H heads one after the other
-    S sequences; in attention the keys that are seen, by Q queries
+    N = B·T flattened tokens                 Z = B·H flattened heads
+    S sequences; in attention, keys          Q queries
     P tokens to predict                      G, t sequences of a group and their tokens
-    R rows of rearranged tokens (those of all groups, a column with empty rows), M rows that are taken of them
+    R rows of rearranged tokens (of all groups, or of a column with empty rows), M rows gathered from them
     C other counts of a module: tokens of a chunk, channels, classes
 """
 
@@ -41,11 +41,11 @@ MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
 
 @singledispatch
 def build_model(config: object, compute_dtype: torch.dtype) -> LanguageModel:
-    """Return the model that a recipe's ``[model]`` section describes, parameters not yet initialized.
+    """Return the model that a recipe's ``[model]`` section describes, with uninitialized parameters.
 
     Args:
         config: a section dataclass; its type chooses the builder (``build_model.register`` adds one).
-        compute_dtype: dtype of the activations, whatever that of the parameters.
+        compute_dtype: dtype of the activations, independent of that of the parameters.
 
     Raises:
         UserError: nothing is registered for this dataclass.
@@ -59,9 +59,9 @@ for _config, _builder in MODELS.items():
 
 
 def model_of(recipe: Recipe, compute_dtype: torch.dtype) -> LanguageModel:
-    """Return the model of a recipe, parameters not yet initialized: that of ``[model]``, sparse as ``[sparsity]`` says.
+    """Return the model of a recipe's ``[model]`` and ``[sparsity]`` sections, with uninitialized parameters.
 
-    Arguments and errors as for ``build_model``, on the meta device if the recipe is sparse.
+    Call it in the context of the meta device if the recipe is sparse. Arguments and errors as for ``build_model``.
     """
     model = build_model(recipe.model, compute_dtype)
     if recipe.sparsity.linears:

@@ -1,10 +1,10 @@
-"""Multi-head self-attention: one product for query, key and value, then attention, then the output projection.
+"""Multi-head self-attention: a stacked query, key and value projection, attention, and the output projection.
 
 ::
 
     x_BTD --qkv [3, H·K, D]--> q, k, v [B, H, T, K] --softmax(q kᵀ / √K) v--> [B, T, H·K] --out--> [B, T, D]
 
-`hornbook.ops.attention` computes what lies between the two projections.
+`hornbook.ops.attention` has the operators between the two projections.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
 
 class Context(SequenceGroups, SpacedSequences, total=False):
-    """What blocks need beside the hidden states, made once a micro-batch. A model may add entries of its own.
+    """The tensors that blocks need besides the hidden states, computed once per micro-batch; a model may add entries.
 
     Encoders have the entries of ``SequenceGroups``, and GroupBERT those of ``SpacedSequences``.
     """
@@ -39,29 +39,29 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     keys: Required[Tensor]
     """int64 ``[B, T]`` in [0, 2³²): the dropout key of each token."""
     positions: Tensor
-    """int64 ``[B, T]``, of decoders: the position of each token in its window, from 0."""
+    """int64 ``[B, T]``, decoders only: the position of each token in its window, from 0."""
     mask: Tensor
-    """bool ``[B, 1, T, T]``, of decoders with ``data.document_mask``: True where a token may see another."""
+    """bool ``[B, 1, T, T]``, decoders with ``data.document_mask`` only: True where a token may attend to another."""
     group_keys: Tensor
-    """int64 ``[R]``, of encoders: ``keys`` in the order of ``gather_index``."""
+    """int64 ``[R]``, encoders only: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
-    """int64 ``[S]``, in the host's memory: the flat index of the first token of each sequence of an encoder, or of each
-    document in the windows of a decoder, where ``mask`` is made of documents that do not recur."""
+    """int64 ``[S]``, in host memory: the flat index of the first token of each sequence (encoders), or of each document
+    in the windows (decoders whose ``mask`` separates documents that are each contiguous)."""
     lengths: Tensor
-    """int64 ``[S]``, likewise: its number of tokens."""
+    """int64 ``[S]``, in host memory: the number of tokens of each of them."""
 
 
 class QueryKeyValue(Linear):
-    """The three projections as one ``Linear``: ``[..., D]`` to query, key and value side by side, ``[..., 3·H·K]``.
+    """The three projections as one ``Linear``: ``[..., D]`` to concatenated query, key and value, ``[..., 3·H·K]``.
 
-    Speed wants one product; tensor parallelism, LAMB, import and sparsity want the three apart: ``weight[0]`` is the
-    query's. The biases are stacked like the weights, so that both are cut by heads along the second dimension.
+    One product is faster, but tensor parallelism, LAMB, import and sparsity need the three separately: ``weight[0]`` is
+    the query's. The biases are stacked like the weights, so that both are split by heads along the second dimension.
 
     Args:
         hidden_size: D.
         heads_size: H·K.
-        std: standard deviation of the initial weights; biases start at zero.
-        bias: whether there are biases.
+        std: standard deviation of the initial weights; biases are initialized to zero.
+        bias: whether to add biases.
     """
 
     def __init__(self, hidden_size: int, heads_size: int, *, std: float, bias: bool = True) -> None:
@@ -71,14 +71,14 @@ class QueryKeyValue(Linear):
             self.bias = nn.Parameter(torch.empty(3, heads_size))
 
     def draw(self, draw: Draw) -> None:
-        """Fill the parameters; the weight's name, ``attention.qkv_weight``, is that of the first checkpoints."""
+        """Initialize the parameters; the weight's seed uses its name in early checkpoints, ``attention.qkv_weight``."""
         parent = Draw(draw.seed, draw.prefix.rpartition(".")[0], draw.cut)
         parent.normal(self.weight, "qkv_weight", self.std, is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
 
 
 class SelfAttention(nn.Module, ABC):
-    """The parts of every self-attention: stacked projection, output projection, dropout of the weights.
+    """The base of self-attentions: stacked projection, output projection, dropout of the attention weights.
 
     Args:
         hidden_size: D.
@@ -88,9 +88,9 @@ class SelfAttention(nn.Module, ABC):
         std: standard deviation of the initial query, key and value weights.
         out_std: standard deviation of the initial output projection.
         qkv_bias: whether query, key and value have biases.
-        out_bias: whether the output projection has one.
-        first_head: number of the first head in the model, where a rank holds some of the heads: dropout depends on it.
-        make_linear: makes the output projection.
+        out_bias: whether the output projection has a bias.
+        first_head: index in the model of the module's first head, on which dropout depends; ranks may hold some heads.
+        make_linear: factory of the output projection.
     """
 
     def __init__(
@@ -114,22 +114,22 @@ class SelfAttention(nn.Module, ABC):
         self.out = make_linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Mix tokens, ``[B, T, D]``; ``context`` has what ``mix`` needs."""
+        """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``; see ``mix`` for ``context``."""
         y_BTD: Tensor = self.out(self.mix(self.qkv(x_BTD), context))
         return y_BTD
 
     @abstractmethod
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Return ``[B, T, H·K]``, what attention makes of the output of ``qkv``; it has no weights of its own."""
+        """Return the attention ``[B, T, H·K]``, given the output of ``qkv``; it uses no weights."""
 
     def split(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each ``[B, H, T, K]``, of the output of ``qkv``."""
+        """Return query, key and value, each ``[B, H, T, K]``, given the output of ``qkv``."""
         shape = (*packed_BTE.shape[:2], 3, self.num_heads, self.head_size)
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def native_form(self, packed_BTE: Tensor) -> Form | None:
-        """Return the form for ``attend_sequences``, None if PyTorch attends, or a subclass has its own ``split``."""
+        """Return the form for ``attend_sequences``; None if PyTorch computes, or a subclass overrides ``split``."""
         return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
@@ -143,16 +143,16 @@ class SelfAttention(nn.Module, ABC):
         is_causal: bool,
         columns_S: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention ``[N, H·K]`` of sequences that lie one after the other, with native operators.
+        """Return the attention ``[N, H·K]`` of concatenated sequences, computed by native operators.
 
         Args:
-            form: computes it.
+            form: of the native operator.
             packed_NE: the output of ``qkv``.
-            firsts_S: each sequence's first token.
-            lengths_S: its number of tokens.
+            firsts_S: index of each sequence's first token.
+            lengths_S: number of tokens of each sequence.
             keys_N: the dropout key of each token.
-            is_causal: whether tokens see no later ones.
-            columns_S: the column of dropout of each sequence's first token; None for 0.
+            is_causal: whether tokens attend only to themselves and earlier tokens.
+            columns_S: the dropout column of each sequence's first token; None for 0.
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
@@ -169,10 +169,10 @@ class SelfAttention(nn.Module, ABC):
 
 
 class CausalSelfAttention(SelfAttention):
-    """Self-attention in which a token sees itself and earlier tokens, of its own document if ``mask`` says so."""
+    """Self-attention to the same and earlier tokens, with ``mask`` only to those of the same document."""
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        """Return the attention to earlier tokens; see ``SelfAttention``."""
         mask = context.get("mask")
         may_be_native = FORMS and (mask is None or "firsts" in context)
         if may_be_native and (form := self.native_form(packed_BTE)) is not None:
@@ -188,12 +188,12 @@ class CausalSelfAttention(SelfAttention):
         return y_BHTK.transpose(1, 2).flatten(2)
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
-        """Return the attention of new tokens over a cache of keys and values."""
+        """Return the attention of new tokens to a cache of keys and values."""
         return IncrementalAttention(self, dtype)
 
 
 class BlockedCausalSelfAttention(CausalSelfAttention):
-    """The same in blocks of queries, each with the keys up to its end alone; scores above the diagonal do not exist.
+    """Causal self-attention computed by blocks of queries, without the scores of keys beyond a block's end.
 
     Args:
         block_size: queries of a block.
@@ -205,7 +205,7 @@ class BlockedCausalSelfAttention(CausalSelfAttention):
         self.block_size = block_size
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Mix tokens with earlier ones; see ``SelfAttention``."""
+        """Return the attention to earlier tokens; see ``SelfAttention``."""
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         q_BHTK, k_BHTK, v_BHTK = self.split(packed_BTE)
         y_BHTK = blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout=dropout, block_size=self.block_size)
@@ -213,32 +213,32 @@ class BlockedCausalSelfAttention(CausalSelfAttention):
 
 
 class IncrementalAttention:
-    """`CausalSelfAttention` of new tokens, an ``IncrementalBlock``: its two linear maps, cast once, and the cache."""
+    """The incremental form of `CausalSelfAttention`: its linear layers with weights cast once, and a cache."""
 
     def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
         self.cache_shape = (attention.num_heads, attention.head_size)
         self.qkv, self.out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """See ``IncrementalBlock``."""
+        """Return the output for new tokens; see ``IncrementalBlock``."""
         qkv_BT3HK = self.qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
         q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
         return self.out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):
-    """Self-attention in which a token sees its whole sequence, wherever in the batch that lies.
+    """Self-attention to all tokens of the same sequence, for any layout of the batch.
 
     ::
 
         x_BTD -> qkv, flat [B·T, 3·H·K] -> rows of the groups -> attention [G, H, t, K], group by group -> back -> out
 
-    Padding is not seen and sees nothing: its output is the bias of the output projection. Dropout of the weights hashes
-    the position *inside the sequence*, so it does not depend on the layout of the batch.
+    Padding is masked and attends to nothing: its output is the bias of the output projection. Dropout hashes the
+    position *in the sequence*, so it does not depend on the layout of the batch.
     """
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Mix the tokens of each sequence; ``context`` has the entries of ``SequenceGroups``."""
+        """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
         if FORMS and (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
@@ -260,7 +260,7 @@ class EncoderSelfAttention(SelfAttention):
         return take(torch.cat(mixed), scatter_index, gather_index)
 
     def _attend(self, packed_RE: Tensor, is_token_R: Tensor | None, keys_R: Tensor, size: list[int]) -> Tensor:
-        """Return ``[G·t, H·K]`` for the rows of one group of ``size`` (G, t, whether there is padding)."""
+        """Return ``[G·t, H·K]`` for the rows of one group of ``size`` (G, t, whether it has padding)."""
         *shape, is_padded = size
         is_token_Gt = is_token_R.view(shape) if is_token_R is not None and is_padded else None
         dropout = self.weight_dropout(keys_R.view(shape)) if self.dropout.drops else None

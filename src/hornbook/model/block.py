@@ -30,9 +30,9 @@ _FIRST_ACTIVATION_SITE = 1 << 29
 
 
 class FeedForward(nn.Module):
-    """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), any activation ``f`` of ``ACTIVATIONS``.
+    """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), with any activation ``f`` of ``ACTIVATIONS``.
 
-    With a ``dropout``, elements of ``f(W₁ x + b₁)`` are dropped; ``forward`` then needs the dropout keys.
+    ``dropout`` applies to ``f(W₁ x + b₁)``; ``forward`` then needs the dropout keys.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class _IncrementalFeedForward:
 
 
 class _Block(nn.Module):
-    """The parts of a block.
+    """The base of blocks.
 
     Args:
         config: sizes and options of the model.
-        index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        attention: makes it, called as ``SelfAttention`` is.
-        out_std: standard deviation of the initial weights of the two last layers.
+        index: the block's index in the whole model, on every pipeline stage: dropout sites depend on it.
+        attention: factory of the attention, called like ``SelfAttention``.
+        out_std: standard deviation of the initial weights of the two output layers.
         qkv_bias: whether query, key and value have biases.
-        out_bias: whether the attention's output has one.
-        make_linear: makes the linear maps.
-        make_norm: makes a norm of so many columns; None: layer norms.
+        out_bias: whether the attention's output projection has a bias.
+        make_linear: factory of the linear layers.
+        make_norm: factory of the norms, called with the number of columns; None: layer norms.
         activation_dropout: share of the feed-forward's activations to drop.
     """
 
@@ -135,16 +135,16 @@ class _Block(nn.Module):
 
 
 class PreNormBlock(_Block):
-    """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))`` (Radford et al. 2019).
+    """A pre-norm block: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))`` (Radford et al. 2019).
 
     Args:
         config: sizes and options of the model.
-        index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
-        make_linear: makes the linear maps.
-        make_norm: makes a norm of so many columns; None: layer norms.
-        attention: makes the attention, called as ``CausalSelfAttention`` is.
+        index: the block's index in the whole model, on every pipeline stage: dropout sites depend on it.
+        make_linear: factory of the linear layers.
+        make_norm: factory of the norms, called with the number of columns; None: layer norms.
+        attention: factory of the attention, called like ``CausalSelfAttention``.
         qkv_bias: whether query, key and value have biases.
-        out_bias: whether the attention's output has one.
+        out_bias: whether the attention's output projection has a bias.
         activation_dropout: share of the feed-forward's activations to drop.
     """
 
@@ -184,7 +184,7 @@ class PreNormBlock(_Block):
         return result
 
     def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
-        """Return the block for new tokens, None if the attention or the feed-forward has no incremental form."""
+        """Return the block for new tokens; None if the attention or the feed-forward has no incremental form."""
         attention, feed_forward = (incremental_form(part, dtype) for part in (self.attention, self.feed_forward))
         if attention is None or feed_forward is None:
             return None
@@ -192,7 +192,7 @@ class PreNormBlock(_Block):
 
 
 class IncrementalPreNorm:
-    """`PreNormBlock` of new tokens, an ``IncrementalBlock``."""
+    """The incremental form of `PreNormBlock`."""
 
     def __init__(
         self,
@@ -206,21 +206,21 @@ class IncrementalPreNorm:
         self._attention_norm, self._feed_forward_norm = (token_form(norm, dtype) for norm in self._norms)
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """See ``IncrementalBlock``."""
+        """Return the hidden states of new tokens; see ``IncrementalBlock``."""
         x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
         return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
 
     def token_block(self) -> TokenBlock | None:
-        """Return the block as native operators take it, None if a part of it is special."""
+        """Return the block for native operators; None if they do not support one of its parts."""
         attention, feed_forward, norms = self._attention, self._feed_forward, self._norms
         if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
             return None
         parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
-        maps = [[part.weight.contiguous(), part.bias] for part in parts if isinstance(part, CastLinear)]
-        if len(maps) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
+        linears = [[part.weight.contiguous(), part.bias] for part in parts if isinstance(part, CastLinear)]
+        if len(linears) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
             return None
         first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
-        qkv, out, up, down = maps
+        qkv, out, up, down = linears
         return TokenBlock(
             [*first, *qkv, *out, *second, *up, *down],
             num_heads=self.cache_shape[0],
@@ -231,11 +231,11 @@ class IncrementalPreNorm:
 
 
 class PostNormBlock(_Block):
-    """``norm(x + attention(x))``, then ``norm(x + feed_forward(x))`` (Vaswani et al. 2017, Devlin et al. 2019).
+    """A post-norm block: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))`` (Devlin et al. 2019).
 
     Args:
         config: sizes and options of the model.
-        index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+        index: the block's index in the whole model, on every pipeline stage: dropout sites depend on it.
     """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:

@@ -1,14 +1,14 @@
-"""Encoders: a token sees its whole sequence, and the batch says where sequences lie.
+"""Encoders: BERT, RoBERTa and GroupBERT.
 
 ::
 
     batch {tokens, positions, segments, keys, firsts, lengths}
       -> tokens + positions + segments, norm -> blocks -> (norm) -> head.predict, head.relate
 
-A micro-batch holds S sequences, one a row with padding behind them (padded), several a row (packed), or all in one row
-(unpadded). The model makes no difference between the three: sequence s is the ``lengths[s]`` flat tokens from
-``firsts[s]`` on. A layer that maps each token alone takes the batch as it is; one that mixes tokens rearranges it by
-index maps that are made once a micro-batch (`hornbook.ops.sequence_groups`).
+A micro-batch has S sequences: one per row with padding (padded), several per row (packed), or all in one row
+(unpadded). The model treats all three alike: sequence s is the ``lengths[s]`` flat tokens from ``firsts[s]`` on.
+Layers that map each token separately ignore the layout; those that mix tokens rearrange the batch by index maps, which
+are computed once per micro-batch (`hornbook.ops.sequence_groups`).
 """
 
 from typing import cast
@@ -36,13 +36,13 @@ class EncoderModel(LanguageModel):
         embedding: called with (tokens, positions, keys, segments), each ``[B, T]``.
         blocks: each called with (x ``[B, T, D]``, context).
         head: tied to the embedding's table.
-        max_positions: longest sequence that the model can take.
+        max_positions: maximum sequence length.
     """
 
     is_causal = False
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys``, the sequences, the index maps of ``group_sequences``, and ``group_keys``."""
+        """Return ``keys``, ``firsts``, ``lengths``, the index maps of ``group_sequences``, and ``group_keys``."""
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
         groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
         sequences = {"firsts": batch["firsts"], "lengths": batch["lengths"]}
@@ -69,21 +69,21 @@ class GroupBert(EncoderModel):
         self.reach = config.convolution_kernel // 2
 
     def make_context(self, batch: Batch) -> Context:
-        """Return also the index maps of ``space_sequences``, for the convolutions."""
+        """Return the base class's entries and the index maps of ``space_sequences``, for the convolutions."""
         firsts, lengths, tokens_BT = batch["firsts"], batch["lengths"], batch["tokens"]
         spaced = space_sequences(firsts, lengths, tokens_BT.numel(), self.reach, tokens_BT.device)
         return cast(Context, {**super().make_context(batch), **spaced})
 
 
 def build_bert(config: BertConfig | RobertaConfig, compute_dtype: torch.dtype) -> EncoderModel:
-    """Return a BERT or RoBERTa (Devlin et al. 2019, Liu et al. 2019) whose parameters are not yet initialized."""
+    """Return a BERT or RoBERTa (Devlin et al. 2019, Liu et al. 2019) with uninitialized parameters."""
     blocks: list[nn.Module] = [PostNormBlock(config, index) for index in range(config.num_layers)]
     embedding = _embedding(config, compute_dtype)
     return EncoderModel(embedding, blocks, build_head(config), max_positions=config.max_positions)
 
 
 def build_groupbert(config: GroupBertConfig, compute_dtype: torch.dtype) -> EncoderModel:
-    """Return a GroupBERT whose parameters are not yet initialized."""
+    """Return a GroupBERT with uninitialized parameters."""
     return GroupBert(config, compute_dtype)
 
 
@@ -103,7 +103,7 @@ def _embedding(config: EncoderConfig, compute_dtype: torch.dtype) -> Embedding:
 
 
 def build_head(config: EncoderConfig, norm: LayerNorm | None = None) -> OutputHead:
-    """Return the head of an encoder, not yet tied, its parameters not yet initialized."""
+    """Return the head of an encoder, not yet tied, with uninitialized parameters."""
     assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
     size, std = config.hidden_size, config.initializer_std
     if config.head == "span":

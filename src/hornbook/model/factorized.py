@@ -1,6 +1,6 @@
-"""A decoder whose token table is narrower than its blocks; `hornbook.config.factorized` draws it.
+"""A decoder with a factorized token embedding; `hornbook.config.factorized` has a diagram.
 
-The head's table is the embedding's, so gradients of look-ups and of logits meet in ``[V, E]``.
+The head shares the embedding's table ``[V, E]``, which gets the gradients of both look-ups and logits.
 """
 
 import math
@@ -20,17 +20,17 @@ from hornbook.model.head import CausalHead
 from hornbook.model.incremental import token_form
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, GroupNorm, LayerNorm, Linear
-from hornbook.ops.layers import ACTIVATIONS, cast_for_few_rows, sinusoidal
+from hornbook.ops.layers import ACTIVATIONS, for_few_rows, sinusoidal
 from hornbook.samples.batches import Batch
 
 
 class FactorizedEmbedding(Embedding):
-    """``projection(norm(dropout(norm(tokens) + norm(positions))))``: the tables have E columns, the result has D.
+    """``projection(norm(dropout(norm(tokens) + norm(positions))))``; the tables have E columns, the result has D.
 
     Args:
         config: sizes and options of the model.
         compute_dtype: dtype of the output.
-        make_norm: makes the norms.
+        make_norm: factory of the norms.
     """
 
     def __init__(self, config: FactorizedGPTConfig, compute_dtype: torch.dtype, make_norm: MakeNorm) -> None:
@@ -71,11 +71,11 @@ class FactorizedEmbedding(Embedding):
 
 
 class FactorizedHead(CausalHead):
-    """``norm(activation(projection(norm(x))))``, then logits by the embedding's table.
+    """``norm(activation(projection(norm(x))))``, multiplied by the embedding's table.
 
     Args:
         config: sizes and options of the model.
-        make_norm: makes the norms.
+        make_norm: factory of the norms.
     """
 
     def __init__(self, config: FactorizedGPTConfig, make_norm: MakeNorm) -> None:
@@ -86,13 +86,13 @@ class FactorizedHead(CausalHead):
         self.projection_norm = make_norm(config.embedding_size)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
-        """Return ``use(self, x_BTD, batch)``; targets beyond the vocabulary become its last id if the model clamps."""
+        """Return ``use(self, x_BTD, batch)``, with targets clamped to the vocabulary if the recipe says so."""
         if self.clamps_tokens and "targets" in batch:
             batch = {**batch, "targets": batch["targets"].clamp(max=self.vocab_size - 1)}
         return use(self, x_BTD, batch)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return the input of the output projection, ``[..., E]``, of hidden states ``[..., D]``."""
+        """Return the input of the output projection ``[..., E]`` for hidden states ``[..., D]``."""
         prepared: Tensor = self.projection_norm(self.activation(self.projection(self.norm(x))))
         return prepared
 
@@ -100,12 +100,12 @@ class FactorizedHead(CausalHead):
         """Return ``logits`` with weights cast once to ``dtype``."""
         norm, projection = token_form(self.norm, dtype), token_form(self.projection, dtype)
         last_norm, table = token_form(self.projection_norm, dtype), self.table[: self.vocab_size]
-        table = cast_for_few_rows(table, dtype)
+        table = for_few_rows(table.detach().to(dtype))
         return lambda x_ND: functional.linear(last_norm(self.activation(projection(norm(x_ND)))), table).float()
 
 
 def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
-    """Return the decoder, its parameters not yet initialized."""
+    """Return the decoder with uninitialized parameters."""
     attention: Callable[..., CausalSelfAttention] = CausalSelfAttention
     if config.attention_block_size is not None:
         attention = partial(BlockedCausalSelfAttention, block_size=config.attention_block_size)
@@ -127,14 +127,14 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
     if config.clamp_tokens:
         model.num_ids = sys.maxsize
     if config.initializer == "glorot_uniform":
-        _start_as_glorot(model, config.embedding_size)
+        _use_glorot(model, config.embedding_size)
     return model
 
 
-def _start_as_glorot(model: LanguageModel, embedding_size: int) -> None:
-    """Let linear maps start as Glorot and Bengio (2010, equation 16) describe, stacked ones as one map.
+def _use_glorot(model: LanguageModel, embedding_size: int) -> None:
+    """Set linear layers to Glorot uniform initialization (Glorot and Bengio 2010, equation 16), stacked ones as one.
 
-    The rows of the token table start with a mean square length of 1 (variance scaling by the outputs).
+    The rows of the token table get a mean squared norm of 1 (variance scaling by the outputs).
     """
     model.embedding.std = 1.0 / math.sqrt(embedding_size)
     for module in model.modules():

@@ -1,13 +1,13 @@
-"""GroupBERT's block: four residual modules, each behind a norm (Chelombiev et al. 2021).
+"""GroupBERT's block: four pre-norm residual modules (Chelombiev et al. 2021).
 
 ::
 
-    x + convolution(norm(x))      gate, then each token with its neighbors, 16 channels at a time
-      + feed_forward(norm(x))     up, activation, 4 independent products down, one over all channels
+    x + convolution(norm(x))      gate, then a convolution over neighboring tokens in groups of 16 channels
+      + feed_forward(norm(x))     up, activation, grouped linear layer (4 groups), linear layer
       + attention(norm(x))
       + feed_forward(norm(x))
 
-The convolution sees zeros beyond the ends of its sequence (`hornbook.ops.sequence_groups.convolve`).
+The convolution pads each sequence with zeros (`hornbook.ops.sequence_groups.convolve`).
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class GatedConvolution(nn.Module):
 
     Args:
         hidden_size: D.
-        kernel_size: tokens that an output sees, odd.
+        kernel_size: in tokens, odd.
         group_size: channels of a group.
         epsilon: of the norm.
         std: standard deviation of the initial weights.
@@ -56,7 +56,7 @@ class GatedConvolution(nn.Module):
         self.down = Linear(hidden_size, hidden_size, std=std)
 
     def draw(self, draw: Draw) -> None:
-        """Fill the filter."""
+        """Initialize the filter."""
         draw.normal(self.filter_weight, "filter_weight", self.std)
         draw.constant(self.filter_bias, 0.0)
 
@@ -71,12 +71,12 @@ class GatedConvolution(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """Independent linear maps, each of its share of the input to its share of the output.
+    """A grouped linear layer: each group of outputs depends on one group of inputs.
 
     Args:
         num_in: size of the last dimension of the input.
         num_out: size of the last dimension of the output.
-        num_groups: how many maps.
+        num_groups: divides both sizes.
         std: standard deviation of the initial weights.
     """
 
@@ -87,7 +87,7 @@ class GroupedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_out))
 
     def draw(self, draw: Draw) -> None:
-        """Fill the parameters."""
+        """Initialize the parameters."""
         draw.normal(self.weight, "weight", self.std)
         draw.constant(self.bias, 0.0)
 
@@ -97,7 +97,7 @@ class GroupedLinear(nn.Module):
 
 
 class GroupedFeedForward(nn.Module):
-    """``W₃ grouped(f(W₁ x))``: the large second product in groups, and a small one over all channels behind it."""
+    """``W₃ grouped(f(W₁ x))``: the large second layer is grouped, and a small dense one mixes all channels."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class GroupBlock(nn.Module):
 
     Args:
         config: sizes and options of the model.
-        index: the block's number in the whole model, kept on every pipeline stage: dropout sites depend on it.
+        index: the block's index in the whole model, on every pipeline stage: dropout sites depend on it.
     """
 
     def __init__(self, config: GroupBertConfig, index: int) -> None:

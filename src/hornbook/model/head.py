@@ -1,7 +1,7 @@
-"""Heads: hidden states become losses or logits, through an output table ``[V, D]``.
+"""Heads compute losses or logits from hidden states, with an output table ``[V, D]``.
 
-A tied table is the embedding's, and keeps *two* gradient accumulators, so that runs that hold the two uses apart
-(pipeline stages, phased execution) add the same two sums as a run in one piece, bit for bit::
+A tied head shares the embedding's table but has its own gradient. So runs that keep the two uses in different places
+(pipeline stages, phased execution) add the same two sums as a run on one device, bit for bit::
 
     embedding.tokens  --same storage--  head.table
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
@@ -24,7 +24,7 @@ from hornbook.ops.cross_entropy import (
     vocabulary_logits,
     weighted_cross_entropy,
 )
-from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenHead, TokenModel
 from hornbook.parallel.ranks import local
@@ -32,21 +32,21 @@ from hornbook.samples.batches import Batch
 
 
 class OutputHead(nn.Module):
-    """The parts of every head: the output table, perhaps a bias and a norm, and logits of chosen tokens.
+    """The base of heads: the output table, an optional bias and norm, and logits.
 
     Args:
         hidden_size: D.
-        vocab_size: tokens that exist, without padding.
-        bias: whether each of them has a bias, which is kept without padding.
-        norm: final norm (pre-norm models), which maps each token alone.
-        is_tied: whether the output table is the embedding's; False: the head has a table of its own.
-        std: standard deviation of the initial weights, those of a table of its own included.
+        vocab_size: size of the vocabulary, without padding.
+        bias: whether each token of the vocabulary has a bias.
+        norm: final norm (pre-norm models), which maps each token separately.
+        is_tied: whether the output table is the embedding's.
+        std: standard deviation of the initial weights, including an untied table.
     """
 
     table: nn.Parameter
     """``[V padded, D]``."""
     vocabulary_chunks = 1
-    """Parts of the vocabulary that a loss takes one after the other (``memory.vocabulary_chunks``)."""
+    """Number of chunks of the vocabulary in which losses are computed (``memory.vocabulary_chunks``)."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class OutputHead(nn.Module):
         self.norm = norm or nn.Identity()
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
-        """Return ``use(self, x_BTD, batch)``: whoever uses a head calls it, so that hooks of the module run."""
+        """Return ``use(self, x_BTD, batch)``; calling the head rather than ``use`` runs the module's hooks."""
         return use(self, x_BTD, batch)
 
     def draw(self, draw: Draw) -> None:
-        """Set the bias to zero, and fill a table of the head's own, whose padding rows become zero."""
+        """Initialize the bias and an untied table, whose padding rows become zero."""
         draw.constant(self.bias, 0.0)
         if not self.is_tied:
             draw.normal(self.table, "table", self.std, num_rows=self.vocab_size)
@@ -81,7 +81,7 @@ class OutputHead(nn.Module):
     def tie(self, table: nn.Parameter) -> None:
         """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
 
-        A head that holds a copy copies the table's values, unless another rank holds the table.
+        After ``hold_copy``, copy its values instead, unless another rank holds the table.
         """
         if self._holds_copy and table.is_meta:
             return
@@ -92,39 +92,39 @@ class OutputHead(nn.Module):
             self.table = nn.Parameter(table.detach())
 
     def hold_copy(self) -> None:
-        """Give a tied head memory of its own for the table: ``tie`` copies from then on."""
+        """Allocate separate memory for the table of a tied head, into which ``tie`` copies from now on."""
         if self.is_tied:
             self.table = nn.Parameter(torch.empty_like(self.table))
             self._holds_copy = True
 
     def first_tokens(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
-        """Return the normed hidden states of sequences' first tokens, ``[S, D]``."""
-        first_SD: Tensor = self.norm(at_places(x_BTD, firsts_S))
+        """Return the normalized hidden states of the sequences' first tokens, ``[S, D]``."""
+        first_SD: Tensor = self.norm(tokens_at(x_BTD, firsts_S))
         return first_SD
 
     def last_tokens(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return the normed hidden states of sequences' last tokens, ``[S, D]``."""
-        last_SD: Tensor = self.norm(at_places(x_BTD, batch["firsts"] + batch["lengths"] - 1))
+        """Return the normalized hidden states of the sequences' last tokens, ``[S, D]``."""
+        last_SD: Tensor = self.norm(tokens_at(x_BTD, batch["firsts"] + batch["lengths"] - 1))
         return last_SD
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return the input of the output projection, ``[..., D]``, of hidden states ``[..., D]``."""
+        """Return the input of the output projection ``[..., D]`` for hidden states ``[..., D]``."""
         prepared: Tensor = self.norm(x)
         return prepared
 
     def logits(self, x_ND: Tensor) -> Tensor:
-        """Return logits ``[..., V]`` in fp32 for hidden states ``[..., D]`` of chosen tokens, without padding."""
+        """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""
         return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias)
 
 
 class CausalHead(OutputHead):
-    """GPT's head, a norm and the output table: hidden states and targets in, sums of losses out.
+    """GPT's head: a norm and the output table.
 
     Args:
         hidden_size: D.
-        vocab_size: tokens that exist, without padding.
+        vocab_size: size of the vocabulary, without padding.
         epsilon: of the final layer norm.
-        norm: another final norm, which maps each token alone.
+        norm: another final norm instead, which maps each token separately.
         is_tied: see ``OutputHead``.
         std: standard deviation of an untied table's initial weights.
     """
@@ -151,18 +151,18 @@ class CausalHead(OutputHead):
             gain_D, bias_D = final.weight.detach(), final.bias.detach()
             table = table.detach().to(dtype).contiguous()
             return TokenModel(form, [], TokenHead(gain_D, bias_D, table, final.epsilon))
-        norm, table = token_form(self.norm, dtype), cast_for_few_rows(table, dtype)
+        norm, table = token_form(self.norm, dtype), for_few_rows(table.detach().to(dtype))
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are not scored."""
+        """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""
         x_ND = self.prepare(x_BTD).flatten(0, 1)
         return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size, self.vocabulary_chunks)
 
     def weighted_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of each token's cross-entropy times its weight, and the sum without weights.
+        """Return the weighted and the unweighted sum of the tokens' cross-entropies; targets of -100 are ignored.
 
-        Two fp32 scalars in nats, the second without a gradient; targets of -100 are not scored. ``weights_BT`` is fp32.
+        Both are fp32 scalars in nats, the second without a gradient. ``weights_BT`` is fp32.
         """
         x_ND = self.prepare(x_BTD).flatten(0, 1)
         targets_N, weights_N = targets_BT.flatten(), weights_BT.flatten()
@@ -170,31 +170,31 @@ class CausalHead(OutputHead):
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return each token's cross-entropy ``[B, T]``, fp32, in nats; zero where the target is -100."""
+        """Return each token's cross-entropy ``[B, T]``, fp32, in nats; 0 where the target is -100."""
         x_ND = self.prepare(x_BTD).flatten(0, 1)
         losses_N = token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size, chunks=self.vocabulary_chunks)
         return losses_N.view_as(targets_BT)
 
 
-def at_places(x_BT: Tensor, places_P: Tensor) -> Tensor:
+def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
     """Return the entries of ``[B, T, ...]`` at flat indices, ``[P, ...]``.
 
     Args:
         x_BT: of any dtype.
-        places_P: int64, indices into the B·T tokens, on the device of ``x`` or in the host's memory.
+        indices_P: int64, flat indices of the B·T tokens, on the device of ``x_BT`` or in host memory.
     """
-    return x_BT.flatten(0, 1).index_select(0, places_P.to(x_BT.device, non_blocking=True))
+    return x_BT.flatten(0, 1).index_select(0, indices_P.to(x_BT.device, non_blocking=True))
 
 
-def sequence_places(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where the tokens of a batch's sequences lie, a sequence a row.
+def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the flat indices of the tokens of a batch's sequences, one sequence per row.
 
     Returns:
-        int64 ``[S, T]``, T being the length of the longest: flat indices into the tokens, 0 beyond a sequence's end;
-        and bool ``[S, T]``, whether a place is beyond it. Both on ``device``.
+        int64 ``[S, T]``, T being the length of the longest: flat indices of the tokens, 0 beyond a sequence's end;
+        and bool ``[S, T]``, True beyond a sequence's end. Both on ``device``.
     """
     firsts_S, lengths_S = batch["firsts"], batch["lengths"]
-    places = torch.arange(int(lengths_S.max()), device=lengths_S.device)
-    outside_ST = places >= lengths_S[:, None]
-    flat_ST = (firsts_S[:, None] + places).masked_fill(outside_ST, 0)
+    positions_T = torch.arange(int(lengths_S.max()), device=lengths_S.device)
+    outside_ST = positions_T >= lengths_S[:, None]
+    flat_ST = (firsts_S[:, None] + positions_T).masked_fill(outside_ST, 0)
     return flat_ST.to(device, non_blocking=True), outside_ST.to(device, non_blocking=True)

@@ -1,30 +1,33 @@
-"""Incremental forms of modules: what generation runs for new tokens alone.
+"""Incremental forms of modules, with which generation computes only the new tokens.
 
-A module that can run on new tokens has a method ``incremental(dtype)``. It returns a function on tensors whose weights
-are cast once to the dtype of the activations; an attention's and a block's also takes a cache of keys and values. For
-one token of a small model, calling modules and casting weights takes longer than the products; without that, generation
-is two to four times as fast. A block composes its form from those of its parts::
+A module that supports this has a method ``incremental(dtype)``, which returns a function of tensors with weights cast
+once to the dtype of the activations; those of attentions and blocks also take a cache of keys and values. For one token
+of a small model, module calls and casts take longer than the products: without them, generation is two to four times
+as fast. A block composes its form from those of its parts::
 
     PreNormBlock.incremental -> LayerNorm.incremental, CausalSelfAttention.incremental, FeedForward.incremental
                                                        -> QueryKeyValue, Linear           -> Linear
 
-A subclass that overrides ``forward`` computes something else, so the form that it inherits does not count.
+A form inherited by a subclass that overrides ``forward`` is ignored, since the subclass computes something else.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.ops.layers import for_few_rows
+
 
 class IncrementalBlock(Protocol):
-    """A block, or an attention, that takes new tokens and a cache."""
+    """A block, or an attention, for new tokens and a cache."""
 
     cache_shape: tuple[int, int]
-    """(H, K), heads of keys and values and their size: the cache holds 2·H·K numbers a token."""
+    """(H, K): number and size of the key and value heads; the cache has 2·H·K numbers per token."""
 
     def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
         """Return the hidden states of the new tokens.
@@ -32,8 +35,8 @@ class IncrementalBlock(Protocol):
         Args:
             x_BTD: the T new tokens.
             cache_B2HSK: keys and values of S tokens; the call writes the last T columns, those of the new tokens.
-            mask: ``[B, 1, T, S]``, bool (True: may see) or added to the scores. None if all tokens are new, T = S, or
-                one is, T = 1.
+            mask: ``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S)
+                or only one (T = 1).
             positions_BT: int64, the positions of the new tokens in their windows.
         """
         ...
@@ -41,14 +44,19 @@ class IncrementalBlock(Protocol):
 
 @dataclass(frozen=True)
 class CastLinear:
-    """A linear map with weights cast once."""
+    """A linear layer with weights cast once; in fp32 they are the module's own."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        return functional.linear(x, self.weight, self.bias)
+        """Map ``[B, T, num_in]`` to ``[B, T, num_out]``."""
+        return functional.linear(x, self._weight_for_one_token if x.shape[1] == 1 else self.weight, self.bias)
+
+    @cached_property
+    def _weight_for_one_token(self) -> Tensor:
+        """A copy in fp32; where native operators compute single tokens, nobody asks for it."""
+        return for_few_rows(self.weight)
 
 
 def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tuple[str, ...] = ("forward",)) -> Any:
@@ -57,8 +65,8 @@ def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tupl
     Args:
         module: in evaluation mode; its weights are read now.
         dtype: of the activations.
-        computed_by: methods that the form stands for. A class that overrides one of them, or an object that has one of
-            its own, has to define ``incremental`` anew.
+        computed_by: methods that the form replaces. A class that overrides one of them, or an object with an attribute
+            of that name, must also define ``incremental``.
     """
     definitions = [vars(module), *map(vars, type(module).__mro__)]
     depth = {
@@ -71,5 +79,5 @@ def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tupl
 
 
 def token_form(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return the incremental form of a linear map or a norm, which maps each token alone, or else the module itself."""
+    """Return the incremental form of a module that maps each token separately, or the module itself if it has none."""
     return incremental_form(module, dtype) or module

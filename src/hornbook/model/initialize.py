@@ -1,16 +1,17 @@
-"""Initial weights as a function of (seed, parameter name), whatever the topology.
+"""Initial weights as a function of (seed, parameter name), independent of the topology.
 
-Each parameter is drawn whole, on the CPU, over its logical shape, from a generator of its own, copied into the model,
-which may be on any device, and freed, so that the host never holds a second copy of the model::
+Each parameter is drawn on the CPU in its full logical shape from its own generator, copied to the model, on any device,
+and freed, so that the host never holds a second copy of the model::
 
     ("blocks.3.attention.out.weight", seed 1234)  ->  sha256  ->  generator  ->  normal(0, std)
 
-so that a model cut over ranks or pipeline stages starts from the same numbers as a model in one piece: nothing depends
-on the order in which modules are built. The price is that each rank draws what it then cuts.
+So a model that is split over ranks or pipeline stages starts from the same numbers as one on one device, and nothing
+depends on the order in which modules are built. The cost: each rank draws whole parameters to keep a part.
 
-A model may ask for a normal distribution that ends at so many deviations (``initial_cut``; ``truncated_normal`` in
-TensorFlow). It is drawn by the inverse of the distribution, one number a weight, since PyTorch's is 11 times slower
-than ``normal_`` on a CPU. What is left has a smaller deviation: 0.88 std where it is cut at 2.
+A model's ``initial_cut`` truncates the normal distribution at that many standard deviations (``truncated_normal`` in
+TensorFlow). It is sampled by inverting the distribution function, one random number per weight, since PyTorch's
+``trunc_normal_`` is 11 times slower than ``normal_`` on a CPU. Truncation reduces the standard deviation: to 0.88 std
+with a cut of 2.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ from hornbook.parallel.ranks import box_of, local
 
 
 class Draw:
-    """Fills the parameters of the module called ``prefix``; no weight is further than ``cut`` deviations from zero.
+    """The initializer of the parameters of the module named ``prefix``, truncated at ``cut`` standard deviations.
 
-    Buffers are written in place by the module itself, as in ``self.pattern.copy_(torch.arange(8))``.
+    A module writes its buffers itself, in place, as in ``self.pattern.copy_(torch.arange(8))``.
     """
 
     def __init__(self, seed: int, prefix: str, cut: float | None = None) -> None:
@@ -36,16 +37,16 @@ class Draw:
     def normal(
         self, parameter: Tensor, name: str, std: float, *, num_rows: int | None = None, is_uniform: bool = False
     ) -> None:
-        """Draw ``parameter`` from N(0, std²), or from what is left of it inside the cut.
+        """Draw ``parameter`` from N(0, std²), truncated if there is a cut.
 
         Args:
             parameter: any shape, fp32; written in place.
-            name: the parameter's name inside its module.
+            name: the parameter's name in its module.
             std: standard deviation.
-            num_rows: rows that exist logically; those after it are padding and become zero.
-            is_uniform: whether to draw from the uniform distribution of that deviation instead, within ±√3 std.
+            num_rows: rows of the logical shape; later ones are padding and become zero.
+            is_uniform: whether to draw from the uniform distribution of the same deviation, within ±√3 std.
         """
-        if parameter.is_meta:  # another rank of the pipeline holds it
+        if parameter.is_meta:  # another pipeline rank holds it
             return
         rows = parameter.shape[0] if num_rows is None else num_rows
         values = torch.empty((rows, *parameter.shape[1:]))
@@ -65,30 +66,30 @@ class Draw:
             own[: len(values)].copy_(values)
 
     def constant(self, parameter: Tensor | None, value: float) -> None:
-        """Set every element of ``parameter``, if there is one, to ``value``."""
+        """Set every element of ``parameter``, if it is not None, to ``value``."""
         if parameter is not None:
             with torch.no_grad():
                 local(parameter).fill_(value)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator whose state depends on ``(seed, name)`` alone."""
+    """Return a CPU generator whose state depends only on ``(seed, name)``."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def initialize(model: nn.Module, seed: int) -> None:
-    """Give each parameter and buffer of ``model`` its initial value: each module with a ``draw`` method fills its own.
+    """Initialize all parameters and buffers of ``model`` in place, by the ``draw`` methods of its modules.
 
-    A floating-point tensor is filled if no NaN is left in it, another one if it was written in place or replaced.
+    A floating-point tensor counts as initialized if it has no NaN left, another one if it was written or replaced.
 
     Args:
-        model: may have ``initial_cut``, a number of standard deviations that no initial weight exceeds.
+        model: may have ``initial_cut``, at which the normal distribution is truncated, in standard deviations.
         seed: of the run.
 
     Raises:
-        TypeError: a parameter or buffer is filled by no ``draw``; it would differ from run to run and from rank to
-            rank, since models are built without memory and then get some that holds anything.
+        TypeError: no ``draw`` initializes a parameter or buffer. It would differ between runs and ranks, since models
+            are built on the meta device and then get uninitialized memory.
     """
     with torch.no_grad():
         for _, tensor in _tensors(model):
@@ -107,9 +108,9 @@ def initialize(model: nn.Module, seed: int) -> None:
 
 
 def fill_unsaved_buffers(model: nn.Module, seed: int) -> None:
-    """Fill the buffers that checkpoints do not hold (``persistent=False``), by the ``draw`` of the modules with some.
+    """Initialize the buffers that checkpoints do not hold (``persistent=False``), by the ``draw`` of their modules.
 
-    The parameters of these modules are drawn, too; the caller copies saved ones over them.
+    This also draws the parameters of these modules; the caller overwrites them with the saved ones.
     """
     unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
     for owner in sorted({name.rpartition(".")[0] for name in unsaved}):

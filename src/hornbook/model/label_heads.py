@@ -1,15 +1,15 @@
-"""The heads of fine-tuned models: classes of whole sequences, and spans of tokens.
+"""The heads of fine-tuned models, for classes of sequences and spans of tokens.
 
 ::
 
-    x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> one logit a class    [S, C]   encoder
-    x_BTD --lasts_S---> x_SD -> norm ---------------------------> labels: dense -> one logit a class    [S, C]   decoder
-    x_BTD --------------------------------------------> spans:  dense -> logits of beginning and end    [S, T, 2]
+    x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> logits of classes    [S, C]   encoder
+    x_BTD --lasts_S---> x_SD -> norm ---------------------------> labels: dense -> logits of classes    [S, C]   decoder
+    x_BTD ----------------------------------------------> spans:  dense -> logits of start and end      [S, T, 2]
 
-The first is that of transformers' BertForSequenceClassification, whose pooler may come from the pre-training, and of
-RobertaForSequenceClassification, whose pooler is new; of the two dropouts there, the second is here. The second is that
-of GPT2ForSequenceClassification (Radford et al. 2018, GPT, section 3.2): the last token has seen all others. Their
-token table is looked up alone, never multiplied with.
+The first is that of transformers' BertForSequenceClassification, whose pooler may come from pre-training, and of
+RobertaForSequenceClassification, whose pooler is new; of their two dropouts, it has the second. The second is that of
+GPT2ForSequenceClassification (Radford et al. 2018, GPT, section 3.2): the last token has attended to all others. None
+of them multiplies by the token table.
 """
 
 import math
@@ -19,27 +19,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.model.head import OutputHead, at_places, sequence_places
+from hornbook.model.head import OutputHead, sequence_indices, tokens_at
 from hornbook.model.layers import Dropout, LayerNorm, Linear
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
 _DROPOUT_SITE = (1 << 30) - 1
-"""No block has so high a number."""
+"""Greater than the site of any block's dropout."""
 
 
 class ClassificationHead(OutputHead, ABC):
-    """The base of heads with one logit a class, for each sequence."""
+    """The base of sequence classifiers."""
 
     @abstractmethod
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, C]`` fp32 for the sequences of a batch."""
 
     def classify(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Score the classes of sequences; labels of -100 are not scored.
+        """Score the classes of sequences; labels of -100 are ignored.
 
         Returns:
-            The summed cross-entropy in nats and the number of right answers; fp32 scalars, the second without a
+            The summed cross-entropy in nats and the number of correct predictions; fp32 scalars, the second without a
             gradient.
         """
         logits_SC, labels_S = self.label_logits(x_BTD, batch), batch["labels"]
@@ -48,13 +48,13 @@ class ClassificationHead(OutputHead, ABC):
 
 
 class FirstTokenClassifier(ClassificationHead):
-    """An encoder's: pooler, dropout and logits of the first token.
+    """An encoder's classifier: pooler, dropout and logits of the first token.
 
     Args:
         hidden_size: D.
         vocab_size: of the embedding.
         num_labels: C.
-        dropout: of what the pooler gives.
+        dropout: of the pooler's output.
         std: standard deviation of the initial weights.
         norm: see ``OutputHead``.
     """
@@ -70,12 +70,12 @@ class FirstTokenClassifier(ClassificationHead):
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, C]`` fp32 for the sequences of a batch."""
         pooled_SD = torch.tanh(self.pooler(self.first_tokens(x_BTD, batch["firsts"])))
-        logits: Tensor = self.labels(self.dropout(pooled_SD, at_places(batch["keys"], batch["firsts"]))).float()
+        logits: Tensor = self.labels(self.dropout(pooled_SD, tokens_at(batch["keys"], batch["firsts"]))).float()
         return logits
 
 
 class LastTokenClassifier(ClassificationHead):
-    """A decoder's: final norm and logits of the last token of each sequence, which padding may follow.
+    """A decoder's classifier: final norm and logits of the last token of each sequence, ignoring padding.
 
     Args:
         hidden_size: D.
@@ -96,7 +96,7 @@ class LastTokenClassifier(ClassificationHead):
 
 
 class SpanHead(OutputHead):
-    """Two logits a token, for the beginning and the end of a span (Devlin et al. 2019, section 4.2).
+    """Two logits per token, for the start and the end of a span (Devlin et al. 2019, section 4.2).
 
     Args:
         hidden_size: D.
@@ -110,18 +110,19 @@ class SpanHead(OutputHead):
         self.spans = Linear(hidden_size, 2, std=std)
 
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return ``[S, T, 2]`` fp32, T being the longest sequence's; -inf beyond a sequence's end."""
-        flat_ST, outside_ST = sequence_places(batch, x_BTD.device)
+        """Return ``[S, T, 2]`` fp32, T being the length of the longest sequence; -inf beyond a sequence's end."""
+        flat_ST, outside_ST = sequence_indices(batch, x_BTD.device)
         logits_ST2: Tensor = self.spans(self.norm(x_BTD)).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 
     def locate(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Score spans: mean of the cross-entropies of beginning and end, over a sequence's own tokens.
+        """Score spans by the mean cross-entropy of start and end over the tokens of the sequence.
 
         Returns:
-            The sum over sequences in nats, and of how many both are right; fp32 scalars, the second without a gradient.
+            The sum over sequences in nats and the number of sequences with correct start and end; fp32 scalars, the
+            second without a gradient.
         """
         logits_ST2, labels_S2 = self.span_logits(x_BTD, batch), batch["labels"]
-        begins_and_ends = logits_ST2.transpose(1, 2).flatten(0, 1)
-        loss = functional.cross_entropy(begins_and_ends, labels_S2.flatten(), ignore_index=NOT_SCORED, reduction="sum")
+        starts_and_ends = logits_ST2.transpose(1, 2).flatten(0, 1)
+        loss = functional.cross_entropy(starts_and_ends, labels_S2.flatten(), ignore_index=NOT_SCORED, reduction="sum")
         return loss / 2, (logits_ST2.argmax(1) == labels_S2).all(1).sum().float()

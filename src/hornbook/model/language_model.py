@@ -1,12 +1,12 @@
-"""A language model in three parts, whatever the parts are; with causal blocks it is a GPT.
+"""The base of all models, embedding, blocks and head, and the builder of GPT.
 
 ::
 
     batch {tokens, positions, keys, ...}
       -> embedding -> x_BTD -> blocks[0] .. blocks[L-1] -> x_BTD -> head(use, x_BTD, batch) -> losses or logits
 
-A model and its head are *called*, with the function that uses the head, and never reached into: so a model that is
-sharded, cut into pipeline stages or fetched from files runs the same objectives and tasks as one in memory.
+Callers pass the function that uses the head instead of accessing the head's attributes, so a model that is sharded,
+split into pipeline stages or loaded from files runs the same objectives and tasks as one in memory.
 """
 
 import math
@@ -31,26 +31,26 @@ _PADDED = ("embedding.tokens", "head.table")
 
 
 class LanguageModel(nn.Module):
-    """``embedding``, ``blocks`` and ``head``.
+    """A language model: ``embedding``, ``blocks`` and ``head``.
 
     Args:
         embedding: called with (tokens, positions, keys, segments), each ``[B, T]``, where segments may be None; holds
             the padded table ``tokens`` ``[V, D]``.
         blocks: each called with (x ``[B, T, D]``, context).
         head: called with (use, x ``[B, T, D]``, batch); its output table may be the embedding's.
-        max_positions: longest sequence that the model can take.
+        max_positions: maximum sequence length.
 
     Attributes:
-        vocab_size: tokens that exist, without the padding of the table.
-        num_ids: ids that tokens may have; above ``vocab_size`` where the model reads larger ones as its last.
-        compute_dtype: dtype of the activations, whatever that of the parameters.
-        computes_on: the device that computes, where that is not the one of the parameters.
+        vocab_size: size of the vocabulary, without the padding of the table.
+        num_ids: number of accepted token ids; greater than ``vocab_size`` if the model clamps larger ids.
+        compute_dtype: dtype of the activations, independent of that of the parameters.
+        computes_on: the device that computes, if it is not that of the parameters.
     """
 
     is_causal = True
-    """Whether a token sees only what came before it, so that the model can write."""
+    """Whether tokens see only earlier tokens, so that the model can generate text."""
     initial_cut: float | None = None
-    """No initial weight is further than this many standard deviations from zero."""
+    """Initial weights are truncated at this many standard deviations."""
 
     def __init__(self, embedding: Embedding, blocks: list[nn.Module], head: OutputHead, *, max_positions: int) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class LanguageModel(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states between blocks."""
+        """Size of the hidden states between blocks."""
         return self.embedding.hidden_size
 
     @property
     def device(self) -> torch.device:
-        """The device that computes: that of the parameters, but for those that other ranks of a pipeline hold."""
+        """The device that computes: that of the parameters, ignoring those that other pipeline ranks hold."""
         if self.computes_on is not None:
             return self.computes_on
         for parameter in self.parameters():
@@ -77,15 +77,15 @@ class LanguageModel(nn.Module):
         return parameter.device
 
     def tie(self) -> None:
-        """Let a tied head share the embedding's table; call it again after moving the model to another device."""
-        if self.embedding.tokens is not None:  # None where the table is block-sparse
+        """Share the embedding's table with a tied head; call it again after moving the model to another device."""
+        if self.embedding.tokens is not None:  # None if the table is block-sparse
             self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
 
         Args:
-            use: what is made of the head and the hidden states, such as an objective's ``sums``.
+            use: computes the result from the head and the hidden states, such as an objective's ``sums``.
             batch: on the model's device.
         """
         context = self.make_context(batch)
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
-        """Return what blocks need beside the hidden states: tensors, made once a micro-batch."""
+        """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
         context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
         if "documents" in batch:
             context["mask"] = document_mask(batch["documents"])
@@ -104,16 +104,16 @@ class LanguageModel(nn.Module):
         return context
 
     def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:
-        """Give a model that was built on the meta device memory on ``device``, its content still to be filled in.
+        """Allocate uninitialized memory on ``device`` for a model that was built on the meta device.
 
-        Parameters that modules share stay shared, which ``nn.Module.to_empty`` alone does not see to.
+        Parameters that modules share stay shared, unlike with ``nn.Module.to_empty``.
 
         Args:
             device: of the memory.
-            parts: those modules alone; what other ranks of a pipeline hold stays on the meta device.
+            parts: modules to allocate, all by default; what other pipeline ranks hold stays on the meta device.
         """
 
-        def memory(tensor: Tensor) -> Tensor:
+        def empty(tensor: Tensor) -> Tensor:
             if is_cut(tensor):
                 return torch.empty_like(tensor, device=device)
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)  # `empty_like` imports SymPy: 0.5 s
@@ -122,34 +122,34 @@ class LanguageModel(nn.Module):
         for name, parameter in self.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         for part in (self,) if parts is None else parts:
-            part._apply(memory)  # type: ignore[no-untyped-call]
+            part._apply(empty)  # type: ignore[no-untyped-call]
         for first, *others in names.values():
             for module, _, leaf in (other.rpartition(".") for other in others):
                 setattr(self.get_submodule(module), leaf, self.get_parameter(first))
         self.tie()
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return what checkpoints hold of the model by name: parameters and persistent buffers, without padding.
+        """Return the tensors that checkpoints hold by name: parameters and persistent buffers, without padding.
 
-        They share the model's memory and have no autograd history.
+        They share the model's memory and are detached.
         """
         return {name: self.logical(name, tensor) for name, tensor in self.saved()}
 
     def saved(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same with the padding, which may be cut over ranks."""
+        """Yield the same tensors with padding; tensor parallelism may have split them."""
         for name, parameter in self.own_parameters():
             yield name, parameter.detach()
         persistent = self.state_dict().keys()
         yield from ((name, buffer.detach()) for name, buffer in self.named_buffers() if name in persistent)
 
     def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once, by name: a tied head's view of the table is left out."""
+        """Yield the parameters by name, without a tied head's view of the table."""
         for name, parameter in self.named_parameters():
             if name != "head.table" or not self.head.is_tied:
                 yield name, parameter
 
     def fold_tied_gradients(self) -> None:
-        """Add a tied head's gradient of the shared table to the embedding's, and forget it."""
+        """Add a tied head's gradient of the shared table to the embedding's, and clear it."""
         if not self.head.is_tied or self.embedding.tokens is None:
             return
         tokens, table = self.embedding.tokens, self.head.table
@@ -160,7 +160,7 @@ class LanguageModel(nn.Module):
         table.grad = None
 
     def logical(self, name: str, tensor: Tensor) -> Tensor:
-        """Return ``tensor``, which has the shape of parameter ``name``, without the padding that is in memory only."""
+        """Return ``tensor``, which has the shape of parameter ``name``, without padding."""
         return tensor[: self.vocab_size] if name in _PADDED else tensor
 
     def logical_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
@@ -169,12 +169,12 @@ class LanguageModel(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Parameters without padding, a tied table counted once."""
+        """Number of parameters without padding; a tied table is counted once."""
         return sum(math.prod(self.logical_shape(name, parameter)) for name, parameter in self.own_parameters())
 
 
 def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
-    """Return a GPT-2 or GPT-3 (Radford et al. 2019, Brown et al. 2020) whose parameters are not yet initialized."""
+    """Return a GPT-2 or GPT-3 (Radford et al. 2019, Brown et al. 2020) with uninitialized parameters."""
     assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
     embedding = Embedding(
         config.vocab_size,

@@ -1,12 +1,12 @@
-"""The layers of all models: embedding, linear map, layer norm and dropout; `hornbook.ops.layers` computes them.
+"""The layers of all models: embedding, linear layer, layer norm and dropout; `hornbook.ops.layers` has the operators.
 
-Parameters are fp32, unless ``precision.weights`` says otherwise. The *activations* carry the compute dtype, chosen once
-by the embedding, and every layer casts its weights to the dtype of its input::
+Parameters are fp32 unless ``precision.weights`` says otherwise. The embedding casts activations to the compute dtype,
+and every layer casts its weights to the dtype of its input::
 
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
-The cast costs 2 of the 6 bytes a parameter that the update reads anyway, once a micro-batch. In return there is no
-second copy of the weights, and gradients are summed in fp32.
+The cast moves 6 bytes per parameter and micro-batch. In return, no second copy of the weights is kept, and gradients
+are summed in fp32.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,6 @@ from hornbook.ops.layers import (
     ACTIVATIONS,
     activated_linear,
     affine_dtype,
-    cast_for_few_rows,
     dropout_add,
     feed_forward,
     layer_norm,
@@ -41,15 +40,15 @@ Positions = Literal["learned", "sinusoidal", "none"]
 
 
 class MakeLinear(Protocol):
-    """Makes the linear maps of a block: ``Linear``, or a class or function of one's own."""
+    """A factory of the linear layers of a block: ``Linear``, or a class or function of your own."""
 
     def __call__(self, num_in: int, num_out: int, *, std: float, bias: bool = True) -> nn.Module:
-        """Return a module that maps each token alone, ``[..., num_in]`` to ``[..., num_out]``; see ``Linear``."""
+        """Return a module that maps each token from ``[..., num_in]`` to ``[..., num_out]``; see ``Linear``."""
         ...
 
 
 class LookUp(Protocol):
-    """A token table that is no tensor."""
+    """A token table that is not a single tensor."""
 
     def look_up(self, tokens: Tensor) -> Tensor:
         """Return the rows of ``tokens``, int64 ``[...]``, in fp32 ``[..., D]``."""
@@ -57,13 +56,13 @@ class LookUp(Protocol):
 
 
 class Linear(nn.Linear):
-    """``y = x Wᵀ + b`` in the dtype of ``x``.
+    """A linear layer, ``y = x Wᵀ + b``, in the dtype of ``x``.
 
     Args:
         num_in: size of the last dimension of the input.
         num_out: size of the last dimension of the output.
-        std: standard deviation of the initial weights; biases start at zero.
-        bias: whether there is a ``b``.
+        std: standard deviation of the initial weights; biases are initialized to zero.
+        bias: whether to add ``b``.
 
     Attributes:
         is_uniform: whether initial weights are uniform, within ±√3 std, rather than normal.
@@ -76,10 +75,10 @@ class Linear(nn.Linear):
         self.std = std
 
     def reset_parameters(self) -> None:
-        """Do nothing: ``draw`` fills the parameters, from the run's seed."""
+        """Do nothing: ``draw`` initializes the parameters from the run's seed."""
 
     def draw(self, draw: Draw) -> None:
-        """Fill the parameters with their initial values."""
+        """Initialize the parameters."""
         draw.normal(self.weight, "weight", self.std, is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
 
@@ -88,28 +87,28 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the map with weights cast once to ``dtype``."""
+        """Return the layer with weights cast once to ``dtype``."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        return CastLinear(cast_for_few_rows(self.weight.flatten(0, -2), dtype), bias)
+        return CastLinear(self.weight.detach().flatten(0, -2).to(dtype), bias)
 
 
 def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
-    """Return ``f(up(x))``, f of ``ACTIVATIONS``; one operator where ``up`` is a ``Linear`` as it is defined here."""
-    if _is_as_defined(up):
+    """Return ``f(up(x))`` with f from ``ACTIVATIONS``; fused if ``up`` is an unmodified ``Linear``."""
+    if _is_unmodified(up):
         return activated_linear(x, up.weight, up.bias, activation)
     return ACTIVATIONS[activation](up(x))
 
 
 def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) -> Tensor:
-    """Return ``down(f(up(x)))``, f of ``ACTIVATIONS``; fused where both are ``Linear`` as it is defined here."""
-    if _is_as_defined(up) and _is_as_defined(down):
+    """Return ``down(f(up(x)))`` with f from ``ACTIVATIONS``; fused if both are unmodified ``Linear`` layers."""
+    if _is_unmodified(up) and _is_unmodified(down):
         return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation)
     y: Tensor = down(activated(up, x, activation))
     return y
 
 
-def _is_as_defined(module: nn.Module) -> TypeGuard[Linear]:
-    """Tell whether a call would run ``Linear.forward`` and nothing else: no subclass, no hooks, nothing wrapped."""
+def _is_unmodified(module: nn.Module) -> TypeGuard[Linear]:
+    """Return whether a call runs ``Linear.forward`` only: no subclass, no hooks, no replaced ``forward``."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -125,7 +124,7 @@ class LayerNorm(nn.Module):
     Args:
         size: of the last dimension.
         epsilon: added to the variance.
-        gain: initial value of the weight; the bias starts at zero.
+        gain: initial value of the weight; the bias is initialized to zero.
     """
 
     def __init__(self, size: int, *, epsilon: float, gain: float = 1.0) -> None:
@@ -135,7 +134,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(size))
 
     def draw(self, draw: Draw) -> None:
-        """Fill the parameters with their initial values."""
+        """Initialize the parameters."""
         draw.constant(self.weight, self.gain)
         draw.constant(self.bias, 0.0)
 
@@ -144,18 +143,18 @@ class LayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.epsilon)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` and its norm, for ``x + f(norm(x))``; native operators add their gradients in one pass."""
+        """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``; native operators add both gradients in one pass."""
         return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the norm with gain and bias cast once."""
+        """Return the norm with weight and bias cast once."""
         dtype = affine_dtype(dtype, self.weight.device)
         gain, bias = self.weight.detach().to(dtype), self.bias.detach().to(dtype)
         return partial(layer_norm, weight_D=gain, bias_D=bias, epsilon=self.epsilon)
 
 
 class GroupNorm(LayerNorm):
-    """Group normalization (Wu and He 2018) of each token: groups of columns, each with its own mean and variance.
+    """Group normalization (Wu and He 2018) of each token, over groups of columns.
 
     Args:
         size: of the last dimension.
@@ -175,16 +174,16 @@ class GroupNorm(LayerNorm):
         return flat.view_as(x)
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``x`` and its norm, for ``x + f(norm(x))``."""
+        """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``."""
         return x, self(x)
 
 
 class Dropout(nn.Module):
-    """`hornbook.ops.dropout.dropout` at one site of the model, in training alone.
+    """Dropout by a hash of (key, site, column) (`hornbook.ops.dropout`), in training mode only.
 
     Args:
         probability: share of elements to drop; 0 makes the layer the identity.
-        site: a number that no other dropout of the model has.
+        site: number of this dropout, unique in the model.
     """
 
     def __init__(self, probability: float, *, site: int) -> None:
@@ -194,35 +193,35 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether elements are dropped now."""
+        """Whether a forward pass would drop elements."""
         return self.training and self.probability > 0.0
 
     def forward(self, x: Tensor, keys: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Drop elements of ``x`` ``[..., C]``, then add ``residual``, if given; ``keys`` is ``[...]`` int64."""
+        """Drop elements of ``x`` ``[..., C]``, then add ``residual`` if given; ``keys`` is int64 ``[...]``."""
         if self.drops:
             return dropout_add(x, keys, self.site, self.probability, residual)
         return x if residual is None else residual + x
 
 
 class Embedding(nn.Module):
-    """Token, position and segment embeddings, added, then perhaps a norm, then dropout.
+    """The sum of token, position and segment embeddings, then an optional norm, then dropout.
 
     GPT has learned positions and no norm (Radford et al. 2018), BERT also segments and a norm (Devlin et al. 2019).
 
     Args:
-        vocab_size: tokens that exist; the table in memory is padded with zero rows, files never hold them.
-        max_positions: longest sequence.
+        vocab_size: size of the vocabulary; the table in memory is padded with zero rows, which are never saved.
+        max_positions: maximum sequence length.
         hidden_size: D.
         positions: a learned table, fixed sines and cosines (Vaswani et al. 2017), or none.
-        first_position: row of the position table in which sequences begin: 2 in RoBERTa, whose tables have 2 more rows.
+        first_position: row of the position table for position 0: 2 in RoBERTa, whose tables have 2 more rows.
         num_segments: rows of the segment table; 0: no table, 1: one row, added to every token.
         norm: of the sum, before the dropout.
         dropout: probability.
         std: standard deviation of the initial tables.
-        compute_dtype: dtype of the output, which every later layer follows.
+        compute_dtype: dtype of the output and of all later activations.
 
     Attributes:
-        sparse_tokens: the token table in place of ``tokens``, if it is block-sparse (`hornbook.model.sparse_table`).
+        sparse_tokens: replaces ``tokens`` if the token table is block-sparse (`hornbook.model.sparse_table`).
     """
 
     def __init__(
@@ -252,7 +251,7 @@ class Embedding(nn.Module):
         self.sparse_tokens: LookUp | None = None
 
     def draw(self, draw: Draw) -> None:
-        """Fill the tables; the padding rows of the token table become zero."""
+        """Initialize the tables; the padding rows of the token table become zero."""
         if self.sparse_tokens is None:
             draw.normal(self.tokens, "tokens", self.std, num_rows=self.vocab_size)
         for name, table in (("positions", self.positions), ("segments", self.segments)):
@@ -264,13 +263,13 @@ class Embedding(nn.Module):
     ) -> Tensor:
         """Return ``[B, T, D]`` in the compute dtype.
 
-        Narrower tables are looked up in fp32, so that the gradients of a row add up in fp32.
+        16-bit tables are looked up in fp32, so that the gradients of a row are summed in fp32.
 
         Args:
             tokens_BT: int64.
             positions_BT: int64, from 0.
             keys_BT: int64, the dropout keys.
-            segments_BT: int64; None: all tokens are of segment 0.
+            segments_BT: int64; None: all tokens are in segment 0.
         """
         tokens = self.tokens
         if self.sparse_tokens is not None:
@@ -291,7 +290,7 @@ class Embedding(nn.Module):
         return result
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the embedding with tables read once, or itself if it is more than tokens and positions."""
+        """Return the embedding with tables converted once, or itself if it is more than tokens and positions."""
         has_more = any(part is not None for part in (self.segments, self.norm, self.sparse_tokens))
         if has_more or self.positions is None:
             return self
@@ -302,13 +301,13 @@ class Embedding(nn.Module):
 
 @dataclass(frozen=True)
 class IncrementalEmbedding:
-    """`Embedding` of tokens ``[V, D]`` and positions ``[P, D]`` alone, both fp32, without dropout."""
+    """`Embedding` of only tokens ``[V, D]`` and positions ``[P, D]``, both fp32, without dropout."""
 
     tokens: Tensor
     positions: Tensor
     dtype: torch.dtype
 
     def __call__(self, tokens_BT: Tensor, positions_BT: Tensor, keys_BT: Tensor) -> Tensor:
-        """See ``Embedding``; ``keys_BT`` does not count."""
+        """Return the hidden states; see ``Embedding``. ``keys_BT`` is ignored."""
         tokens_BTD = functional.embedding(tokens_BT, self.tokens)
         return (tokens_BTD + functional.embedding(positions_BT, self.positions)).to(self.dtype)

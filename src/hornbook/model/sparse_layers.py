@@ -1,12 +1,12 @@
-"""A linear map of blocks, and the models whose linear maps are such.
+"""Block-sparse linear layers, and the conversion of models to them.
 
 ::
 
     Linear            weight [3072, 768]                          bias [3072]
     BlockSparseLinear values [922, 16, 16], rows, columns [922]   bias [3072]
 
-Parameters, gradients and moments exist for the blocks alone. Where blocks are, and since which update, are buffers that
-checkpoints hold; `hornbook.engine.topology` changes them in training.
+Parameters, gradients and moments exist only for the blocks. The positions of blocks and the updates after which they
+grew are buffers that checkpoints hold; `hornbook.engine.topology` changes them during training.
 """
 
 import math
@@ -27,7 +27,7 @@ from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
 from hornbook.ops.block_pattern import Pattern, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
-from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.layers import for_few_rows
 from hornbook.wording import counted
 
 TABLE: Final = "embedding.sparse_tokens"
@@ -35,7 +35,7 @@ TABLE: Final = "embedding.sparse_tokens"
 
 
 class BlockSparseLinear(nn.Module):
-    """``y = x Wᵀ + b`` in the dtype of ``x``, where W is zero but for square blocks.
+    """A linear layer, ``y = x Wᵀ + b``, in the dtype of ``x``, whose W is zero except for square blocks.
 
     ::
 
@@ -43,33 +43,34 @@ class BlockSparseLinear(nn.Module):
         y = layer(x)                    # x [..., 768] -> y [..., 3072]
         layer.to_dense()                # [3072, 768]
 
-    The positions are random, a function of seed and name. Unless it is built on the meta device, the layer has its
-    initial weights at once.
+    The positions of the blocks are random, a function of seed and name. The constructor initializes the weights, except
+    on the meta device.
 
     Args:
         num_in: size of the last dimension of the input, a multiple of ``block_size``.
         num_out: size of the last dimension of the output.
         block_size: b, rows and columns of a block.
-        density: share of the blocks that are kept, rounded up to whole blocks; the same in each part.
-        std: standard deviation of the weights if the map were dense; that of the blocks is ``std / √density``. None:
-            ``1 / √num_in``.
-        bias: whether there is a ``b``, which starts at zero.
+        density: share of the blocks that are nonzero, rounded up to whole blocks; the same in each part.
+        std: standard deviation of the weights of an equivalent dense layer; that of the blocks is ``std / √density``.
+            None: ``1 / √num_in``.
+        bias: whether to add ``b``, which is initialized to zero.
         is_uniform: whether initial weights are uniform rather than normal.
-        num_parts: maps of equal shape side by side, as query, key and value; tensors have a first dimension for them.
+        num_parts: stacked matrices of equal shape, such as query, key and value; tensors have a first dimension for
+            them.
         kernel: ``auto`` or a name of ``hornbook.ops.block_sparse.KERNELS``.
         seed: of the initial weights and positions.
-        name: of the layer; layers of one seed and different names have different patterns.
+        name: of the layer; layers with the same seed and different names have different patterns.
 
     Attributes:
-        values: the blocks, fp32 ``[n, b, b]`` or ``[parts, n, b, b]``, in the order of rows, then columns.
-        rows: int32 ``[n]`` or ``[parts, n]``: the row of blocks in which each lies.
-        columns: likewise.
-        grown_at: int32, likewise: the number of the update after which the block grew; 0 from the start on.
-        tried: uint8 ``[⌈R·C / 8⌉]``, likewise: a bit for each position, set if a block ever was there.
-        scores: gets pooled dense gradients in the backward pass; None unless an update of the pattern is due.
+        values: the blocks, fp32 ``[n, b, b]`` or ``[parts, n, b, b]``, ordered by rows, then columns.
+        rows: int32 ``[n]`` or ``[parts, n]``: the block row of each block.
+        columns: int32, same shape: the block column of each block.
+        grown_at: int32, same shape: the number of the update after which the block grew; 0 for initial blocks.
+        tried: uint8 ``[⌈R·C / 8⌉]`` or ``[parts, ⌈R·C / 8⌉]``: a bit for each position, set if it ever had a block.
+        scores: collects pooled dense gradients in the backward pass; None unless an update of the pattern is due.
 
     Raises:
-        UserError: the sizes are no multiples of the block, or no block is left.
+        UserError: the sizes are not multiples of the block size, or no block is left.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BlockSparseLinear(nn.Module):
         for problem in config.problems_with(shape):
             raise UserError(f"{problem.keys[0].rpartition('.')[2]} {problem.message}")
         (grid,) = config.grids(shape).values()
-        self.grid_shape, self.density = (grid.rows, grid.columns), grid.density  # of a part
+        self.grid_shape, self.density = (grid.rows, grid.columns), grid.density  # of each part
         self.std, self.is_uniform = 1.0 / math.sqrt(num_in) if std is None else std, is_uniform
         parts = (num_parts,) if num_parts > 1 else ()
         self.values = nn.Parameter(torch.empty(*parts, grid.num_kept, block_size, block_size))
@@ -110,10 +111,10 @@ class BlockSparseLinear(nn.Module):
             self.draw(Draw(seed, name))
 
     def draw(self, draw: Draw) -> None:
-        """Fill parameters and buffers with their initial values."""
+        """Initialize parameters and buffers."""
         draw.normal(self.values, "values", self.std / math.sqrt(self.density), is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
-        if self.rows.is_meta:  # another rank of the pipeline holds it
+        if self.rows.is_meta:  # another pipeline rank holds it
             return
         num_rows, num_columns = self.grid_shape
         random = generator(draw.seed, f"{draw.prefix}.positions")
@@ -126,7 +127,7 @@ class BlockSparseLinear(nn.Module):
         self.note_tried()
 
     def note_tried(self) -> None:
-        """Set the bits of the positions that have blocks now."""
+        """Set the bits in ``tried`` of the positions that have blocks now."""
         for tried, rows, columns in zip(*map(self.in_parts, (self.tried, self.rows, self.columns)), strict=True):
             present = torch.zeros(tried.numel() * 8, dtype=torch.uint8, device=tried.device)
             present[rows.long() * self.grid_shape[1] + columns.long()] = 1
@@ -135,14 +136,14 @@ class BlockSparseLinear(nn.Module):
 
     @property
     def share_tried(self) -> float:
-        """Share of the positions at which a block is or was."""
+        """Share of the positions that have or had a block."""
         bits = self.tried.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=self.tried.device) & 1
         return int(bits.sum()) / (self.num_parts * self.grid_shape[0] * self.grid_shape[1])
 
     def picture(self, most: int = 32) -> list[str]:
-        """Return the pattern in at most so many lines of as many hexadecimal digits: shares of blocks, in 15ths.
+        """Return the pattern as at most ``most`` lines of ``most`` hexadecimal digits: shares of blocks, in 15ths.
 
-        A place that has any block has a digit above 0; parts lie below each other.
+        The shares are rounded up, so that 0 means no block; parts are stacked vertically.
         """
         grid = torch.zeros(self.num_parts * self.grid_shape[0], self.grid_shape[1])
         grid[self.pattern.rows.cpu(), self.pattern.columns.cpu()] = 1.0
@@ -151,14 +152,14 @@ class BlockSparseLinear(nn.Module):
         return ["".join(f"{digit:x}" for digit in line) for line in (shares * 15).ceil().int().tolist()]
 
     def in_parts(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return one of the layer's tensors part by part; there is one part unless maps lie side by side."""
+        """Return the parts of one of the layer's tensors; without stacked matrices, the tensor itself."""
         return tensor.unbind(0) if self.num_parts > 1 else (tensor,)
 
     @property
     def pattern(self) -> Pattern:
-        """Where the blocks are in the whole matrix; parts lie below each other. Derived again if that has changed.
+        """The positions of the blocks in the whole matrix, with parts stacked vertically; cached until they change.
 
-        Compiled code derives it in each forward pass, since it does not see versions of tensors.
+        Compiled code computes it in each forward pass, since it cannot read the versions of tensors.
         """
         if torch.compiler.is_compiling():
             return self._pattern_of(self.rows, self.columns)
@@ -174,7 +175,7 @@ class BlockSparseLinear(nn.Module):
         return Pattern.of(below, columns.flatten(), self.num_parts * num_rows, num_columns)
 
     def kernel(self, dtype: torch.dtype) -> Choice:
-        """Return the kernel that computes the map of activations of ``dtype``, and why."""
+        """Return the kernel for activations of ``dtype`` and the reason for the choice."""
         choice: Choice = choose_kernel(self.asked_kernel, self.block_size, self.density, self.values.device, dtype)
         return choice
 
@@ -185,7 +186,7 @@ class BlockSparseLinear(nn.Module):
         return y if self.bias is None else y + self.bias.flatten().to(y.dtype)
 
     def to_dense(self) -> Tensor:
-        """Return the matrix, ``[num_out, num_in]`` or ``[parts, num_out / parts, num_in]``, without history."""
+        """Return the matrix, ``[num_out, num_in]`` or ``[parts, num_out / parts, num_in]``, detached."""
         return self._dense(self.values.detach(), self.pattern)
 
     def _dense(self, values: Tensor, pattern: Pattern) -> Tensor:
@@ -193,48 +194,48 @@ class BlockSparseLinear(nn.Module):
         return matrix.view(self.num_parts, -1, self.num_in) if self.num_parts > 1 else matrix
 
     def densify(self, tensors: dict[str, Tensor], name: str) -> None:
-        """Replace the tensors of the layer called ``name``, stored ones, by those of a dense one, in place."""
+        """Replace the stored ``tensors`` of the layer ``name`` by those of a dense layer, in place."""
         values, rows, columns, *_ = [
             tensors.pop(f"{name}.{kind}") for kind in ("values", "rows", "columns", "grown_at", "tried")
         ]
         tensors[f"{name}.weight"] = self._dense(values, self._pattern_of(rows, columns))
 
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the map with weights made dense and cast once to ``dtype``: for a few tokens that is fastest."""
+        """Return the layer with dense weights, cast once to ``dtype``, which is fastest for few tokens."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = cast_for_few_rows(self.to_dense().flatten(0, -2), dtype)
+        weight = for_few_rows(self.to_dense().detach().flatten(0, -2).to(dtype))
         return partial(functional.linear, weight=weight, bias=bias)
 
     def extra_repr(self) -> str:
-        """Return sizes, block and density for the printed module."""
+        """Return the sizes, block size and density, for printing the module."""
         return f"{self.num_in}, {self.num_out}, block_size={self.block_size}, density={self.density:.4g}"
 
 
 def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> None:
-    """Replace the linear maps of ``model`` that ``config`` names by block-sparse ones, not yet drawn, in place.
+    """Replace the linear layers of ``model`` that ``config`` names by uninitialized block-sparse ones, in place.
 
     ::
 
         blocks.3.attention.qkv   QueryKeyValue -> BlockSparseLinear of three parts
         blocks.3.attention.out   Linear        -> BlockSparseLinear
 
-    The maps that a block makes of its own, by ``make_linear``, stay as they are.
+    Layers of other classes, made by a custom ``make_linear``, stay unchanged.
 
     Args:
         model: on the meta device.
-        config: has patterns.
+        config: names linear layers.
         section: the recipe's ``[model]``.
 
     Raises:
-        UserError: a model of one's own does not have what ``config`` asks for.
+        UserError: a custom model does not have the layers that ``config`` names.
     """
-    maps = {name: module for name, module in model.named_modules() if type(module) in (Linear, QueryKeyValue)}
-    shapes = {name: _shape_of(module) for name, module in maps.items()}
+    linears = {name: module for name, module in model.named_modules() if type(module) in (Linear, QueryKeyValue)}
+    shapes = {name: _shape_of(module) for name, module in linears.items()}
     if linears_of(section) is None:
         for problem in config.problems_with(shapes):
             raise UserError(f"{problem.keys[0]}: {problem.message}")
     for name, grid in config.grids(shapes).items():
-        module, shape = maps[name], shapes[name]
+        module, shape = linears[name], shapes[name]
         layer = BlockSparseLinear(
             shape.num_in,
             shape.num_out,
@@ -250,20 +251,20 @@ def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> N
 
 
 def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
-    """Return the block-sparse linear maps of a model by name, without those that other ranks of a pipeline hold."""
+    """Return the block-sparse layers of a model by name, without those that other pipeline ranks hold."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)}
     return {name: module for name, module in found.items() if not module.values.is_meta}
 
 
 def describe_blocks(model: LanguageModel) -> str:
-    """Return in words how many linear maps of a model are sparse, what share of their weights exists, and by what."""
+    """Return a summary: the number of sparse layers, the share of their weights that is stored, and the kernels."""
     found = sparse_layers(model)
     table = found.pop(TABLE, None)
     parts = []
     if layers := list(found.values()):
         choices = {layer.kernel(model.compute_dtype) for layer in layers}
         kernels = "; ".join(sorted(f"{choice.kernel}: {choice.reason}" for choice in choices))
-        parts.append(f"{counted(len(layers), 'linear map')}, {_share(layers)}; kernel {kernels}")
+        parts.append(f"{counted(len(layers), 'linear layer')}, {_share(layers)}; kernel {kernels}")
     if table is not None:
         parts.append(f"token table, {_share([table])}")
     return "; ".join(parts) or "none on this rank"
@@ -277,11 +278,11 @@ def _share(layers: Sequence[BlockSparseLinear]) -> str:
 
 
 def dense_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """Return the stored ``tensors`` of a sparse model as those of the dense model that computes the same.
+    """Return the stored ``tensors`` of a sparse model as those of the equivalent dense model.
 
     Args:
-        tensors: by name, weights and buffers.
-        model: of the same recipe, perhaps on the meta device.
+        tensors: weights and buffers by name.
+        model: of the same recipe, on any device, including meta.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)}
     if not layers:

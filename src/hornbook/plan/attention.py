@@ -47,6 +47,9 @@ class Tokens:
     """Whether attention copies tokens into groups and back: sequences of different lengths."""
     is_masked: bool = False
     """Whether a decoder sees its own document alone."""
+    is_new: bool = False
+    """Whether a micro-batch that finds gradients may be the first of its shape, whose first layer a recomputation
+    budget measures: sequences of different lengths have many shapes."""
 
     @property
     def num_sequences(self) -> int:

@@ -200,11 +200,4 @@ class PhasedStep:
 
     @property
     def _head(self) -> Head:
-        recipe = self.recipe
-        return Head(
-            model=recipe.model,
-            objective=recipe.objective,
-            tokens=self.tokens,
-            num_rows=self.part.table[0],
-            chunks=recipe.memory.vocabulary_chunks,
-        )
+        return Head.of(self.recipe, self.tokens, self.part.table[0])

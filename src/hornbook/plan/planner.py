@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from hornbook.config.communication import PLANNED_MODELS
-from hornbook.config.options import Problem
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.errors import UserError
@@ -212,11 +211,6 @@ def with_options(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **changed)
 
 
-def problems_of(recipe: Recipe) -> list[Problem]:
-    """List what conflicts in a recipe whose sections were replaced."""
-    return [*recipe.parallel.problems(), *recipe.memory.problems(), *recipe.problems()]
-
-
 def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the options that the recipe does not have already."""
     found = {
@@ -245,7 +239,7 @@ def _advice(plan: Plan) -> str | None:
     for sections, devices in _changes(plan):
         recipe = with_options(plan.recipe, **sections)
         machine = replace(plan.machine, num_ranks=devices)
-        if not problems_of(recipe) and fits(recipe, machine):
+        if not recipe.problems() and fits(recipe, machine):
             more = [f"--devices {devices}"] if devices != plan.machine.num_ranks else []
             return " ".join([*more, *filter(None, [written(differing(plan.recipe, sections))])])
     return None

@@ -18,7 +18,6 @@ from hornbook.plan.planner import (
     fits,
     largest_micro_batch,
     make_plan,
-    problems_of,
     with_options,
     written,
 )
@@ -48,7 +47,7 @@ def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
     found = []
     for options in _layouts(recipe, machine.num_ranks):
         changed = with_options(recipe, **options)
-        largest = None if problems_of(changed) else largest_micro_batch(changed, machine)
+        largest = None if changed.problems() else largest_micro_batch(changed, machine)
         if largest is None:
             continue
         plans = [*_plans(changed, machine, largest)]

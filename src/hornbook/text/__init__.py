@@ -1,1 +1,1 @@
-"""From files to documents and from documents to token ids; numpy and the tokenizers library, no torch."""
+"""Readers of documents, quality filters, sentence splitting and tokenizers, without torch."""

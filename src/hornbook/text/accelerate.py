@@ -1,18 +1,19 @@
-"""The ids of `hornbook.text.tokenizer`, by tiktoken: four times as fast for byte-level BPE with GPT-2's pattern.
+"""Encoding with tiktoken, four times as fast as the tokenizers library for byte-level BPE with GPT-2's pattern.
 
-    encode = accelerated(tokenizer, threads=8)      None where tiktoken is not installed, or cannot be trusted
-    encode(["Hi there", ...])                       [int32[2], ...], what tokenizer.encode_batch gives
+    encode = accelerated(tokenizer, threads=8)      None if tiktoken is not installed or could give other ids
+    encode(["Hi there", ...])                       [int32[2], ...], the same as tokenizer.encode_batch
 
-A corpus must not depend on what is installed, so tiktoken has to give the same ids for every text:
+A corpus must not depend on the installed libraries, so tiktoken must give the same ids for every text:
 
-- It merges by ranks, not by pairs. Both give the same if each merge makes a token of its own and every token, cut into
-  bytes, merges into itself; that is checked for all tokens.
-- Its pieces depend on what is a letter, a number or a space, which libraries take from different versions of Unicode;
-  that is compared for all characters of the four planes that have any, and some of each other one.
-- One job in 128 is done by both, and a difference stops the build: neither argument knows of a library's slips.
+- It merges by rank, not by pair. Both give the same ids if each merge makes a distinct token and the bytes of every
+  token merge into that token, which is checked for all tokens.
+- Its pieces depend on which characters are letters, numbers and spaces, and the libraries have different versions of
+  Unicode. The classes are compared for all characters of planes 0 to 3, which have nearly all assigned ones, and for a
+  sample of the others.
+- One job in 128 is encoded by both libraries, and a difference stops the build, in case a library has a bug.
 
-Many texts go into one call, with a special token between them, so that threads do not queue for Python's lock. Long
-stretches without a place to cut stay with the tokenizers library, one at a time, since it takes much memory for them.
+A call encodes many texts, joined by a special token, so that threads rarely wait for Python's lock. Long stretches
+without a boundary are encoded by the tokenizers library, one at a time, since it needs much memory for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
 _Job = list[tuple[int, str]]
-"""Stretches with the number of their text."""
+"""Stretches, each with the number of its text."""
 
 _PATTERN: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""GPT-2's, as tiktoken writes it."""
+"""GPT-2's pattern as written in tiktoken."""
 _BOUNDARY: Final = "\U0010fffe<hornbook: next text>"
 _JOB_CHARACTERS: Final = 1 << 18
 _JOBS_A_THREAD: Final = 16
@@ -52,14 +53,14 @@ _PROBES_A_CALL: Final = 256
 
 
 def accelerated(tokenizer: Tokenizer, threads: int) -> Encode | None:
-    """Return a faster form of ``tokenizer.encode_batch`` on so many threads, None where there is none."""
+    """Return a faster equivalent of ``tokenizer.encode_batch`` with a number of threads, or None."""
     if tokenizer.form != "byte-bpe" or not _is_installed() or not _merges_by_rank(tokenizer) or not _same_classes():
         return None
     return _Accelerated(tokenizer, threads)
 
 
 class _Accelerated:
-    """Encodes texts with tiktoken; see the module."""
+    """A callable that encodes texts with tiktoken, see the module's docstring."""
 
     def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +73,12 @@ class _Accelerated:
         self._jobs_at_once, self._num_jobs = _JOBS_A_THREAD * threads, 0
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return each text's ids. Raises as `Tokenizer.encode_batch`, and HornbookError if the libraries disagree."""
+        """Return the ids of each text, int32[num_tokens].
+
+        Raises:
+            UserError: a text has lone surrogates.
+            HornbookError: the libraries disagree.
+        """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._tokenizer.stretches(text))
         while some := list(islice(jobs, self._jobs_at_once)):
@@ -92,7 +98,7 @@ class _Accelerated:
         joined = _BOUNDARY.join(job)
         try:
             joined.encode()
-        except UnicodeEncodeError:  # which the tokenizer reports
+        except UnicodeEncodeError:  # let the tokenizer raise the error
             return self._tokenizer.encode_batch(job)
         if joined.count(_BOUNDARY) != len(job) - 1:
             return self._tokenizer.encode_batch(job)
@@ -108,13 +114,13 @@ class _Accelerated:
         for expected, ids in zip(wanted, found, strict=True):
             if not np.array_equal(expected, ids):
                 raise HornbookError(
-                    "tiktoken and tokenizers disagree about a text, so what was tokenized may be wrong; start again "
-                    "with --encoder tokenizers, or with other versions of the two"
+                    "tiktoken and tokenizers give different ids for a text, so the tokens written so far may be wrong; "
+                    "start again with --encoder tokenizers, or with other versions of the two libraries"
                 )
 
 
 def _jobs(stretches: Iterable[tuple[int, str]]) -> Iterator[_Job]:
-    """Stretches of a quarter of a million characters together, or a long one alone."""
+    """Group stretches into jobs of a quarter of a million characters; a long stretch is a job of its own."""
     job: _Job = []
     size = 0
     for number, stretch in stretches:
@@ -149,12 +155,12 @@ def _encoding(ranks: dict[bytes, int], boundary: int) -> "tiktoken.Encoding":
 
 
 def _merged(tokenizer: Tokenizer) -> list[str]:
-    """Return what each merge makes, best first."""
+    """Return the token that each merge makes, in the order of merges."""
     return [left + right for left, right in tokenizer.settings["model"]["merges"]]
 
 
 def _merges_by_rank(tokenizer: Tokenizer) -> bool:
-    """Tell whether the pairs of the merges and the ranks of what they make lead to the same tokens."""
+    """Return whether merging by pair and merging by rank give the same tokens."""
     made = _merged(tokenizer)
     if len(set(made)) < len(made) or not set(byte_symbols()) | set(made) <= set(tokenizer.vocab):
         return False
@@ -164,9 +170,9 @@ def _merges_by_rank(tokenizer: Tokenizer) -> bool:
 
 @cache
 def _same_classes() -> bool:
-    """Tell whether both libraries hold the same characters for letters, numbers and spaces.
+    """Return whether both libraries have the same letters, numbers and spaces.
 
-    A character is put behind a letter, a number and a mark; it is merged with them where it is of their class.
+    Each character is encoded after a letter, a number and a mark, and merges with the one of its class.
     """
     leads = [symbol for byte, symbol in enumerate(byte_symbols()) if byte not in range(0x80, 0xC0)]
     merges = [(before, lead) for before in "x1!" for lead in leads]

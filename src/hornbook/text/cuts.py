@@ -1,10 +1,10 @@
-"""Long texts in stretches, cut only where a tokenizer's pieces end anyway, so that the ids are those of the whole text.
+"""Splitting of long texts into stretches at boundaries between a tokenizer's pieces, which leaves the ids unchanged.
 
     "one two three four", 7 characters or more, a blank begins a piece   ->   "one two", " three four"
 
-Stretches are encoded in parallel: more even for the cores, a third faster even for one, and memory stays bounded.
-Where pieces end is known for the patterns below; a text for any other tokenizer stays whole. The library takes up to
-250 bytes of memory for a byte of a stretch, so a reader of documents refuses one that has too many (``find_endless``).
+Stretches are encoded in parallel: the cores are loaded more evenly, even a single core is a third faster, and memory is
+bounded. The boundaries are known for the patterns below; for any other tokenizer, texts are not split. The library
+needs up to 250 bytes of memory per byte of a stretch, so documents with a longer one are rejected (``find_endless``).
 """
 
 import re
@@ -15,24 +15,24 @@ from hornbook.text.tokenizer_json import Settings, form_of
 
 CUT_CHARACTERS: Final = 16_384
 MAX_STRETCH_BYTES: Final = 2 << 20
-"""Of a document, in UTF-8, without a place to cut: if each byte is a token, that is half a gibibyte in the library."""
+"""Limit in UTF-8 for a stretch without a boundary: if each byte is a token, the library needs 0.5 GiB."""
 MAX_WHOLE_BYTES: Final = 8 << 20
-"""Of a document, in UTF-8, for a tokenizer whose pieces are not known; ordinary text has a token for every 4 bytes."""
+"""Limit in UTF-8 for a document whose boundaries are not known; ordinary text has a token for every 4 bytes."""
 
 Stretches: TypeAlias = Callable[[str, int], Iterator[str]]
 
 _LETTERS: Final = "A-Za-zぁ-ゖァ-ヺー一-龥가-힣"
 _MARKS: Final = r"!-/:-@\[-`{-~、。，．；：！？「」『』（）《》…"
 GPT2_CUT: Final = re.compile(rf"\S(?=[ \n])|[{_LETTERS}](?=[0-9{_MARKS}])|[0-9](?=[{_LETTERS}{_MARKS}])")
-"""The last character of a piece of GPT-2's pattern, whatever comes before and after it.
+"""Characters that end a piece of GPT-2's pattern in any context.
 
-White space, but for one blank, can only begin a piece; and no piece has a letter, a number or a mark behind one of
-another kind, but for the letters of 's and its like, so nothing is cut behind a mark. These letters and marks are so
-for every version of Unicode that a library may have.
+White space can only begin a piece, except that a piece may begin with one blank. Letters, numbers and marks are never
+in the same piece, except for contractions such as 's, so no cut follows a mark. The listed letters and marks are ones
+in every version of Unicode that a library may have.
 """
 BERT_CUT: Final = re.compile(r"[ \n\t!-/:-@\[-`{-~、。，]")
 CHINESE_CUT: Final = re.compile(BERT_CUT.pattern.replace("]", "\u4e00-\u9fff]"))
-"""What BERT's rules drop, or make a word of its own, whatever comes before and after it."""
+"""Characters that BERT's rules remove or make a separate word in any context."""
 
 _TIKTOKEN_LIKE: Final = re.compile(
     r"\(\?i:'s\|'t\|'re\|'ve\|'m\|'ll\|'d\)\|\[\^\\r\\n\\p\{L\}\\p\{N\}\]\?\\p\{L\}\+\|\\p\{N\}(\{1,3\})?"
@@ -40,28 +40,28 @@ _TIKTOKEN_LIKE: Final = re.compile(
 )
 """The patterns of GPT-4, Llama 3 and Qwen 2."""
 _TIKTOKEN_CUT: Final = re.compile(r"[!-~](?= )")
-"""In those patterns, a blank behind anything but white space begins a piece."""
+"""In those patterns, a blank after anything but white space begins a piece."""
 
 
 def stretches_for(settings: Settings) -> Stretches | None:
-    """Return how to cut texts for a tokenizer, None where its pieces are not known.
+    """Return a function that splits texts for a tokenizer, or None if its boundaries are not known.
 
-    The function takes a text and a number of characters, and cuts it into stretches of that many or a few more.
+    The function takes a text and a number of characters, and yields stretches of that many or a few more.
     """
     form = form_of(settings)
     if form == "wordpiece":
         return _word_piece_stretches(settings)
-    place = GPT2_CUT if form == "byte-bpe" else _TIKTOKEN_CUT if _is_tiktoken_like(settings) else None
-    return None if place is None else lambda text, size: cuts(text, place, size)
+    last = GPT2_CUT if form == "byte-bpe" else _TIKTOKEN_CUT if _is_tiktoken_like(settings) else None
+    return None if last is None else lambda text, size: cuts(text, last, size)
 
 
-def cuts(text: str, place: re.Pattern[str], size: int = CUT_CHARACTERS) -> Iterator[str]:
-    """Cut a text into stretches of ``size`` characters or a few more; an empty text is one stretch.
+def cuts(text: str, last: re.Pattern[str], size: int = CUT_CHARACTERS) -> Iterator[str]:
+    """Split a text into stretches of ``size`` characters or a few more; an empty text is one stretch.
 
-    ``place`` matches what a stretch may end with, whatever comes before and after it.
+    ``last`` matches the characters that may end a stretch, in any context.
     """
     start = 0
-    while len(text) - start > size and (match := place.search(text, start + size - 1)):
+    while len(text) - start > size and (match := last.search(text, start + size - 1)):
         yield text[start : match.end()]
         start = match.end()
     if start < len(text) or not start:
@@ -69,12 +69,12 @@ def cuts(text: str, place: re.Pattern[str], size: int = CUT_CHARACTERS) -> Itera
 
 
 def utf8_bound(stretch: str) -> int:
-    """The most bytes that a stretch may have in UTF-8, at no cost."""
+    """Return an upper bound of the stretch's length in UTF-8, without encoding it."""
     return len(stretch) if stretch.isascii() else 4 * len(stretch)
 
 
 def find_endless(text: str, stretches: Stretches | None) -> str | None:
-    """Return what is wrong with a text that would take too much memory, None where nothing is."""
+    """Return why encoding a text would take too much memory, or None; see the limits above."""
     most = MAX_WHOLE_BYTES if stretches is None else MAX_STRETCH_BYTES
     if utf8_bound(text) <= most:
         return None
@@ -83,28 +83,28 @@ def find_endless(text: str, stretches: Stretches | None) -> str | None:
     size = max((len(piece.encode(errors="surrogatepass")) for piece in long), default=0)
     if size <= most:
         return None
-    where = "has to be encoded whole" if stretches is None else "has no blank, line end or other place to cut it"
+    what = "which the tokenizer must encode at once" if stretches is None else "without a blank or line end to split at"
     return (
-        f"has {size:,} bytes and {where} for the tokenizer; expected at most {most:,} bytes: break it into lines or "
-        "documents, or leave the document out (--on-error skip)"
+        f"has {size:,} bytes {what}; expected at most {most:,} bytes: break it into lines or documents, or skip it "
+        "(--on-error skip)"
     )
 
 
 def _word_piece_stretches(settings: Settings) -> Stretches:
-    """Cut as BERT's rules allow; a run of letters without end is shortened to as many as make a word unknown."""
+    """Split by BERT's rules; a long run of letters is shortened to a length that still makes the word unknown."""
     longest = settings["model"]["max_input_chars_per_word"]
     endless = re.compile(rf"([A-Za-z0-9]{{{longest + 1}}})[A-Za-z0-9]+")
-    place = CHINESE_CUT if settings["normalizer"]["handle_chinese_chars"] else BERT_CUT
+    last = CHINESE_CUT if settings["normalizer"]["handle_chinese_chars"] else BERT_CUT
 
     def stretches(text: str, size: int) -> Iterator[str]:
-        for stretch in cuts(text, place, size):
+        for stretch in cuts(text, last, size):
             yield endless.sub(r"\1", stretch) if len(stretch) > 2 * size else stretch
 
     return stretches
 
 
 def _is_tiktoken_like(settings: Settings) -> bool:
-    """Tell whether texts are split by one of the patterns of ``_TIKTOKEN_LIKE`` before anything else happens."""
+    """Return whether the tokenizer first splits texts by one of the patterns of ``_TIKTOKEN_LIKE``."""
     tokens: Any = settings.get("added_tokens") or []
     split, *_ = (settings.get("pre_tokenizer") or {}).get("pretokenizers") or [{}]
     return (

@@ -1,17 +1,17 @@
-"""Documents, one after the other, out of whatever the user names.
+"""Reading the documents of files, folders, globs, standard input and Hugging Face data sets.
 
     poems/a.txt     "Tyger Tyger"                        Document("Tyger Tyger", "poems/a.txt", offset 0, 11 bytes)
     b.jsonl.gz      {"text": "one"}                      Document("one", "b.jsonl.gz", offset 0, 3 bytes)
                     {"text": "two", "id": 7}             Document("two", "b.jsonl.gz", offset 16, 3 bytes)
     dump.xml.bz2    <page> ... <text>'''a''' [[b]]       Document("a b", "dump.xml.bz2", offset 1189, 3 bytes)
 
-Inputs become a list of sources, each file once. Folders are searched recursively, in the order of names; hidden files
-and folders are skipped, links are followed.
+Inputs are expanded into a list of sources, each file once. Folders are searched recursively, sorted by name; hidden
+files and folders are skipped, links are followed.
 
-The reader of a source's format (`hornbook.text.readers`) makes documents of it. Text is UTF-8. A byte-order mark at the
-very beginning goes, and CRLF becomes LF, as does CR alone, unless ``keep_crlf`` is set; the rest is taken as it is. A
-document that cannot be read is an error, or is counted and skipped, as the user says. Memory holds one document at a
-time, or some megabytes of rows.
+Each source is read by the reader of its format (`hornbook.text.readers`). Text must be UTF-8. A leading byte-order mark
+is removed, and CRLF and CR become LF unless ``keep_crlf`` is set; nothing else is normalized. An unreadable document is
+an error or is counted and skipped, depending on ``on_error``. Memory holds one document at a time, or some megabytes of
+rows.
 """
 
 import glob
@@ -69,15 +69,14 @@ READERS: Final[dict[str, Reader]] = {
     "arrow": partial(read_columns, "arrow"),
     "wikipedia": read_wikipedia,
 }
-"""Formats that open their files themselves."""
+"""Formats whose readers open the files themselves."""
 
 _BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
     f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")
 }
 _WITH_FIELDS: Final = ("jsonl", "csv", "tsv", "parquet", "arrow")
 _SUFFIXES: Final = {"parquet": (".parquet",), "arrow": (".arrow",)}
-"""Of formats whose documents are rows, which nothing but such a file can have: all others in a folder are left out."""
-
+"""Suffixes of the formats that only such files can have: other files in a folder are skipped. Offsets count rows."""
 
 OnNotice = Callable[[str], None]
 
@@ -88,12 +87,12 @@ def read_documents(
     tally: Tally | None = None,
     on_notice: OnNotice = lambda line: None,
 ) -> Iterator[Document]:
-    """Read the documents of what the user names, in that order; ``tally`` is kept up to date.
+    """Read the documents of the inputs, in order, and update ``tally``; see ``list_sources`` for valid inputs.
 
     Raises:
-        UserError: an input names nothing, or a file may not be read.
-        DataError: a document cannot be read, unless ``options.on_error`` is ``"skip"``.
-        HornbookError: the Hugging Face hub failed half-way.
+        UserError: an input matches nothing, or a file is not accessible.
+        DataError: a document is unreadable and ``options.on_error`` is ``"stop"``.
+        HornbookError: a request to the Hugging Face hub failed.
     """
     options = options or ReadOptions()
     return read_sources(list_sources(inputs, options, on_notice), options, Tally() if tally is None else tally)
@@ -102,18 +101,18 @@ def read_documents(
 def list_sources(
     inputs: Sequence[str | Path], options: ReadOptions, on_notice: OnNotice = lambda line: None
 ) -> list[str]:
-    """List what ``read_sources`` shall read, each source once.
+    """Return the sources of the inputs for ``read_sources``, each source once.
 
     Args:
-        inputs: files, folders, globs, ``"-"`` for standard input; folders that ``save_to_disk`` made; data sets of the
-            Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
-        options: which files to take, and of a data set which split and configuration.
-        on_notice: gets a line about files that several inputs name.
+        inputs: files, folders, globs, ``"-"`` for standard input, folders written by ``save_to_disk``, and data sets of
+            the Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
+        options: the files of a folder to read, and the split and configuration of a data set.
+        on_notice: called with a line about files that several inputs name.
 
     Raises:
-        UserError: an input names nothing, or an option does not apply.
+        UserError: an input matches nothing, or an option does not apply.
         DataError: a data set is damaged.
-        HornbookError: the Hugging Face hub failed.
+        HornbookError: a request to the Hugging Face hub failed.
     """
     check_patterns(options.exclude)
     sources: list[str] = []
@@ -130,42 +129,42 @@ def list_sources(
             sources += find_sources([item], suffixes=suffixes, exclude=options.exclude)
     for name, used in chosen.items():
         if getattr(options, name) is not None and not used:
-            where = "a data set of the Hugging Face hub" + ", or a folder that save_to_disk made" * (name == "split")
-            raise UserError(f"--{name} applies to {where}; no input is one")
+            where = "a data set of the Hugging Face hub" + " or a folder written by save_to_disk" * (name == "split")
+            raise UserError(f"--{name} applies to {where}, and no input is one; name such an input, or drop --{name}")
     once = each_once(sources)
     if not once:
         raise UserError(
-            f"no input is left by --exclude {' --exclude '.join(options.exclude)}; name others, or loosen it"
+            f"--exclude {' --exclude '.join(options.exclude)} excludes every input; name other inputs, or remove it"
         )
     if options.field != DEFAULT_FIELD and not any(format_of(name, options) in _WITH_FIELDS for name in once):
         raise UserError(
             f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as "
-            f"{format_of(once[0], options)}, which has no fields; leave it out, or say by --from what it is "
+            f"{format_of(once[0], options)}, which has no fields; remove the option, or set the format with --from "
             f"({', '.join(_WITH_FIELDS)})"
         )
     if repeated := len(sources) - len(once):
-        on_notice(f"{counted(repeated, 'file')} named more than once, to be read once")
+        on_notice(f"{counted(repeated, 'file')} named more than once; each file is read once")
     return once
 
 
 def find_sources(
     inputs: Sequence[str | Path], *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[str]:
-    """List the files to read, each once, by the first of its names; none where all inputs are left out by name.
+    """Return the files of the inputs, each once, under the first of its names; empty if every input is excluded.
 
     Args:
-        inputs: files, folders, globs (``**`` goes through folders), ``"-"`` for standard input.
-        suffixes: take only files of such an ending, as in ``".py"``, out of folders and globs; a compressed
-            ``a.py.gz`` counts as ``.py``, too. A file named outright is always taken.
-        exclude: patterns as in ``"test*"``; what has a name that fits one is left out, whether an input names it
-            (as a shell does that expands a glob) or it is found below; the folders above an input, and above a glob's
-            first wildcard, are not looked at.
+        inputs: files, folders, globs (``**`` matches nested folders), ``"-"`` for standard input.
+        suffixes: of folders and globs, return only files with one of these suffixes, such as ``".py"``; a compressed
+            ``a.py.gz`` also matches ``.py``. Files named directly are always returned.
+        exclude: patterns such as ``"test*"``. A file or folder whose name matches one is skipped, whether it is an
+            input (a shell may have expanded a glob) or is found below one. The folders above an input, and those above
+            a glob's first wildcard, are not matched.
 
     Raises:
-        UserError: there is no input, one names nothing, or nothing is left below it.
+        UserError: there are no inputs, or one matches no file.
     """
     if not inputs:
-        raise UserError("no input was named: expected files, folders, globs, or - for standard input")
+        raise UserError("no input; expected files, folders, globs, or - for standard input")
     sources: list[str] = []
     for name in (os.fspath(item) for item in inputs):
         if Path(name).exists() and is_excluded(PurePath(name).name, exclude):
@@ -174,13 +173,13 @@ def find_sources(
         if not found:
             conditions = [f"suffix {' or '.join(suffixes)}"] * bool(suffixes) + [f"not {p}" for p in exclude]
             asked = f" ({', '.join(conditions)})" if conditions else ""
-            raise UserError(f"{name}: there is no file to read{asked}; hidden files do not count")
+            raise UserError(f"{name}: no file to read{asked}; check the path (hidden files are skipped)")
         sources += found
     return each_once(sources)
 
 
 def each_once(sources: Iterable[str]) -> list[str]:
-    """Leave out sources that are a file by another name, through symbolic links too; the first name stays."""
+    """Return the sources, each file once, under the first of its names; symbolic links are resolved to compare."""
     first: dict[str, str] = {}
     for name in sources:
         first.setdefault(name if name == STANDARD_INPUT else os.path.realpath(name), name)
@@ -188,13 +187,13 @@ def each_once(sources: Iterable[str]) -> list[str]:
 
 
 def check_patterns(exclude: Sequence[str]) -> None:
-    """Raise UserError if a pattern has a slash, since no single name would fit it."""
+    """Raise UserError if a pattern contains a slash, since it is matched against single names."""
     for pattern in exclude:
         if "/" in pattern:
             name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")
             raise UserError(
-                f"--exclude {pattern!r:.120} would leave out nothing: a pattern is of one name, that of a file or of a "
-                f"folder; say --exclude {shlex.quote(name):.120}"
+                f"--exclude {pattern!r:.120} matches nothing: a pattern is compared with the name of one file or "
+                f"folder, so it has no slash; use --exclude {shlex.quote(name):.120}"
             )
 
 
@@ -207,17 +206,17 @@ def read_sources(
     find_fault: Callable[[str], str | None] = lambda text: None,
     meter: InputMeter | None = None,
 ) -> Iterator[Document]:
-    """Read the documents of the sources that ``list_sources`` found; raises as ``read_documents``.
+    """Read the documents of the sources from ``list_sources``, in order. Raises the errors of ``read_documents``.
 
     Args:
-        sources: what to read, in this order.
-        options: how.
-        tally: is kept up to date, ``tally.position`` too: whenever a document was handed out, it counts this one and
-            what came before it, and nothing beyond.
-        skip: leave out what lies before this position, which is not counted either; a tally and its position as they
-            were after some document let the reading go on as if it had not stopped.
-        find_fault: says why a text cannot be used, which counts as a document that cannot be read; None if it can.
-        meter: counts the bytes that are read, where a reader can tell.
+        sources: the sources.
+        options: how to read them.
+        tally: updated in place, ``tally.position`` included: when a document is yielded, the tally covers this document
+            and everything before it, and nothing after it.
+        skip: start at this position, without counting what comes before. To resume, pass a copy of the tally made after
+            some document, and its position.
+        find_fault: returns why a text is unusable, or None; an unusable text counts as an unreadable document.
+        meter: counts the bytes read, for readers that support it.
     """
     first = skip or Position()
     for number, name in enumerate(sources[first.source :], first.source):
@@ -248,18 +247,18 @@ def read_sources(
 
 
 def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", "row"]:
-    """Return what ``Document.offset`` counts in a source that was read as a format; None: by its name."""
+    """Return the unit of ``Document.offset`` for a source read in a format; None infers the format from the name."""
     known = _BY_SUFFIX.get(content_suffix(source)) if format_name in (None, "auto") else format_name
     return "row" if known in _SUFFIXES else "byte"
 
 
 def format_of(source: str, options: ReadOptions) -> str:
-    """Return the format in which a source is read, a key of ``STREAM_READERS`` or ``READERS``."""
+    """Return the format of a source, a key of ``STREAM_READERS`` or ``READERS``."""
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
 def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | None) -> Iterator[Outcome]:
-    """Read a source from its document ``start`` on; an error that ends it comes last."""
+    """Read a source from its document ``start`` on; an error that ends the source is yielded last."""
     kind = format_of(name, options)
     try:
         path = None if name == STANDARD_INPUT else Path(name)
@@ -276,7 +275,7 @@ def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | N
 
 
 def _shown(source: str) -> str:
-    """Return what messages call a source."""
+    """Return the name of a source in messages."""
     return "standard input" if source == STANDARD_INPUT else source
 
 
@@ -291,8 +290,8 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     if not glob.has_magic(name):
         raise UserError(f"{name}: no such file or folder; check the path")
     found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-    named = next(place for place, part in enumerate(path.parts) if glob.has_magic(part))
-    matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[named:]), exclude)]
+    first_wildcard = next(depth for depth, part in enumerate(path.parts) if glob.has_magic(part))
+    matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[first_wildcard:]), exclude)]
     entered: set[tuple[int, int]] = set()
     return [
         path for match in matches for path in (_walk(match, exclude, entered) if Path(match).is_dir() else (match,))
@@ -300,9 +299,9 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
 
 
 def _walk(folder: str, exclude: Sequence[str], entered: set[tuple[int, int]]) -> Iterator[str]:
-    """Yield the files below a folder in the order of names; a folder is entered once, however many links lead to it.
+    """Yield the files below a folder, sorted by name; each folder is entered once, however many links lead to it.
 
-    ``entered`` has device and inode of those folders, and is added to.
+    ``entered`` is the set of (device, inode) of the folders entered so far, updated in place.
     """
     try:
         status = Path(folder).stat()
@@ -315,8 +314,8 @@ def _walk(folder: str, exclude: Sequence[str], entered: set[tuple[int, int]]) ->
     for entry in entries:
         if entry.name.startswith(".") or is_excluded(entry.name, exclude):
             continue
-        place = Path(entry.path) if entry.is_symlink() else entry  # of a link to itself, an entry raises OSError
-        if place.is_dir():
+        path = Path(entry.path) if entry.is_symlink() else entry  # DirEntry.is_dir raises OSError for a link to itself
+        if path.is_dir():
             yield from _walk(entry.path, exclude, entered)
-        elif place.is_file() or entry.is_symlink():  # a dangling link is an error when it is opened, not a gap
+        elif path.is_file() or entry.is_symlink():  # a dangling link must be an error on opening, not silently skipped
             yield entry.path

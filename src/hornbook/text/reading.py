@@ -1,11 +1,11 @@
-r"""What a reader hands out, its options, how far the reading came, and what readers of text share.
+r"""Types and helpers shared by the readers: documents, options, positions, counts, and bounded reading of lines.
 
     reader(Source("dump.xml"), options, start)  ->  Document, Document, DataError, Document, Skipped("redirects") ...
     read_lines(stream, limit)                   ->  Line(1, 0, b"one\r\n"), Line(2, 5, b"two")
 
-A reader hands out, in the order of its source: documents, errors for documents that cannot be read, and notes on what
-is no document. `hornbook.text.documents` alone decides whether an error stops everything, and what is counted. An error
-that a reader raises ends its source. A line that is too long becomes one without content, and memory never holds it.
+A reader yields, in the order of its source, documents, errors for unreadable documents, and notes on skipped content.
+Only `hornbook.text.documents` decides whether an error stops the reading, and counts. An error that a reader raises
+ends the source. A line that is too long is yielded without its content, which memory never holds.
 """
 
 import sys
@@ -31,24 +31,24 @@ T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
 STANDARD_INPUT: Final = "-"
 HUB_SCHEME: Final = "hf:"
-"""What an input begins with that is a data set of the Hugging Face hub, or a file of one."""
+"""The prefix of an input that is a data set of the Hugging Face hub or a file of one."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _MESSAGES_KEPT: Final = 10
 _SKIPPED_BLOCK: Final = 1 << 20
 _MANY_BLANK: Final = 64
-"""Blank lines in a row, from which on it pays to copy a buffer."""
+"""Consecutive blank lines after which copying the buffer is faster than reading line by line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and where it is from.
+    """A text and its origin.
 
     Attributes:
         text: the whole document.
-        source: the file as the user named it or as it was found in a folder, ``"-"`` for standard input,
+        source: the path of the file as named by the user or found in a folder, ``"-"`` for standard input, or
             ``"hf:owner/name@commit/file"`` for a file of the Hugging Face hub.
-        offset: bytes before the text in the uncompressed file; for JSONL, before its line; for CSV and TSV, before its
-            row; for Wikipedia, before its page; for Parquet and Arrow, rows before its row.
+        offset: bytes in the uncompressed file before the text, or before the line (JSONL), row (CSV, TSV) or page
+            (Wikipedia) that has it; for Parquet and Arrow, the number of rows before it.
         num_bytes: length of the text in UTF-8.
     """
 
@@ -60,12 +60,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that is no document.
+    """A note on content that is not a document.
 
     Attributes:
-        kind: says what, in the plural (`hornbook.wording` has the singular).
-        count: how many of them.
-        total: among how many that could have been, where that is known.
+        kind: the kind of content, in the plural (`hornbook.wording` has the singular).
+        count: how many were skipped.
+        total: how many there were, skipped or not, if known, else 0.
     """
 
     kind: str
@@ -81,22 +81,22 @@ class ReadOptions:
     """How to read documents.
 
     Attributes:
-        format: ``"text"``, one document a file; ``"lines"``, one a line; ``"blank-lines"``, one from a blank line to
-            the next; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one a line; ``"csv"``, ``"tsv"``, ``"parquet"``
-            and ``"arrow"``, one a row; ``"wikipedia"``, the articles of MediaWiki's XML dumps; ``"wikiextractor"``, the
-            ``<doc>`` blocks that WikiExtractor writes; ``"auto"``, by the ending, also before a compression's: JSONL
+        format: ``"text"``, one document per file; ``"lines"``, one per line; ``"blank-lines"``, one between blank
+            lines; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one per line; ``"csv"``, ``"tsv"``, ``"parquet"``
+            and ``"arrow"``, one per row; ``"wikipedia"``, the articles of MediaWiki's XML dumps; ``"wikiextractor"``,
+            the ``<doc>`` blocks of WikiExtractor; ``"auto"``, by the suffix (a compression's suffix is ignored): JSONL
             for ``.jsonl``, ``.ndjson`` and ``.json``, the format of that name for ``.csv``, ``.tsv``, ``.parquet`` and
             ``.arrow``, and text for all others.
-        field: where a line of JSONL or a row has its text; ``"meta.text"`` is the field ``text`` of the field ``meta``,
-            where no field is called just so.
-        suffixes, exclude: which files to take out of folders, see `hornbook.text.documents.find_sources`.
-        split, config: which part of a data set, where there are several.
-        on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` and count it.
-        max_document_bytes: of a document of plain text or of a row.
-        max_line_bytes: of a line.
-        cleaning: what to keep of an article; of WikiExtractor's, only the title can be dropped.
-        keep_crlf: keep carriage returns; otherwise a CRLF, or a CR alone, in a text becomes LF.
-        processes: to read with, where that helps; the documents and their order do not depend on it.
+        field: the field of a JSONL line, or the column, that has the text; ``"meta.text"`` is the field ``text`` of the
+            field ``meta`` unless a field is named ``meta.text``.
+        suffixes, exclude: which files of folders to read, see `hornbook.text.documents.find_sources`.
+        split, config: which split and configuration of a data set to read.
+        on_error: ``"stop"`` at an unreadable document, or ``"skip"`` and count it.
+        max_document_bytes: the limit for a document of plain text or of a row.
+        max_line_bytes: the limit for a line.
+        cleaning: which parts of an article to keep; for WikiExtractor's, only the title can be dropped.
+        keep_crlf: keep carriage returns; by default CRLF and CR become LF.
+        processes: number of processes, for readers that support it; documents and their order do not depend on it.
     """
 
     format: Format = "auto"
@@ -115,12 +115,12 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """Something to read documents from.
+    """A file or standard input, from which documents are read.
 
     Attributes:
-        name: what documents call it.
-        path: the file on this machine; None for standard input.
-        meter: counts the bytes that are read from it; None counts nothing.
+        name: the name in ``Document.source``.
+        path: the local file; None for standard input.
+        meter: counts the bytes read, unless None.
     """
 
     name: str
@@ -128,24 +128,24 @@ class Source:
     meter: InputMeter | None = None
 
     def __str__(self) -> str:
-        """What messages call it."""
+        """Return the name in messages."""
         return self.name if self.path else "standard input"
 
 
 Reader: TypeAlias = Callable[[Source, ReadOptions, int], Iterator[Outcome]]
-"""Reads a source from its n-th document on, counting errors; what comes before is neither handed out nor noted."""
+"""Reads a source from its n-th document on, where n also counts errors; nothing before it is yielded."""
 
 StreamReader: TypeAlias = Callable[[BinaryIO, Source, ReadOptions], Iterator[Outcome]]
-"""Reads an opened source from its beginning."""
+"""Reads an open source from its beginning."""
 
 
 class Line(NamedTuple):
-    """A line of a file, or some blank lines at once.
+    """A line of a file, or several blank lines.
 
     Attributes:
-        number: from 1 on, of the first of them.
-        offset: bytes before it, after a byte-order mark.
-        content: with its end; None if it is longer than allowed.
+        number: the line number, from 1; for several lines, that of the first.
+        offset: the byte offset in the file, after a byte-order mark.
+        content: the bytes with the line end; None if the line exceeds the limit.
     """
 
     number: int
@@ -155,11 +155,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """How far a list of sources was read, to go on from there.
+    """A position in a list of sources, from which reading can resume.
 
     Attributes:
-        source: number of the source in the list; those before it are done with.
-        documents: of that source, that were read, whether they were handed out, empty or unreadable.
+        source: index of the source; those before it are finished.
+        documents: number of documents read from that source, including empty and unreadable ones.
     """
 
     source: int = 0
@@ -168,18 +168,18 @@ class Position:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was read so far; the reading keeps it up to date.
+    """Counts of what was read so far, updated during reading.
 
     Attributes:
-        documents, num_bytes: documents handed out, and their bytes.
-        empty: documents without a character, left out.
-        faults: documents left out because they could not be read; a damaged compressed file counts once.
-        messages: what was wrong with the first ten of them.
-        faulty: numbers of the sources with such documents.
-        skipped: what is no document, counted by kind, as in ``{"redirects": 100}``.
-        totals: among how many, where that is known, by kind.
-        line_ends: CRLFs and CRs that became LF in the documents handed out.
-        position: after the document that was handed out last.
+        documents, num_bytes: number of documents yielded, and their bytes.
+        empty: number of documents dropped because they have no character.
+        faults: number of unreadable documents skipped; a damaged compressed file counts once.
+        messages: the errors of the first ten unreadable documents.
+        faulty: indices of the sources with unreadable documents.
+        skipped: content that is not a document, counted by kind, as in ``{"redirects": 100}``.
+        totals: the totals by kind, where known, see ``Skipped.total``.
+        line_ends: number of CRLFs and CRs that became LF in the documents yielded.
+        position: the position after the last document yielded.
     """
 
     documents: int = 0
@@ -194,13 +194,13 @@ class Tally:
     position: Position = Position()
 
     def add_skipped(self, skipped: Skipped) -> None:
-        """Count what is no document."""
+        """Count content that is not a document."""
         for counter, number in ((self.skipped, skipped.count), (self.totals, skipped.total)):
             if number:
                 counter[skipped.kind] += number
 
     def add_fault(self, source: int, error: DataError) -> None:
-        """Count a document of a source that could not be read."""
+        """Count an unreadable document of a source."""
         self.faults += 1
         self.faulty.add(source)
         if len(self.messages) < _MESSAGES_KEPT:
@@ -208,7 +208,7 @@ class Tally:
 
 
 def with_plain_line_ends(document: Document) -> tuple[Document, int]:
-    """Return a document in which CRLF, and CR alone, became LF, and how many did."""
+    """Replace CRLF and CR by LF; return the document and the number of replacements."""
     if not (num_returns := document.text.count("\r")):
         return document, 0
     text = document.text.replace("\r\n", "\n")
@@ -217,7 +217,7 @@ def with_plain_line_ends(document: Document) -> tuple[Document, int]:
 
 
 def after(outcomes: Iterator[T], start: int) -> Iterator[T]:
-    """Drop the first ``start`` documents, errors in place of documents included, with what lies between them."""
+    """Drop the first ``start`` documents, counting errors as documents, and the notes before and between them."""
     for outcome in outcomes:
         if start == 0:
             yield outcome
@@ -226,32 +226,32 @@ def after(outcomes: Iterator[T], start: int) -> Iterator[T]:
 
 
 def content_suffix(path: str) -> str:
-    """Return the ending that tells the format, in lower case: ``.json`` for ``c4.JSON.gz``."""
+    """Return the suffix before that of a compression, in lower case: ``.json`` for ``c4.JSON.gz``."""
     pure = PurePath(path.lower())
     return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
 
 
 def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
-    """Tell whether the name of a file, or of a folder that it is in, fits one of the patterns."""
+    """Return whether the name of a file, or of a folder in its path, matches one of the patterns."""
     return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
 
 
 def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
-    """Tell whether a file has one of some endings, perhaps before a compression's; any will do if there are none."""
+    """Return whether a path has one of the suffixes, also before that of a compression; no suffixes match any path."""
     lower = path.lower()
     names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
     return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
 
 
 def open_stream(source: Source) -> BinaryIO:
-    """Open a source for bounded reading, see `hornbook.storage.open_text_source`."""
+    """Open a source, decompressed with limits, see `hornbook.storage.open_text_source`."""
     return open_text_source(source.path or sys.stdin.buffer, name=str(source), meter=source.meter)
 
 
 def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
-    """Yield the lines of a file, as they end with a newline, of at most ``limit`` bytes each.
+    """Yield the lines of a file, split at newlines; a line of more than ``limit`` bytes has no content.
 
-    Behind 64 blank lines in a row, all that a buffer holds come as one ``Line``: a file may have billions of them.
+    After 64 consecutive blank lines, all those in the buffer are one ``Line``: a file may have billions of them.
     """
     number, offset, num_blank = 1, 0, 0
     while content := stream.readline(limit + 1):
@@ -271,40 +271,40 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
             number, offset = number + blank.count(b"\n"), offset + len(blank)
 
 
-def line_too_long(place: str, limit: int, remedy: str = "split the document") -> DataError:
-    """Return the error for a line without content."""
-    return DataError(f"{place}: longer than {format_bytes(limit)}; {remedy}")
+def line_too_long(where: str, limit: int, remedy: str = "split the document") -> DataError:
+    """Return the error for a line that exceeds the limit."""
+    return DataError(f"{where}: longer than {format_bytes(limit)}; {remedy}")
 
 
-def plain_document(data: bytes, source: Source, place: str, offset: int) -> Document:
-    """Return the document that plain bytes at an offset of the source are; raises as ``plain_text``."""
-    return Document(plain_text(data, place, offset), source.name, offset, len(data))
+def plain_document(data: bytes, source: Source, where: str, offset: int) -> Document:
+    """Return the document with these bytes as its text. Raises the errors of ``plain_text``."""
+    return Document(plain_text(data, where, offset), source.name, offset, len(data))
 
 
-def plain_text(data: bytes, place: str, offset: int) -> str:
-    """Decode bytes at an offset. Raises DataError, which begins with ``place``, for a zero byte or other than UTF-8."""
+def plain_text(data: bytes, where: str, offset: int) -> str:
+    """Decode UTF-8. Raises DataError for a zero byte or invalid UTF-8, with ``where`` as prefix and its offset."""
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
-            f"{place}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
-            "leave it out (--suffix, --exclude, --on-error skip)"
+            f"{where}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
+            "skip it (--suffix, --exclude, --on-error skip)"
         )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise not_utf8(error, place, offset) from error
+        raise not_utf8(error, where, offset) from error
 
 
-def not_utf8(error: UnicodeDecodeError, place: str, offset: int = 0) -> DataError:
-    """Return the error for bytes that are no UTF-8; the message begins with ``place`` and counts from ``offset``."""
-    where, found = offset + error.start, error.object[error.start]
+def not_utf8(error: UnicodeDecodeError, where: str, offset: int = 0) -> DataError:
+    """Return the error for bytes that are not UTF-8 and start at ``offset``, with ``where`` as prefix."""
+    position, found = offset + error.start, error.object[error.start]
     return DataError(
-        f"{place}: not UTF-8 at byte {where} (0x{found:02x}); convert it, or leave it out "
+        f"{where}: not UTF-8 at byte {position} (0x{found:02x}); convert it, or skip it "
         "(--suffix, --exclude, --on-error skip)"
     )
 
 
 def _buffered_blank_lines(stream: BinaryIO) -> bytes:
-    """Read the blank lines that a stream's buffer begins with; none where it has no buffer."""
+    """Read the blank lines at the start of the stream's buffer; empty if the stream has no buffer."""
     data = stream.peek() if isinstance(stream, BufferedReader) else b""
     num_blank = len(data) - len(data.lstrip())
     return stream.read(data.rfind(b"\n", 0, num_blank) + 1)

@@ -1,14 +1,14 @@
-"""The tokens that are no text, by what they are for.
+"""Special tokens and their roles.
 
-    role        BERT      RoBERTa     what it does
+    role        BERT      RoBERTa     purpose
     cls         [CLS]     <s>         begins a sequence
-    sep         [SEP]     </s>        ends a sequence, and each of a pair
-    mask        [MASK]    <mask>      hides a token that is to be guessed
-    pad         [PAD]     <pad>       fills a row up
-    unknown     [UNK]     <unk>       stands for a word that has no tokens
+    sep         [SEP]     </s>        ends a sequence, and each text of a pair
+    mask        [MASK]    <mask>      replaces a token to predict
+    pad         [PAD]     <pad>       pads a row
+    unknown     [UNK]     <unk>       replaces a word that cannot be encoded
 
-A tokenizer's file has names and ids of its special tokens. What begins and ends a sequence is in its post-processor;
-any other role goes by the name, so a special token with a name of somebody's own has no role.
+A tokenizer's file has the names and ids of its special tokens. Its post-processor determines the tokens that begin and
+end a sequence; other roles are determined by name, so a special token with an unusual name has no role.
 """
 
 from collections.abc import Mapping
@@ -27,20 +27,20 @@ ROLE_NAMES: Final[Mapping[Role, tuple[str, str]]] = {
 BERT_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 END_OF_TEXT_NAMES: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
-"""The names of a token that ends a text; WordPiece of BERT's kind has none."""
+"""Names of end-of-text tokens; BERT's WordPiece has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingTokens:
-    """What it takes to hide tokens and to lay sequences out for an encoder; see ``Tokenizer.require_masking``.
+    """The ids for masking tokens and building an encoder's sequences; see ``Tokenizer.require_masking``.
 
     Attributes:
         cls: id of the token that begins a sequence.
-        sep: id of the token that ends one.
-        mask: id of the token that hides another.
-        pad: id of the token that fills a row up.
-        vocab_size: number of ids; a random one is below it.
-        special_ids: ids that are never hidden, and that no other token is replaced by; those above are among them.
+        sep: id of the token that ends a sequence.
+        mask: id of the mask token.
+        pad: id of the padding token.
+        vocab_size: number of ids, the exclusive bound of random replacements.
+        special_ids: ids that are never masked nor used as replacements, including those above.
     """
 
     cls: int

@@ -1,11 +1,11 @@
-"""Text into token ids and back: any tokenizer that the tokenizers library runs.
+"""Tokenizers: text to token ids and back, for any ``tokenizer.json`` of the tokenizers library.
 
     "Hi there<|end"   ->   Hi | Ġthere | <| | end   ->   H·i  Ġthere  <·|  end   ->   [17250, 612, 27, 91, 437]
 
-The ids are those of the library; for GPT-2's and BERT's files they are those of OpenAI's tokenizer and of transformers
-for every text, and by byte-level BPE ``decode(encode(text)) == text``. The names of special tokens inside a text are
-text, unless the model's own vocabulary spells them, as Unigram's often does. Long texts are cut where a piece ends
-anyway (`hornbook.text.cuts`). The library decides which version of Unicode counts.
+The ids are those of the library. With GPT-2's and BERT's files, they equal those of OpenAI's tokenizer and of
+transformers for every text, and with byte-level BPE ``decode(encode(text)) == text``. The name of a special token in a
+text is encoded as text, unless the model's vocabulary contains it, as is common with Unigram. Long texts are split at
+boundaries between pieces (`hornbook.text.cuts`). The Unicode version is that of the library.
 """
 
 import hashlib
@@ -39,26 +39,26 @@ from hornbook.text.tokenizer_training import Kind, train_settings
 _FILE: Final = "tokenizer.json"
 _BATCH_CUTS: Final = 256
 _BATCH_BYTES: Final = 2 << 20
-"""Of stretches that are encoded in one call: the library takes up to 250 bytes for each token till then."""
+"""Limit for one call of the library, which needs up to 250 bytes per token until the call returns."""
 _TRIAL: Final = "A trial: é 漢字 😀 12\n\tof <s> it."
 
 
 class Tokenizer:
-    """A tokenizer; see ``load`` and ``train``. Immutable.
+    """An immutable tokenizer; create one with ``load`` or ``train``.
 
     Args:
         settings: the JSON of the tokenizer.
-        name: its file's, for errors.
+        name: the name of its file in errors.
 
     Attributes:
-        settings: all that its ids depend on, see `hornbook.text.tokenizer_json`.
-        form: ``"byte-bpe"`` or ``"wordpiece"`` for GPT-2's and BERT's rules, None for any other.
-        vocab: the id of each token, special ones included, in the order of ids.
-        special: the names of special tokens.
-        end_of_text: the special token between documents, which no text becomes; None where there is none.
+        settings: everything that determines the ids, see `hornbook.text.tokenizer_json`.
+        form: ``"byte-bpe"`` or ``"wordpiece"`` for GPT-2's and BERT's rules, None for other tokenizers.
+        vocab: maps each token, special tokens included, to its id, sorted by id.
+        special: the names of the special tokens.
+        end_of_text: the special token between documents, which no text is encoded to; None if there is none.
 
     Raises:
-        DataError: the library does not run it, or several of its tokens may end a text.
+        DataError: the library cannot run it, or several of its tokens could be the end-of-text token.
     """
 
     def __init__(self, settings: Settings, name: str = _FILE) -> None:
@@ -67,7 +67,7 @@ class Tokenizer:
         self.vocab: Mapping[str, int] = by_id(self._library.get_vocab())
         self.vocab_size = max(self.vocab.values(), default=-1) + 1
         if not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
-            raise DataError(f"{name}: its largest id is {self.vocab_size - 1}; expected at most {MAX_VOCAB_SIZE - 1}")
+            raise DataError(f"{name}: the largest id is {self.vocab_size - 1}; expected 0 to {MAX_VOCAB_SIZE - 1}")
         added = self._library.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
         self._begin, self._end = _frame(settings.get("post_processor"), self.special)
@@ -78,25 +78,26 @@ class Tokenizer:
         """Read a tokenizer of hornbook, OpenAI's GPT-2, Google's BERT, fairseq's RoBERTa, Megatron or Hugging Face.
 
         Args:
-            path: a ``tokenizer.json`` or ``vocab.txt``; a folder with one (a token store, say), or with the files of
-                `hornbook.text.tokenizer_json`; a corpus or a run; or a name of `hornbook.text.tokenizer_names`.
+            path: a ``tokenizer.json`` or ``vocab.txt``; a folder (such as a token store) with one of them or the other
+                files of `hornbook.text.tokenizer_json`; a corpus or a run; or a name, see
+                `hornbook.text.tokenizer_names`.
 
         Raises:
-            DataError: there is none that runs.
-            HornbookError: what is called by a name is not at hand, see `hornbook.text.tokenizer_names.find`.
+            DataError: there is no tokenizer, or the library cannot run it.
+            HornbookError: a named tokenizer is not available, see `hornbook.text.tokenizer_names.find`.
         """
         return cls(read_settings(path), str(path))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the tokenizer of a ``tokenizer.json``'s text. Raises DataError if it is malformed or cannot run."""
+        """Return the tokenizer with this ``tokenizer.json``. Raises DataError if it is malformed or cannot run."""
         return cls(parse(text.encode(errors="surrogatepass"), _FILE))
 
     @classmethod
     def train(
         cls, documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
     ) -> Self:
-        """Learn a tokenizer from texts, the same one from the same texts. Raises UserError; see ``train_settings``."""
+        """Train a tokenizer, deterministically; for arguments and errors see ``train_settings``."""
         return cls(train_settings(documents, vocab_size, kind=kind, lowercase=lowercase))
 
     @cached_property
@@ -105,28 +106,28 @@ class Tokenizer:
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether tokens are spelled in the symbols of bytes, as by GPT-2 and Llama 3."""
+        """Whether tokens are spelled with byte symbols, as for GPT-2 and Llama 3."""
         return '"ByteLevel"' in dump({**self.settings, "model": None, "added_tokens": None, "post_processor": None})
 
     @property
     def continuing_prefix(self) -> str:
-        """What a token begins with that continues a word, ``##`` by WordPiece; nothing for other models."""
+        """The prefix of tokens that continue a word: ``##`` for WordPiece, empty for other models."""
         model = self.settings["model"]
         return str(model["continuing_subword_prefix"]) if model.get("type") == "WordPiece" else ""
 
     @property
     def has_two_separators(self) -> bool:
-        """Whether two separators stand between the texts of a pair, as for RoBERTa and XLM-R (``<s> A </s></s> B``)."""
+        """Whether two separators join the texts of a pair, as for RoBERTa and XLM-R (``<s> A </s></s> B </s>``)."""
         return self.form == "byte-bpe" or set(ROBERTA_TOKENS) <= set(self.special)
 
     @property
     def end_of_text_id(self) -> int | None:
-        """The id of ``end_of_text``; None where there is none, as for BERT."""
+        """The id of ``end_of_text``; None if there is none, as for BERT."""
         return None if self.end_of_text is None else self.vocab[self.end_of_text]
 
     @property
     def pad_id(self) -> int | None:
-        """The id of the token that fills a row up, ``[PAD]`` or ``<pad>``; None where there is none."""
+        """The id of the padding token, ``[PAD]`` or ``<pad>``; None if there is none."""
         return self._id_of("pad")
 
     @cached_property
@@ -135,17 +136,17 @@ class Tokenizer:
         return frozenset(self.vocab[name] for name in self.special)
 
     def name_of(self, role: Role) -> str | None:
-        """Return the special token of a role, None where there is none."""
+        """Return the special token with a role, or None."""
         framing = {"cls": self._begin, "sep": self._end} if self._begin and self._end else {}
         named = next((name for name in ROLE_NAMES[role] if name in self.special), None)
         return named if self.form else framing.get(role) or named
 
     def token(self, number: int) -> str:
-        """Return the token of an id, as the vocabulary spells it; nothing where the ids have a gap."""
+        """Return the token of an id as spelled in the vocabulary; empty for an unused id."""
         return self._library.id_to_token(number) or ""
 
     def num_bytes(self, token: str) -> int:
-        """Return how many bytes of text a token of the vocabulary stands for; none if it is special."""
+        """Return the number of bytes of text that a token decodes to; 0 for a special token."""
         if token in self.special:
             return 0
         if self.is_byte_level:
@@ -168,48 +169,50 @@ class Tokenizer:
         found = [known for known in END_OF_TEXT_NAMES if known in self.special]
         if len(found) > 1:
             raise DataError(
-                f'{name}: the tokens {", ".join(found)} may all end a text; set "special" to false for all but one'
+                f'{name}: the tokens {", ".join(found)} could each be the end-of-text token; set "special" to false '
+                "for all but one"
             )
         return found[0] if found else None
 
     def require_end_of_text(self) -> int:
-        """``end_of_text_id``, for what cannot do without. Raises UserError if there is no such token."""
+        """Return ``end_of_text_id``. Raises UserError if the tokenizer has no such token."""
         if self.end_of_text_id is None:
             raise UserError(
-                "the tokenizer has no end-of-text token, so it is none for a model that continues texts; "
-                "take another, or train one"
+                "the tokenizer has no end-of-text token, which a causal language model needs; use another one, or "
+                "train one"
             )
         return self.end_of_text_id
 
     def require_masking(self) -> MaskingTokens:
-        """Return the special tokens that masking needs. Raises UserError if one is missing."""
+        """Return the ids of the special tokens for masking. Raises UserError if one is missing."""
         roles: tuple[Role, ...] = ("cls", "sep", "mask", "pad")
         ids = {role: number for role in roles if (number := self._id_of(role)) is not None}
         if missing := [" or ".join(ROLE_NAMES[role]) for role in roles if role not in ids]:
             raise UserError(
                 f"the tokenizer has no token {', '.join(missing)}, which masking needs; "
-                "take BERT's or RoBERTa's, or train one"
+                "use BERT's or RoBERTa's, or train one"
             )
         return MaskingTokens(**ids, vocab_size=self.vocab_size, special_ids=self.special_ids)
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of ``to_json()`` in hexadecimal: tokenizers with one digest give the same ids."""
+        """The hexadecimal SHA-256 of ``to_json()``; tokenizers with the same digest give the same ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens. Raises UserError if it has lone surrogates."""
+        """Return the ids of a text, without special tokens. Raises UserError if the text has lone surrogates."""
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
-        """Return the ids of a text with gaps: the name of the mask token stands for that token, as nowhere else.
+        """Return the ids of a text in which the name of the mask token is encoded as that token.
 
-        White space before it is dropped, as transformers does for RoBERTa. Raises UserError without a mask token.
+        White space before it is removed, as transformers does for RoBERTa. Raises UserError if the tokenizer has no
+        mask token.
         """
         name = self.name_of("mask")
         if name is None:
             names = " or ".join(ROLE_NAMES["mask"])
-            raise UserError(f"the tokenizer has no token {names}, so a text can have no gap to fill; take an encoder's")
+            raise UserError(f"the tokenizer has no mask token ({names}); use the tokenizer of an encoder")
         *before, last = text.split(name)
         stretches = self.encode_batch([*(stretch.rstrip() for stretch in before), last])
         ids = stretches[0].tolist()
@@ -218,7 +221,10 @@ class Tokenizer:
         return cast("list[int]", ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return each text's ids, int32[number of tokens], on ``RAYON_NUM_THREADS`` threads. Raises as ``encode``."""
+        """Return the ids of each text, int32[num_tokens], computed on ``RAYON_NUM_THREADS`` threads.
+
+        Raises UserError if a text has lone surrogates.
+        """
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
@@ -228,15 +234,21 @@ class Tokenizer:
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
 
     def find_endless(self, text: str) -> str | None:
-        """Say why a text would take too much memory, or None; see ``hornbook.text.cuts.find_endless``."""
+        """Return why encoding a text would take too much memory, or None; see `hornbook.text.cuts.find_endless`."""
         return find_endless(text, self._stretches)
 
     def stretches(self, text: str, size: int = CUT_CHARACTERS) -> Iterable[str]:
-        """Cut a text into stretches that together have its ids; a text stays whole where its pieces are not known."""
+        """Split a text into stretches whose concatenated ids are those of the text.
+
+        Returns the whole text if the tokenizer's rules for pieces are not known, see `hornbook.text.cuts`.
+        """
         return [text] if self._stretches is None else self._stretches(text, size)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return each text's ids, int64[T], and each token's start and end, int64[T, 2]. Raises as ``encode``."""
+        """Return (ids int64[T], start and end of each token in characters int64[T, 2]) of each text.
+
+        Raises UserError if a text has lone surrogates.
+        """
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
             for each in self._run(self._library.encode_batch, list(texts))
@@ -245,28 +257,28 @@ class Tokenizer:
     def _run(self, encode: Callable[..., list[tokenizers.Encoding]], texts: list[str]) -> list[tokenizers.Encoding]:
         try:
             return encode(texts, add_special_tokens=False)
-        except TypeError as error:  # what the library says of a string that has no UTF-8
+        except TypeError as error:  # the library's error for a string that cannot be encoded in UTF-8
             raise UserError(
-                "a text has lone surrogates, so it is not Unicode; decode it anew from its bytes"
+                "a text has lone surrogates, so it is not valid Unicode; decode it again from its bytes"
             ) from error
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """Return the text of the ids, special tokens as their names. Raises UserError if an id is unknown.
+        """Return the text of the ids, with special tokens as their names. Raises UserError if an id is unknown.
 
-        Bytes that are no UTF-8 become U+FFFD. Of WordPiece's text, case and blanks may be lost.
+        Invalid UTF-8 becomes U+FFFD. With WordPiece, case and white space may differ from the encoded text.
         """
         numbers = np.asarray(ids, dtype=np.int64)
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:
             wrong = numbers[(numbers < 0) | (numbers >= self.vocab_size)][0]
-            raise UserError(f"token id {wrong} is not in this tokenizer: expected 0 to {self.vocab_size - 1}")
+            raise UserError(f"the tokenizer has no token id {wrong}; expected 0 to {self.vocab_size - 1}")
         return self._library.decode(numbers.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """Return the text of its ``tokenizer.json``, which the tokenizers and transformers libraries read, too."""
+        """Return the content of ``tokenizer.json``, which the tokenizers and transformers libraries can read."""
         return dump(self.settings)
 
     def save(self, folder: Path) -> Path:
-        """Write ``tokenizer.json`` into a folder, which is created with it at once where missing; return its path."""
+        """Write ``tokenizer.json`` into a folder and return its path; a new folder appears atomically with the file."""
         data = self.to_json().encode()
         if folder.exists():
             replace_file(folder / _FILE, data)
@@ -284,15 +296,15 @@ class Tokenizer:
 
 
 def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer, for which the names of special tokens are text; it adds none of its own.
+    """Return the library's tokenizer, set to encode names of special tokens as text and to add no special tokens.
 
     Raises:
-        DataError: the library cannot run it. A panic of its Rust code counts, which is no ``Exception``.
+        DataError: the library cannot run it, or its Rust code panics (which is not an ``Exception``).
     """
     try:
         with _without_panic_reports():
             library = tokenizers.Tokenizer.from_str(dump(settings))
-            library.post_processor = None  # RoBERTa's would trim offsets
+            library.post_processor = None  # RoBERTa's trims offsets
             library.encode_special_tokens = True
             library.decode(library.encode(_TRIAL).ids)
             return library
@@ -308,10 +320,10 @@ def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _without_panic_reports() -> Iterator[None]:
-    """Keep what Rust writes about a panic away from standard error inside the block."""
+    """Redirect standard error to nothing inside the block, since Rust reports panics there."""
     try:
         saved = os.dup(2)
-    except OSError:  # there is no standard error
+    except OSError:  # standard error is closed
         yield
         return
     null = os.open(os.devnull, os.O_WRONLY)
@@ -325,7 +337,7 @@ def _without_panic_reports() -> Iterator[None]:
 
 
 def _frame(processor: Any, special: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the special tokens that a post-processor puts before and after a text, None where there is none."""
+    """Return the special tokens, or None, that a post-processor adds before and after a text."""
     parts = processor.get("processors", [processor]) if isinstance(processor, dict) else []
     for part in parts:
         if part["type"] in ("BertProcessing", "RobertaProcessing"):
@@ -338,7 +350,7 @@ def _frame(processor: Any, special: Sequence[str]) -> tuple[str | None, str | No
 
 
 def _batches(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Stretches with the number of their text, as many together as one call shall encode."""
+    """Group stretches, each with the number of its text, into batches for one call of the library."""
     batch: list[tuple[int, str]] = []
     size = 0
     for number, cut in numbered:

@@ -1,18 +1,18 @@
-"""The JSON of a tokenizer: any that the tokenizers library runs, two forms that hornbook knows well, and older files.
+"""The JSON of tokenizers: ``tokenizer.json`` and older files, brought into canonical forms.
 
-    read_settings(path)                   a file below, or a folder with some, of which the first in this list counts:
+    read_settings(path)                   one of these files, or a folder, in which the first in this list is read:
         tokenizer.json                        any tokenizer of the tokenizers library
         encoder.json, vocab.bpe, dict.txt     byte-level BPE with RoBERTa's ids (fairseq)
         encoder.json, vocab.bpe               byte-level BPE (OpenAI)
         vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
-        vocab.txt                             WordPiece (Google's BERT): a token a line, the id is the line's number
-    read_settings(Path("gpt2"))           by name, see `hornbook.text.tokenizer_names`, where there is no such path
-    byte_bpe(vocab, merges, special)      byte-level BPE with GPT-2's pattern, as GPT-2 and RoBERTa use it
-    word_piece(vocab, special)            WordPiece with BERT's normalizer and pre-tokenizer
-    parse(data, "tokenizer.json")         a file's JSON: in one of these forms if it gives the same ids, else as it is
+        vocab.txt                             WordPiece (Google's BERT): one token per line, the id is the line number
+    read_settings(Path("gpt2"))           by name if no such path exists, see `hornbook.text.tokenizer_names`
+    byte_bpe(vocab, merges, special)      canonical byte-level BPE with GPT-2's pattern, as in GPT-2 and RoBERTa
+    word_piece(vocab, special)            canonical WordPiece with BERT's normalizer and pre-tokenizer
+    parse(data, "tokenizer.json")         the canonical form with the same ids if there is one, else the JSON itself
 
-A store knows its tokenizer by the digest of this JSON, so a form is the same text for the same tokenizer, whatever else
-its file says. Truncation and padding are dropped from every file: they are settings of a caller, not of a tokenizer.
+A store identifies its tokenizer by the digest of this JSON, so equal tokenizers must have equal JSON, whatever else
+their files contain. Truncation and padding are removed: they are settings of a caller, not of a tokenizer.
 """
 
 import json
@@ -33,12 +33,12 @@ Form = Literal["byte-bpe", "wordpiece"]
 
 MAX_VOCAB_SIZE: Final = 1 << 20
 BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
-"""A token of byte fallback, which stands for one byte; the library decodes a run of them as a whole."""
+"""A byte-fallback token, which stands for one byte; the library decodes a run of them together."""
 PREFIX: Final = "##"
-"""What a WordPiece token that continues a word begins with."""
+"""The prefix of a WordPiece token that continues a word."""
 SPLIT: Final = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PATTERNS: Final = (rf"'s|'t|'re|'ve|'m|'ll|'d|{SPLIT}", rf"'(?:[sdmt]|ll|ve|re)|{SPLIT}")
-"""GPT-2's pattern as OpenAI wrote it in its code, and later in tiktoken; both match the same pieces."""
+"""GPT-2's pattern as written in OpenAI's code and in tiktoken; both match the same pieces."""
 
 _BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _PLAIN_BPE: Final = {
@@ -58,11 +58,11 @@ _BERT_NAMES: Final = {
 
 
 def read_settings(source: str | Path) -> Settings:
-    """Return the JSON of the tokenizer in a file or folder, or of what `hornbook.text.tokenizer_names` finds.
+    """Return the JSON of the tokenizer in a file or folder, or of a named one.
 
     Raises:
-        DataError: there is none, or it is malformed.
-        HornbookError: as `hornbook.text.tokenizer_names.find`.
+        DataError: there is no tokenizer, or it is malformed.
+        HornbookError: see `hornbook.text.tokenizer_names.find`.
     """
     path = Path(source)
     if not path.exists():
@@ -82,7 +82,7 @@ def read_settings(source: str | Path) -> Settings:
     if inner := tokenizer_names.find_inside(path):
         return read_settings(inner)
     raise DataError(
-        f"{path} holds no tokenizer: expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
+        f"{path} has no tokenizer; expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
         "or vocab.txt; or a run or a corpus"
     )
 
@@ -100,14 +100,14 @@ def read_bert_config(path: Path) -> dict[str, Any]:
 
 
 def _read_vocab_txt(path: Path) -> Settings:
-    """Read a vocabulary of BERT; whether texts are lowercased is in ``tokenizer_config.json``, or shows in its case."""
+    """Read BERT's vocabulary; ``tokenizer_config.json`` says whether it is lowercase, else the case of its tokens."""
     vocab: dict[str, int] = {}
     for number, token in enumerate(_read_lines(path, "the vocabulary")):
         if not token or vocab.setdefault(token, number) != number:
-            earlier = f"is that of line {vocab[token] + 1} again" if token else "is empty"
-            raise DataError(f"{path}, line {number + 1}: the token {earlier}; expected a token a line, each once")
+            problem = f"repeats that of line {vocab[token] + 1}" if token else "is empty"
+            raise DataError(f"{path}, line {number + 1}: the token {problem}; expected one token per line, each once")
     if "[UNK]" not in vocab:
-        raise DataError(f"{path}: the vocabulary has no token for unknown words; expected [UNK]")
+        raise DataError(f"{path}: the vocabulary has no token for unknown words; expected a line [UNK]")
     config = path.with_name("tokenizer_config.json")
     switches = read_bert_config(config) if config.exists() else {}
     is_lower = all(token == token.lower() for token in vocab if token not in BERT_TOKENS)
@@ -118,31 +118,36 @@ def _read_byte_pairs(vocabulary: Path, merges: Path, dictionary: Path | None) ->
     vocab = parse_json(read_bytes(vocabulary, "the vocabulary"), f"{vocabulary}: it")
     if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
         raise DataError(f"{vocabulary}: expected tokens and their ids 0 to n - 1, each once; restore the file")
-    if lost := sum(symbol not in vocab for symbol in byte_symbols()):  # the library would drop those without a word
-        raise DataError(f"{vocabulary}: {lost} of the 256 bytes have no token, so not every text can be encoded")
+    if lost := sum(symbol not in vocab for symbol in byte_symbols()):  # the library would drop those bytes silently
+        raise DataError(f"{vocabulary}: {lost} of the 256 bytes have no token; expected one each; restore the file")
     lines = _read_lines(merges, "the list of merges")
     pairs = []
     for number, line in enumerate(lines[int(lines[0].startswith("#version")) :], 1 + lines[0].startswith("#version")):
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
-            raise DataError(f"{merges}, line {number} is not two tokens: {line!r:.40}; restore the file")
+            raise DataError(f"{merges}, line {number}: expected two tokens, found {line!r:.40}; restore the file")
         if not vocab.keys() >= {left, right, left + right}:
-            raise DataError(f"{merges}, line {number} ({line!r:.80}) is not in the vocabulary {vocabulary.name}")
+            raise DataError(
+                f"{merges}, line {number}: {line!r:.80} or what it merges into is not in {vocabulary.name}; use files "
+                "of the same tokenizer"
+            )
         pairs.append((left, right))
     return byte_bpe(_robertas_ids(dictionary, vocab) if dictionary and dictionary.exists() else vocab, pairs)
 
 
 def _robertas_ids(dictionary: Path, vocab: dict[str, int]) -> dict[str, int]:
-    """Return RoBERTa's ids for GPT-2's tokens.
+    """Return RoBERTa's ids of GPT-2's tokens.
 
-    The dictionary's row n (from 0) is the token n + 4, after ``<s>``, ``<pad>``, ``</s>``, ``<unk>``. Its last rows are
-    fillers, as many as make a multiple of 8 of it; more of them are left out. ``<mask>`` has the last id.
+    Row n of the dictionary, from 0, has id n + 4, after ``<s>``, ``<pad>``, ``</s>``, ``<unk>``. Its last rows are
+    fillers that pad the ids to a multiple of 8; further fillers are ignored. ``<mask>`` has the last id.
     """
     token_of = {str(number): token for token, number in vocab.items()}
     names = [line.rpartition(" ")[0] for line in _read_lines(dictionary, "RoBERTa's dictionary")]
     known = [name in token_of for name in names]
     if sum(known) != len(token_of) or not all(known[: len(token_of)]) or len(set(names)) < len(names):
-        raise DataError(f"{dictionary}: expected a row for each of the {len(token_of)} ids of GPT-2, and then fillers")
+        raise DataError(
+            f"{dictionary}: expected a row for each of GPT-2's {len(token_of)} ids, then fillers only; restore the file"
+        )
     *first, mask = ROBERTA_TOKENS
     fillers = names[len(token_of) :][: -(len(first) + len(token_of)) % 8]
     tokens = [*first, *(token_of[name] for name in names[: len(token_of)]), *fillers, mask]
@@ -150,7 +155,7 @@ def _robertas_ids(dictionary: Path, vocab: dict[str, int]) -> dict[str, int]:
 
 
 def _read_lines(path: Path, what: str) -> list[str]:
-    """Return the lines of a small file in UTF-8, of Unix or Windows."""
+    """Return the lines of a small UTF-8 file, with Unix or Windows line ends."""
     try:
         lines = read_bytes(path, what).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -159,37 +164,37 @@ def _read_lines(path: Path, what: str) -> list[str]:
 
 
 def parse(data: bytes, name: str) -> Settings:
-    """Return the JSON of a ``tokenizer.json``. Raises DataError if it has no model, or one with dropout."""
+    """Parse a ``tokenizer.json``. Raises DataError if it is malformed, has no model, or one with dropout."""
     settings = parse_json(data, f"{name}: the tokenizer")
     model = settings.get("model") if isinstance(settings, dict) else None
     if not isinstance(model, dict):
         raise DataError(
-            f"{name} is no tokenizer.json: it has no model; for a vocab.json and its merges name the folder"
+            f"{name} is not a tokenizer.json: it has no model; for vocab.json and merges.txt, name their folder"
         )
     if model.get("dropout"):
-        raise DataError(f"{name}: its model has dropout {model['dropout']!r:.40}, so ids would be random; set it to 0")
+        raise DataError(f"{name}: the model has dropout {model['dropout']!r:.40}, which makes ids random; set it to 0")
     return _known(settings) or settings | {"truncation": None, "padding": None}
 
 
 def form_of(settings: Settings) -> Form | None:
-    """Return which known form a tokenizer's JSON is in, None for any other."""
+    """Return the canonical form that a tokenizer's JSON is in, or None."""
     if _known(settings) != settings:
         return None
     return "byte-bpe" if settings["model"]["type"] == "BPE" else "wordpiece"
 
 
 def dump(settings: Settings) -> str:
-    """Return the text of a ``tokenizer.json``."""
+    """Return the JSON as the text of a ``tokenizer.json``."""
     return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
 
 
 def by_id(vocab: Mapping[str, int]) -> dict[str, int]:
-    """Return the vocabulary in the order of its ids."""
+    """Return the vocabulary sorted by id."""
     return dict(sorted(vocab.items(), key=lambda item: item[1]))
 
 
 def byte_symbols() -> tuple[str, ...]:
-    """The printable character that stands for each byte 0 .. 255 (GPT-2): itself, or one from U+0100 on."""
+    """Return GPT-2's printable character for each byte 0 to 255: the byte's own, or one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     moved = {byte: chr(0x100 + number) for number, byte in enumerate(others)}
@@ -198,14 +203,17 @@ def byte_symbols() -> tuple[str, ...]:
 
 @cache
 def symbol_bytes() -> dict[str, int]:
-    """Return the byte that each of ``byte_symbols`` stands for."""
+    """Return the byte of each of ``byte_symbols``."""
     return {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 
 
 def byte_bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], special: Sequence[str] = ()) -> Settings:
-    """Return the JSON of a byte-level BPE with GPT-2's pattern; ``merges`` are pairs of tokens, best first.
+    """Return the JSON of a byte-level BPE with GPT-2's pattern.
 
-    ``special`` are the special tokens beside the end of text, or those of RoBERTa; ``vocab`` has all ids.
+    Args:
+        vocab: the id of each token, special tokens included.
+        merges: pairs of tokens, highest priority first.
+        special: the special tokens besides the end-of-text token or RoBERTa's.
     """
     is_robertas = vocab.keys() >= set(ROBERTA_TOKENS)
     own = ROBERTA_TOKENS if is_robertas else [name for name in END_OF_TEXT_NAMES if name in vocab][:1]
@@ -234,17 +242,17 @@ def word_piece(
     max_input_chars_per_word: int = 100,
     unknown: str = "[UNK]",
 ) -> Settings:
-    """Return the JSON of a WordPiece tokenizer with BERT's rules; the switches are its normalizer's.
+    """Return the JSON of a WordPiece tokenizer with BERT's rules.
 
     Args:
-        vocab: the id of each token, special ones included.
-        special: the special tokens beside BERT's.
-        lowercase: texts are put into lower case.
-        strip_accents: accents are taken off; None where ``lowercase`` decides.
-        handle_chinese_chars: every Chinese character is a word.
-        clean_text: control characters are taken out.
-        max_input_chars_per_word: a longer word is unknown.
-        unknown: the token of a word that has no others.
+        vocab: the id of each token, special tokens included.
+        special: the special tokens besides BERT's.
+        lowercase: convert texts to lower case.
+        strip_accents: remove accents; None means the same as ``lowercase``.
+        handle_chinese_chars: make every Chinese character a word.
+        clean_text: remove control characters.
+        max_input_chars_per_word: a longer word is encoded as ``unknown``.
+        unknown: the token for a word that cannot be encoded.
     """
     names = dict.fromkeys((*special, unknown, *(token for token in BERT_TOKENS if token in vocab)))
     switches = dict(zip(_BERT_SWITCHES, (clean_text, handle_chinese_chars, lowercase, strip_accents), strict=True))
@@ -266,7 +274,7 @@ def word_piece(
 
 
 def _known(settings: Settings) -> Settings | None:
-    """Return the known form with the same ids, None where there is none."""
+    """Return the canonical form with the same ids, or None."""
     try:
         model = settings["model"]
         added = settings.get("added_tokens") or []
@@ -285,20 +293,20 @@ def _known(settings: Settings) -> Settings | None:
             return word_piece(
                 vocab, tuple(special), **switches, max_input_chars_per_word=longest, unknown=model["unk_token"]
             )
-    except (KeyError, TypeError, ValueError, AttributeError):  # a value of a type that no known form has
+    except (KeyError, TypeError, ValueError, AttributeError):  # a value of a type that no canonical form has
         pass
     return None
 
 
 def _is_gpt2s(settings: Settings, model: Settings, vocab: Mapping[str, int]) -> bool:
-    """Tell whether a BPE has GPT-2's settings and pattern, all bytes and an end of text."""
+    """Return whether a BPE has GPT-2's settings and pattern, all bytes and an end-of-text token."""
     plain = all(model.get(name) in (None, False, "", 0) for name in _PLAIN_BPE) and settings.get("normalizer") is None
     whole = vocab.keys() >= set(byte_symbols()) and not vocab.keys().isdisjoint(END_OF_TEXT_NAMES)
     return plain and whole and _splits_like_gpt2(settings.get("pre_tokenizer"))
 
 
 def _splits_like_gpt2(setting: Any) -> bool:
-    """Tell whether a pre-tokenizer is ByteLevel, or GPT-2's pattern followed by a ByteLevel without one."""
+    """Return whether a pre-tokenizer is ByteLevel, or GPT-2's pattern followed by a ByteLevel without a pattern."""
 
     def byte_level(part: Any, use_regex: bool) -> bool:
         return part["type"] == "ByteLevel" and (part["add_prefix_space"], part.get("use_regex", True)) == (
@@ -315,7 +323,7 @@ def _splits_like_gpt2(setting: Any) -> bool:
 
 
 def _is_berts(settings: Settings, model: Settings) -> bool:
-    """Tell whether a WordPiece has BERT's normalizer, pre-tokenizer, prefix and unknown token."""
+    """Return whether a WordPiece has BERT's normalizer, pre-tokenizer, prefix and unknown token."""
     normalizer, longest = settings.get("normalizer"), model.get("max_input_chars_per_word")
     return (
         isinstance(normalizer, dict)
@@ -333,7 +341,7 @@ def _is_berts(settings: Settings, model: Settings) -> bool:
 
 
 def _is_no_text(name: str) -> bool:
-    """Tell whether WordPiece can make a special token of no text: BERT splits words at punctuation."""
+    """Return whether no text is encoded to a special token, since BERT splits words at punctuation."""
     return not name.startswith(PREFIX) and len(name) > 1 and bool(set(name) & set(string.punctuation))
 
 
@@ -354,7 +362,7 @@ def _settings(
 
 
 def _begin_and_end(vocab: Mapping[str, int], special: Iterable[str]) -> Settings | None:
-    """How transformers sets a sequence between ``[CLS]`` and ``[SEP]``, and a pair of them."""
+    """Return transformers' post-processor that adds ``[CLS]`` and ``[SEP]``; None if one of them is missing."""
     cls, sep = (next((name for name in ROLE_NAMES[role] if name in special), None) for role in ("cls", "sep"))
     if cls is None or sep is None:
         return None

@@ -1,14 +1,14 @@
-"""Tokenizers by name, and those of runs and corpora.
+"""Search for the files of tokenizers by name, and in runs and corpora.
 
-    gpt2                      vocab.bpe and encoder.json, or what transformers reads: the first of
+    gpt2                      vocab.bpe and encoder.json, or the files of transformers, in the first of
                                   ./tokenizers/gpt2/
                                   the cache of the Hugging Face hub, models--openai-community--gpt2 or models--gpt2
                                   the cache of tiktoken, which has OpenAI's two files
-    Qwen/Qwen2.5-0.5B         the tokenizer's files of a model of the hub, fetched if need be; hf://owner/name, too
+    Qwen/Qwen2.5-0.5B         the tokenizer of a model of the hub, downloaded if necessary; also hf://owner/name
     corpora/mine              corpora/mine/train/tokenizer.json
     runs/mine                 runs/mine/checkpoints/step-00000400/tokenizer.json, the newest
 
-A path that exists is never taken for a name. ``gpt2`` itself is not fetched, so that it needs no network and no extra.
+An existing path takes precedence over a name. ``gpt2`` is never downloaded, so it needs no network and no extra.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from hornbook.errors import UserError
 from hornbook.text.hub_client import is_model_name, model_of, snapshot
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
-"""The files of a tokenizer by which transformers calls them."""
+"""The names of a tokenizer's files in transformers."""
 _LEGACY_FILES: Final = ("encoder.json", "vocab.bpe", "dict.txt")
 _OPENAI: Final = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 _OPENAI_FILES: Final = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-"""The SHA-256 of OpenAI's files, as tiktoken has them in its code."""
+"""The SHA-256 of OpenAI's files, the same as in tiktoken's source."""
 
 
 def find(source: str | Path) -> list[Path]:
-    """Return the file or folder of a tokenizer that is called by a name, or its vocabulary and its merges.
+    """Return the path of a named tokenizer's file or folder, or the paths of its vocabulary and its merges.
 
     Args:
         source: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as a path.
 
     Raises:
-        UserError: ``gpt2`` is not at hand; or as `hornbook.text.hub_client.snapshot`.
-        HornbookError, StorageError: as `hornbook.text.hub_client.snapshot`.
+        UserError: ``gpt2`` was not found; or see `hornbook.text.hub_client.snapshot`.
+        HornbookError, StorageError: see `hornbook.text.hub_client.snapshot`.
     """
     name = str(source)
     if name == "gpt2":
@@ -52,7 +52,7 @@ def find(source: str | Path) -> list[Path]:
 
 
 def find_inside(folder: Path) -> Path | None:
-    """Return the ``tokenizer.json`` of a corpus or a run, of this one's newest checkpoint; None if there is none."""
+    """Return the ``tokenizer.json`` of a corpus, or of the newest checkpoint of a run; None if there is none."""
     steps = sorted(folder.glob("checkpoints/step-*/tokenizer.json"), reverse=True)
     saved = [file for file in steps if file.parent.name.removeprefix("step-").isdigit()]
     return next((file for file in (folder / "train" / "tokenizer.json", *saved) if file.is_file()), None)
@@ -68,14 +68,14 @@ def _find_gpt2() -> list[Path]:
     if files := _tiktokens_gpt2():
         return files
     raise UserError(
-        "the tokenizer gpt2 is not at hand: neither ./tokenizers/gpt2 nor the cache of the Hugging Face hub or of "
-        "tiktoken has it; --tokenizer openai-community/gpt2 fetches it (pip install 'hornbook[hub]'), or name a folder "
-        "with its vocab.json and merges.txt"
+        "the tokenizer gpt2 was not found in ./tokenizers/gpt2 or the caches of the Hugging Face hub and of tiktoken; "
+        "use --tokenizer openai-community/gpt2 to download it (pip install 'hornbook[hub]'), or name a folder with its "
+        "vocab.json and merges.txt"
     )
 
 
 def _cached_gpt2s() -> Iterator[Path]:
-    """Yield the folders in the hub's cache that may have GPT-2's tokenizer; the client itself is not needed."""
+    """Yield the folders in the hub's cache that may have GPT-2's tokenizer; does not need the client library."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     for name in ("models--openai-community--gpt2", "models--gpt2"):
@@ -83,7 +83,7 @@ def _cached_gpt2s() -> Iterator[Path]:
 
 
 def _tiktokens_gpt2() -> list[Path]:
-    """Return OpenAI's vocabulary and merges in tiktoken's cache; none if one is missing there, or damaged."""
+    """Return OpenAI's vocabulary and merges in tiktoken's cache; empty if one is missing or damaged."""
     named = (os.environ[name] for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR") if name in os.environ)
     cache = Path(next(named, Path(tempfile.gettempdir()) / "data-gym-cache"))
     files = []

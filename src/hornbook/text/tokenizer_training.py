@@ -1,11 +1,11 @@
-"""Tokenizers out of texts: the pair of neighbours that is most frequent becomes a token, again and again.
+"""Training of tokenizers: repeatedly merge the most frequent pair of adjacent tokens into a new token.
 
     "low low slow"   ->   l·o (3), lo·w (3), s·low (1), ...          byte-level BPE (Sennrich et al., 2016)
-    "low low slow"   ->   ##o·##w (3), l·##ow (2), s·##l (1), ...    WordPiece: a word's beginning is a symbol by itself
+    "low low slow"   ->   ##o·##w (3), l·##ow (2), s·##l (1), ...    WordPiece: the first letter of a word has no ##
 
-The same texts give the same tokenizer, in any order, on any machine. The library's own trainer breaks ties by the
-numbers of the symbols, and those of WordPiece's ``##x`` come in the order of a hash table that differs from process to
-process; so the words are counted here first and their symbols handed over in order. Memory holds the distinct words.
+The same texts give the same tokenizer, in any order, on any machine. The library's trainer breaks ties by symbol
+number and numbers WordPiece's ``##x`` symbols in the order of a hash table, which differs between processes; therefore
+words are counted here first, and their symbols are passed in sorted order. Memory holds the distinct words.
 """
 
 import json
@@ -38,14 +38,14 @@ _REPEATED: Final = 1 << 14
 def train_settings(
     documents: Iterable[str], vocab_size: int, *, kind: Kind = "byte-bpe", lowercase: bool = True
 ) -> Settings:
-    """Learn a tokenizer from texts and return its JSON.
+    """Train a tokenizer and return its JSON.
 
     Args:
-        documents: the texts, read once.
-        vocab_size: number of tokens. Few texts may give fewer.
-        kind: ``byte-bpe`` as GPT-2 has it, ``<|endoftext|>`` last; ``roberta``, the same with RoBERTa's special tokens,
-            four of them first and ``<mask>`` last; ``wordpiece`` as BERT has it, its special tokens first.
-        lowercase: for WordPiece: texts are put into lower case and accents are taken off.
+        documents: the texts, iterated once.
+        vocab_size: number of tokens; little text may give fewer.
+        kind: ``"byte-bpe"``, as in GPT-2, with ``<|endoftext|>`` last; ``"roberta"``, the same with RoBERTa's special
+            tokens, four of them first and ``<mask>`` last; ``"wordpiece"``, as in BERT, with its special tokens first.
+        lowercase: for WordPiece: convert texts to lower case and strip accents.
 
     Raises:
         UserError: ``vocab_size`` is out of range, or there is no text.
@@ -62,27 +62,27 @@ def train_settings(
     else:
         trained = _train_byte_pairs(seen, vocab_size, ROBERTA_TOKENS if kind == "roberta" else (END_OF_TEXT,))
     if not seen.count:
-        raise UserError("there is no text to train a tokenizer on; check the inputs")
+        raise UserError("no text to train a tokenizer on; check the inputs")
     return trained
 
 
 def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[str, ...]) -> Settings:
-    """Learn merges of bytes; the last special token has the last id, the others the first ones."""
+    """Train a byte-level BPE; the last special token gets the last id, the others get the first ids."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special), initial_alphabet=list(byte_symbols()), show_progress=False
     )
     library.train_from_iterator((cut for text in documents for cut in cuts(text, GPT2_CUT)), trainer)
-    model = json.loads(library.to_str())["model"]  # the one way to the merges
-    assert not set(special) & set(model["vocab"]), "the pattern keeps merges from spelling a special token"
+    model = json.loads(library.to_str())["model"]  # the library has no other access to the merges
+    assert not set(special) & set(model["vocab"]), "the pattern prevents merges that spell a special token"
     *first, last = special
     tokens = [*first, *by_id(model["vocab"]), last]
     return byte_bpe({token: number for number, token in enumerate(tokens)}, model["merges"])
 
 
 def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: bool) -> Settings:
-    """Learn WordPiece: special tokens, then characters, then ``##`` characters, then merges."""
+    """Train WordPiece; ids: special tokens, characters, ``##`` characters, merges."""
     counts = _count_words(documents, lowercase)
     characters = _alphabet(counts, at_most=(vocab_size - len(BERT_TOKENS)) // 2)
     words = sorted(word for word in counts if characters.issuperset(word))
@@ -97,7 +97,7 @@ def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: boo
 
 
 def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
-    """How often each word occurs, by BERT's rules for words; those are applied once to what is between blanks."""
+    """Count the words by BERT's rules, which are applied once to each distinct string between white space."""
     normalizer, words, raw = normalizers.BertNormalizer(lowercase=lowercase), Counter[str](), Counter[str]()
     stretches = stretches_for(word_piece({"[UNK]": 0}, lowercase=lowercase))
     assert stretches is not None, "BERT's rules are known"
@@ -119,7 +119,7 @@ def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], at_most: int) -> set[str]:
-    """Return the most frequent characters, by BERT's and SentencePiece's limits: 1000, or 99.95 % of the text."""
+    """Return the most frequent characters: 1000 (as BERT), or more to cover 99.95 % of the text (as SentencePiece)."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
@@ -131,14 +131,14 @@ def _alphabet(counts: Counter[str], at_most: int) -> set[str]:
 
 
 def _repeated(word: str, count: int) -> Iterator[str]:
-    """A word ``count`` times, a blank after each, in texts of some length."""
+    """Yield texts that together have ``count`` copies of a word, each followed by a blank."""
     whole, rest = divmod(count, _REPEATED)
     yield from (f"{word} " * _REPEATED for _ in range(whole))
     yield f"{word} " * rest
 
 
 class _Counted:
-    """Texts on their way, counted."""
+    """An iterable of texts that counts them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts

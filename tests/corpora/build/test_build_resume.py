@@ -108,7 +108,7 @@ def test_a_disk_that_fails_at_every_operation_and_another_start(tmp_path, tokeni
             assert one_line(error, str(tmp_path))
         done = len(TEXTS) if target.exists() else finished_documents(target)
         assert bool(notices) == (done > 0 and not target.exists()), operation
-        assert not notices or ("the same command goes on" in notices[0] and ".corpus.building" in notices[0])
+        assert not notices or ("run the same command to resume" in notices[0] and ".corpus.building" in notices[0])
         kept += bool(notices)
         tokenized.clear()
         build_tiny(target, validation=0.0)
@@ -123,10 +123,10 @@ def test_an_interrupt_keeps_finished_parts_and_says_so(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "corpus", on_progress=stop_after(5), on_notice=notices.append)
     work = tmp_path / ".corpus.building"
-    assert notices == [f"2 finished parts kept: the same command goes on from there; to discard all, remove {work}"]
+    assert notices == [f"kept 2 finished parts: run the same command to resume, or remove {work} to discard them"]
     progress = []
     build_tiny(tmp_path / "corpus", on_notice=notices.append, on_progress=progress.append)
-    assert one_line(Exception(notices[1]), "going on behind 2 finished parts", "documents")
+    assert one_line(Exception(notices[1]), "resuming after 2 finished parts", "documents")
     assert 0 < progress[0].documents < progress[-1].documents == len(TEXTS)
     assert 0 < progress[0].read <= progress[-1].read == progress[-1].total
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
@@ -154,7 +154,7 @@ def test_parts_of_another_request_are_cleared(tmp_path, change, tokenized):
         (tmp_path / "texts" / "0.txt").write_text("changed")
     notices = []
     build_tiny(tmp_path / "corpus", on_notice=notices.append, **options)
-    assert len(notices) == 1 and "cleared what an interrupted build left" in notices[0]
+    assert len(notices) == 1 and "removed the parts of an interrupted build" in notices[0]
     assert len(tokenized) == len(TEXTS)
     build_tiny(tmp_path / "good", **options)
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
@@ -219,7 +219,7 @@ def test_a_suspicious_outcome_is_kept_for_a_change_of_mind(tmp_path, tokenized):
     with pytest.raises(DataError) as caught:
         build_tiny(tmp_path / "corpus", quality=quality, on_notice=notices.append)
     assert one_line(caught.value, "looks wrong", "no document stayed", "--allow unused-file")
-    assert "the same command goes on" in notices[0]
+    assert "run the same command to resume" in notices[0]
     tokenized.clear()
     tolerance = Tolerance(allow=("unused-file",), max_dropped=0.9)
     report = build_tiny(tmp_path / "corpus", quality=quality, tolerance=tolerance)
@@ -237,7 +237,7 @@ def test_a_stream_is_read_once_and_nothing_of_it_is_kept(tmp_path, monkeypatch):
     options["on_notice"] = notices.append
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "corpus", inputs=["-"], on_progress=stop_after(5), **options)
-    assert notices == ["nothing is kept of the build: an input is a stream, which can be read only once"]
+    assert notices == ["removed the unfinished build: an input is a stream, which can be read only once"]
     assert not (tmp_path / ".corpus.building").exists()
     StandardInput.buffer.seek(0)
     crash = ("rename", 4, "crash-after")
@@ -245,5 +245,5 @@ def test_a_stream_is_read_once_and_nothing_of_it_is_kept(tmp_path, monkeypatch):
     assert records(tmp_path / "corpus")
     StandardInput.buffer.seek(0)
     report = build_tiny(tmp_path / "corpus", inputs=["-"], **options)
-    assert "cleared what an interrupted build left" in notices[1] and "a stream" in notices[1]
+    assert "removed the parts of an interrupted build" in notices[1] and "a stream" in notices[1]
     assert sum(split.documents for split in report.splits.values()) == len(TEXTS)

@@ -111,11 +111,11 @@ def test_another_build_to_the_same_place_is_refused(tmp_path):
     before = contents(tmp_path / "corpus")
     with pytest.raises(UserError) as caught:
         build_tiny(tmp_path / "corpus", end_of_text="inserted")
-    assert one_line(caught.value, "exists already and was built from other options", "--output")
+    assert one_line(caught.value, "exists already, built with other options", "--output")
     (tmp_path / "texts" / "0.txt").write_text("changed")
-    with pytest.raises(UserError, match="from other inputs;"):
+    with pytest.raises(UserError, match="with other inputs;"):
         build_tiny(tmp_path / "corpus")
-    with pytest.raises(UserError, match="from other inputs and tokenizer and options"):
+    with pytest.raises(UserError, match="with other inputs and tokenizer and options"):
         build_corpus([tmp_path / "texts"], Tokenizer.train(TEXTS, 290), tmp_path / "corpus")
     assert contents(tmp_path / "corpus") == before and only(tmp_path, "corpus", "texts")
 
@@ -123,12 +123,12 @@ def test_another_build_to_the_same_place_is_refused(tmp_path):
 def test_a_place_that_is_taken(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no finished corpus"):
+    with pytest.raises(UserError, match="is not a finished corpus"):
         build_tiny(tmp_path / "corpus")
     assert contents(tmp_path / "corpus") == {"mine.txt": b"mine"}
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     assert not build_tiny(tmp_path / "link").already_built
-    with pytest.raises(UserError, match="no name for a new folder"):
+    with pytest.raises(UserError, match="cannot be a new folder"):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), Path(tmp_path.root))
 
 
@@ -140,7 +140,7 @@ def test_a_text_file_that_cannot_be_read_is_skipped_and_counted(tmp_path):
     assert report.splits["train"].documents == len(TEXTS)
     assert report.faults == 1 and "bad.txt" in report.messages[0]
     (tmp_path / "texts" / "empty.txt").write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty\.txt gave no document"):
+    with pytest.raises(DataError, match=r"empty\.txt gave no documents"):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "other", options)
 
 
@@ -161,7 +161,7 @@ def test_standard_input(tmp_path, monkeypatch):
     build_corpus(["-"], tiny_tokenizer(), tmp_path / "corpus")
     store = open_store(tmp_path / "corpus")
     assert texts_of(store) == ["some text"] and store.source(0) == ("-", 0)
-    with pytest.raises(UserError, match="from other inputs"):
+    with pytest.raises(UserError, match="with other inputs"):
         build_corpus(["-"], tiny_tokenizer(), tmp_path / "corpus")
 
 
@@ -179,13 +179,13 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
 @pytest.mark.parametrize(
     ("data", "options", "error", "part"),
     [
-        (b"", {}, DataError, "no document to build a corpus of (1 file, 1 empty document, 0 unreadable)"),
+        (b"", {}, DataError, "the corpus would have no documents (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "split would be empty: 1 document, and none fell to it with"),
+        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, --validation"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
-        (b"text", {"validation": 1.0}, UserError, "validation 1.0"),
-        (b"text", {"validation": -0.1}, UserError, "validation -0.1"),
+        (b"text", {"validation": 1.0}, UserError, "validation is 1.0"),
+        (b"text", {"validation": -0.1}, UserError, "validation is -0.1"),
         (b"text", {"reading": ReadOptions(suffixes=(".py",))}, UserError, "no file to read (suffix .py)"),
     ],
 )
@@ -208,7 +208,7 @@ def test_an_empty_split_says_how_to_come_to_more_documents(tmp_path, share, spli
     assert one_line(caught.value, f"the {split} split would be empty", "a text file is one document", "--from lines")
     with pytest.raises(DataError) as caught:
         build_corpus([tmp_path / "lines.jsonl"], tiny_tokenizer(), tmp_path / "corpus", options)
-    assert one_line(caught.value, f"the {split} split would be empty", "give more documents, or another share")
+    assert one_line(caught.value, f"the {split} split would be empty", "add documents, or choose another share")
     by_paragraph = BuildOptions(validation=0.5, reading=ReadOptions(format="blank-lines"))
     assert len(build_corpus([tmp_path / "book.txt"], tiny_tokenizer(), tmp_path / "corpus", by_paragraph).splits) == 2
 
@@ -219,7 +219,7 @@ def test_an_input_that_changes_meanwhile(tmp_path):
     def change(progress):
         first.write_bytes(first.read_bytes() + b"more")
 
-    with pytest.raises(DataError, match="an input changed while it was read"):
+    with pytest.raises(DataError, match="an input changed during the build"):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "corpus", on_progress=change)
     assert only(tmp_path, "texts")
 
@@ -229,7 +229,7 @@ def test_a_document_that_cannot_be_cut_is_unreadable(tmp_path):
     with pytest.raises(DataError) as caught:
         build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0)
     assert one_line(
-        caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 5,000,000 bytes and has no blank"
+        caught.value, f"{tmp_path / 'a.jsonl'}, the document at byte 16: has 5,000,000 bytes without a blank"
     )
     skip = {"reading": ReadOptions(on_error="skip"), "tolerance": Tolerance(max_dropped=1.0)}
     report = build_tiny(tmp_path / "corpus", inputs=[tmp_path / "a.jsonl"], validation=0.0, **skip)

@@ -59,22 +59,22 @@ def test_without_the_column_the_error_lists_those_there_are(table):
             with pytest.raises(DataError) as caught:
                 read(path, **options)
             message = str(caught.value)
-        assert "(columns: 'id', 'title', 'body'); name the one with the text by --field" in message
-    with pytest.raises(DataError, match="several columns are called 'body'"):
+        assert "(columns: 'id', 'title', 'body'); set --field to the one with the text" in message
+    with pytest.raises(DataError, match="several columns named 'body'"):
         read(table("body,body\n1,2\n"), field="body")
 
 
 @pytest.mark.parametrize(
     ("rows", "part", "rest"),
     [
-        (b"1,a\n2,b,c\n3,d\n", "line 3: 3 fields, where the header has 2", ["a", "d"]),
-        (b"1,a\n2\n3,d\n", "line 3: 1 field, where the header has 2", ["a", "d"]),
-        (b'1,a\n2,"b" c\n3,d\n', "line 3: not a row of a table (',' expected after '\"')", ["a", "d"]),
-        (b'1,a\n2,"b\n3,d\n', "line 3: not a row of a table (unexpected end of data)", ["a"]),
+        (b"1,a\n2,b,c\n3,d\n", "line 3: 3 fields, but the header has 2", ["a", "d"]),
+        (b"1,a\n2\n3,d\n", "line 3: 1 field, but the header has 2", ["a", "d"]),
+        (b'1,a\n2,"b" c\n3,d\n', "line 3: not a valid row (',' expected after '\"')", ["a", "d"]),
+        (b'1,a\n2,"b\n3,d\n', "line 3: not a valid row (unexpected end of data)", ["a"]),
         (b"1,a\n2,caf\xe9\n3,d\n", "line 3: not UTF-8 at byte 17 (0xe9)", ["a", "d"]),
         (b"1,a\n2,\0\n3,d\n", "line 3: a zero byte at offset 14", ["a", "d"]),
         (b"1,a\n2," + b"x" * 200 + b"\n3,d\n", "line 3: longer than 100 B", ["a", "d"]),
-        (b'1,a\n2,"' + b"x,y\n" * 40 + b'"\n3,d\n', "line 3: a row of more than 100 B begins here", None),
+        (b'1,a\n2,"' + b"x,y\n" * 40 + b'"\n3,d\n', "line 3: a row longer than 100 B begins here", None),
     ],
 )
 def test_a_bad_row_is_one_error(table, rows, part, rest):

@@ -58,7 +58,7 @@ def test_a_file_without_a_title_is_no_wikitext(tmp_path):
     (path := tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(DataError) as caught:
         list(read_documents([path], ReadOptions(format="wikitext")))
-    assert one_line(caught.value, str(path), "no line is a title of WikiText, ` = Title = `; say what it is by --from")
+    assert one_line(caught.value, str(path), "no line is a title of WikiText, ` = Title = `; use another --from")
 
 
 def test_what_is_no_title_stays_in_its_article():
@@ -149,7 +149,7 @@ def test_long_lines_and_documents_are_one_error_each(tmp_path):
     assert [document.text for document in read_documents([path], options, tally)] == ["one", "two", "three"]
     long_line, long_document = tally.messages
     assert (
-        "line 3: longer than 50 B" in long_line and "line 8: a document of more than 30 B begins here" in long_document
+        "line 3: longer than 50 B" in long_line and "line 8: a document longer than 30 B begins here" in long_document
     )
     with pytest.raises(DataError) as caught:
         list(read_documents([path], ReadOptions(format="lines", max_line_bytes=50)))
@@ -161,7 +161,7 @@ def test_articles_of_wikipedia_are_no_text_unless_they_are_said_to_be(tmp_path):
         (path := tmp_path / name).write_text(start)
         with pytest.raises(DataError) as caught:
             list(read_documents([path], ReadOptions()))
-        advice = (f"say --from {name}, or --from text", f"leave it out by --exclude {path.name}")
+        advice = (f"use --from {name}, or --from text", f"skip it with --exclude {path.name}")
         assert one_line(caught.value, str(path), *advice)
         assert [document.text for document in read_documents([path], ReadOptions(format="text"))] == [start]
 
@@ -172,10 +172,10 @@ def test_lines_of_json_are_no_text_unless_they_are_said_to_be(tmp_path, monkeypa
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
     with pytest.raises(DataError) as caught:
         list(read_documents(["-"], ReadOptions()))
-    assert one_line(caught.value, "standard input: begins with a JSON object; say --from jsonl, or --from text to")
+    assert one_line(caught.value, "standard input: begins with a JSON object; use --from jsonl, or --from text to")
     assert "--exclude" not in str(caught.value)
     (path := tmp_path / "a.txt").write_text(data)
-    with pytest.raises(DataError, match=r"or leave it out by --exclude a\.txt$"):
+    with pytest.raises(DataError, match=r"or skip it with --exclude a\.txt$"):
         list(read_documents([tmp_path], ReadOptions()))
     assert len(list(read_documents([path], ReadOptions(format="text")))) == 1
     for text in ("{\n", "{x} is a set\n", '{"a": 1} {', "{" * 100_000):

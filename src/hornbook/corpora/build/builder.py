@@ -1,21 +1,21 @@
-"""From text to a corpus: documents in, a folder with a token store for each split out, all of it or nothing.
+"""Building a corpus from text: an atomic, resumable pipeline from documents to a folder with one token store per split.
 
     build_corpus(["texts/"], tokenizer, Path("corpora/mine"), BuildOptions(validation=0.02))
 
-    list_sources     files, in their order                                               hornbook.text.documents
-      plan_build     options that fit each other, and what makes two builds the same     .request
+    list_sources     files, in order                                                     hornbook.text.documents
+      plan_build     checked options, and the request that identifies the build          .request
         read_sources -> read_batches -> tokenize_batches                                 .token_pipeline
-          Parts      finished one by one, so that a stopped build goes on behind them    .parts
-            _write_corpus        parts joined, manifest.json, build.json
+          Parts      finished one by one; an interrupted build resumes after them        .parts
+            _write_corpus        joined parts, manifest.json, build.json
               commit_directory   one rename
 
-    corpora/.mine.building/lock, request.json, parts/..., corpus/...      while it works; nobody takes that for a corpus
+    corpora/.mine.building/lock, request.json, parts/..., corpus/...      during the build, not recognized as a corpus
     corpora/mine/build.json, train/..., validation/...                    after the rename
 
-A build that was stopped, killed or met a full disk leaves the parts that it has finished. The next build of the same
-inputs, tokenizer and options to the same output continues behind them, and any other build removes them; the bytes are
-those of a build that was never stopped. A corpus that is there is never overwritten: if it is of the same inputs
-(paths, sizes, modification times), tokenizer and options, the build is done already, else the user has to decide.
+A build that is stopped, killed or runs out of disk space leaves its finished parts. The next build of the same inputs,
+tokenizer and options to the same output resumes after them, byte for byte as if uninterrupted; any other build removes
+them. An existing corpus is never overwritten: if it has the same inputs (paths, sizes, modification times), tokenizer
+and options, the build is already done, otherwise it is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -72,17 +72,17 @@ _LAYOUT: Final = {
     "hornbook": __version__,
     "sizes": [BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS, BATCHES_PER_PART],
 }
-"""What parts have in common that can be joined."""
+"""The properties that must be equal in parts to be joined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a build has done so far.
+    """The progress of a build.
 
     Attributes:
-        documents, num_bytes, tokens: what is in finished parts and the one under way; of text in UTF-8.
-        read: bytes of the inputs that were read, packed as they are.
-        total: bytes of all inputs; None where that is not known.
+        documents, num_bytes, tokens: documents, their bytes in UTF-8, and their tokens, in all parts so far.
+        read: bytes of the inputs read, before decompression.
+        total: bytes of all inputs; None if unknown.
     """
 
     documents: int
@@ -94,20 +94,20 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What a build did.
+    """The result of a build.
 
     Attributes:
-        output: the corpus.
-        already_built: it was there, of the same request, and is left as it was.
-        splits: what each split holds.
+        output: the folder of the corpus.
+        already_built: whether the corpus existed, with the same request, and was left unchanged.
+        splits: the counts of each split.
         sources: number of files read.
-        empty: documents without a character, left out.
-        faults: documents left out because they could not be read.
-        messages: what was wrong with the first ten of them.
-        skipped: what is no document, counted by kind, as redirects of a Wikipedia are.
-        line_ends: CRLFs and CRs that became LF.
-        dropped: documents that a filter dropped, by its name.
-        examples: up to three documents that each filter dropped, the first ones, by its name; with ``source``,
+        empty: number of documents dropped because they have no character.
+        faults: number of unreadable documents skipped.
+        messages: the errors of the first ten of them.
+        skipped: content that is not a document, counted by kind, such as the redirects of a Wikipedia.
+        line_ends: number of CRLFs and CRs that became LF.
+        dropped: number of documents that each filter dropped, by its name.
+        examples: the first three documents, or fewer, that each filter dropped, by its name, with ``source``,
             ``offset`` and the beginning of the ``text``.
     """
 
@@ -132,21 +132,21 @@ def build_corpus(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_notice: Callable[[str], None] = lambda line: None,
 ) -> BuildReport:
-    """Tokenize documents into a new corpus, or go on where the same build was interrupted.
+    """Tokenize documents into a new corpus, or resume the same build if it was interrupted.
 
     Args:
         inputs: files, folders, globs, ``"-"``; see `hornbook.text.documents.list_sources`.
-        tokenizer: makes the tokens.
-        output: the corpus' folder, which must not be there yet.
-        options: splits, sequences, end-of-text tokens, how to read, which documents stay.
+        tokenizer: the tokenizer.
+        output: the folder of the corpus; if it exists, it must be the result of the same build.
+        options: splits, sequences, end-of-text tokens, reading and filters.
         on_progress: called at the beginning, and after each batch of some 4 MB of text.
-        on_notice: gets a line about repeated inputs, a language without rules for its sentences, and what becomes of
-            an interrupted build.
+        on_notice: called with a line about repeated inputs, a language without sentence rules, and the parts of an
+            interrupted build.
 
     Raises:
-        UserError: an option or an input is wrong, the output is there already, or another build to it is running.
-        DataError: a document cannot be read, an input changed meanwhile, or the outcome is suspicious.
-        StorageError: the disk is full, read-only or failing; finished parts stay.
+        UserError: an option or an input is wrong, the output exists, or another build to it is running.
+        DataError: a document is unreadable, an input changed during the build, or the result is suspicious.
+        StorageError: the disk is full, read-only or failing; finished parts remain.
     """
     options = options or BuildOptions()
     job = plan_build(list_sources(inputs, options.reading, on_notice), tokenizer, output.resolve(), options)
@@ -158,7 +158,7 @@ def build_corpus(
 
 
 class _Build:
-    """A build under way in its locked working folder."""
+    """A running build in its locked working folder."""
 
     def __init__(
         self, job: BuildJob, on_progress: Callable[[Progress], None], on_notice: Callable[[str], None]
@@ -169,7 +169,7 @@ class _Build:
         self._is_suspicious = False
 
     def run(self) -> BuildReport:
-        """Build the corpus and commit it; after an error, say what is kept."""
+        """Build the corpus and commit it; after an error, print a notice about the parts that remain."""
         job = self._job
         try:
             parts = self._parts = self._resume_parts()
@@ -180,7 +180,7 @@ class _Build:
             read |= {"sources": len(job.sources), "dropped": dict(reading.dropped), "examples": values["examples"]}
             corpus = self._write_corpus(parts, read)
             if not job.has_streams and describe_sources(job.sources) != job.request["inputs"]:
-                raise DataError("an input changed while it was read, so the corpus may hold half of it; build it again")
+                raise DataError("an input changed during the build, so its documents may be mixed; build again")
             commit_directory(corpus, job.output)
         except BaseException as error:
             self._clean_up(error)
@@ -189,7 +189,7 @@ class _Build:
         return BuildReport(output=job.output, already_built=False, splits=parts.counts(), **read)
 
     def _resume_parts(self) -> Parts:
-        """Return the parts that the same build has left, or none; remove whatever else there is."""
+        """Return the finished parts of the same build, if any, and remove those of another one."""
         job, folder, path = self._job, self._job.work / "parts", self._job.work / "request.json"
         record = dump_sealed(_LAYOUT | {"request": job.request})
         is_same = False
@@ -198,8 +198,8 @@ class _Build:
                 is_same = read_json(path, "the record of a build") == parse_json(record, "the request")
         if not is_same:
             if self._has_parts():
-                why = _READ_ONCE if job.has_streams else "it was of other inputs, options or tokenizer"
-                self._on_notice(f"cleared what an interrupted build left in {job.work}: {why}")
+                why = _READ_ONCE if job.has_streams else "it had other inputs, options or another tokenizer"
+                self._on_notice(f"removed the parts of an interrupted build in {job.work}: {why}")
             for entry in (path.name, "parts", "corpus"):
                 remove_tree(job.work / entry)
             make_directory(folder)
@@ -207,11 +207,11 @@ class _Build:
         parts = Parts(folder, job.splits, self._dtype)
         if parts.finished:
             done = counted(sum(counts.documents for counts in parts.counts().values()), "document")
-            self._on_notice(f"going on behind {_count_parts(parts)} of an interrupted build, which has {done}")
+            self._on_notice(f"resuming after {_count_parts(parts)} of an interrupted build, with {done}")
         return parts
 
     def _write_parts(self, parts: Parts) -> Reading:
-        """Read what was not read yet, and write it into parts; return how far the inputs were read."""
+        """Read the rest of the inputs and write it into parts; return the state of the reading at the end."""
         job, options, reading, meter = self._job, self._job.options, parts.reading, InputMeter()
         filters = build_filters(options.quality)
         parts.restore_filters(filters)
@@ -239,7 +239,7 @@ class _Build:
             tally.position = Position(len(job.sources), 0)
 
         batches = read_batches(documents(), filters, reading, numbers)
-        # a thread that waits for a stream could not be stopped
+        # no threads for streams: one that waits for input could not be stopped
         stages = tokenize_batches(batches, plan) if job.has_streams else ahead(tokenize_batches(ahead(batches), plan))
         before = sum((job.sizes or [])[: reading.tally.position.source])
         with closing(stages):
@@ -250,7 +250,7 @@ class _Build:
             lost = [files, counted(tally.empty, "empty document"), f"{tally.faults:,} unreadable"]
             lost += [counted_kind(count, name) for name, count in reading.dropped.items() if count]
             lost += [f"the first: {message}" for message in tally.messages[:1]]
-            raise DataError(f"there is no document to build a corpus of ({', '.join(lost)}); check the inputs")
+            raise DataError(f"the corpus would have no documents ({', '.join(lost)}); check the inputs")
         parts.finish(reading)
         return reading
 
@@ -270,7 +270,7 @@ class _Build:
         )
 
     def _check_outcome(self, parts: Parts, reading: Reading) -> None:
-        """Refuse an outcome that is probably not what the user wanted; the same with ``--allow`` goes on from here."""
+        """Raise DataError for a suspicious result; the same build with ``--allow`` resumes from here."""
         whole = sum(parts.counts().values(), SplitCounts())
         tolerance, faults = self._job.options.tolerance, reading.tally.faults
         self._is_suspicious = True
@@ -294,7 +294,7 @@ class _Build:
         self._is_suspicious = False
 
     def _write_corpus(self, parts: Parts, read: dict[str, Any]) -> Path:
-        """Write the whole corpus into the working folder; what an interrupted build has of it is written again."""
+        """Write the corpus into the working folder, replacing that of an interrupted build, and return its path."""
         job, tokenizer, corpus = self._job, self._job.tokenizer, self._job.work / "corpus"
         remove_tree(corpus)
         for split, counts in parts.counts().items():
@@ -324,35 +324,35 @@ class _Build:
         return corpus
 
     def _describe_empty(self, split: str, num_documents: int) -> str:
-        """Say why a split of a corpus with so many documents has none, and how to mend it."""
+        """Return the message for a split without documents, of a corpus with ``num_documents``."""
         options, total = self._job.options, counted(num_documents, "document")
-        empty = f"the {split} split would be empty: {total}, and"
+        empty = f"the {split} split would be empty: of {total},"
         if options.validation_tail:
             return (
                 f"{empty} none has {LONG_TEXT:,} characters and a line that ends near the last "
                 f"{options.validation_tail:.0%} of them; hold out whole documents with --validation"
             )
-        remedy = "give more documents, or another share"
+        remedy = "add documents, or choose another share"
         if all(format_of(source, options.reading) == "text" for source in self._job.sources):
             remedy = (
-                "a text file is one document: hold out the ends of long texts with --validation-tail, read it by "
-                "paragraphs with --from blank-lines, by lines with --from lines, or give more files"
+                "a text file is one document: hold out the ends of long texts with --validation-tail, read paragraphs "
+                "with --from blank-lines or lines with --from lines, or add files"
             )
-        return f"{empty} none fell to it with --validation {options.validation:g}; {remedy}"
+        return f"{empty} --validation {options.validation:g} selects none for it; {remedy}"
 
     def _clean_up(self, error: BaseException) -> None:
-        """Keep finished parts if the same command can go on from them, and remove all else."""
+        """Keep finished parts if the same command can resume from them, otherwise remove the working folder."""
         job, parts = self._job, self._parts
         is_read = parts is not None and parts.end is not None
         is_hopeless = is_read and isinstance(error, UserError) and not self._is_suspicious
-        is_done = is_hopeless or lexists(job.output)  # an error after the commit takes nothing back
+        is_done = is_hopeless or lexists(job.output)  # the error came after the commit
         if not self._has_parts() or is_done or job.has_streams:
             if self._has_parts() and not is_done:
-                self._on_notice(f"nothing is kept of the build: {_READ_ONCE}")
+                self._on_notice(f"removed the unfinished build: {_READ_ONCE}")
             _remove(job.work)
         elif parts is not None:
             self._on_notice(
-                f"{_count_parts(parts)} kept: the same command goes on from there; to discard all, remove {job.work}"
+                f"kept {_count_parts(parts)}: run the same command to resume, or remove {job.work} to discard them"
             )
 
     def _has_parts(self) -> bool:
@@ -360,13 +360,13 @@ class _Build:
 
 
 def _recognize(job: BuildJob) -> BuildReport:
-    """Report on the corpus that is there already, if it is what this build would make."""
+    """Return the report of the existing corpus. Raises UserError if this build would make another one."""
     remedy = "choose another --output, or remove it"
     if not (job.output / BUILD).is_file():
-        raise UserError(f"{job.output} exists already and is no finished corpus; {remedy}")
+        raise UserError(f"{job.output} exists already and is not a finished corpus; {remedy}")
     old, read = read_record(job.output)
     if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
-        raise UserError(f"{job.output} exists already and was built from other {' and '.join(changed)}; {remedy}")
+        raise UserError(f"{job.output} exists already, built with other {' and '.join(changed)}; {remedy}")
     splits = {}
     for split in job.splits:
         store = open_store(job.output, split)
@@ -381,6 +381,6 @@ def _count_parts(parts: Parts) -> str:
 
 
 def _remove(work: Path) -> None:
-    """Remove the working folder; a disk that refuses does not undo what was done."""
+    """Remove the working folder; ignore a failing disk, since the build itself is done."""
     with suppress(StorageError):
         remove_locked_folder(work)

@@ -1,12 +1,12 @@
-"""Parts of a corpus that is being built: some tens of megabytes of text each, finished one by one, joined at the end.
+"""The parts of an unfinished corpus: some tens of megabytes of text each, finished one by one and joined at the end.
 
-    parts/000000-train.bin .idx .npy, 000000-validation.bin ..., 000000-memory-0.npy      then 000000.json, its record
+    parts/000000-train.bin .idx .npy, 000000-validation.bin ..., 000000-memory-0.npy      then its record, 000000.json
     parts/000001-train.bin ...
-    parts/end.json                                                                        there are no more
+    parts/end.json                                                                        all inputs were read
 
-A part is by itself a Megatron data set. Its record, written last, says how far the inputs were read, so that a build
-that was killed continues behind the last record, and how large the files are, so that a torn one is noticed. Joining
-copies bytes and adds up indices, so memory holds some batches; the tokens are written twice.
+Each part is a Megatron data set. Its record, written last, has the position in the inputs, from which a killed build
+resumes, and the sizes of the files, which reveal an incomplete one. Joining copies bytes and shifts indices, so memory
+holds only some batches; the price is that tokens are written twice.
 """
 
 from collections import Counter
@@ -36,14 +36,14 @@ _END: Final = "end.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """What a split holds: documents, tokens (stored end-of-text tokens included), bytes of text in UTF-8."""
+    """The counts of a split: documents, tokens (stored end-of-text tokens included), bytes of text in UTF-8."""
 
     documents: int = 0
     tokens: int = 0
     num_bytes: int = 0
 
     def __add__(self, other: "SplitCounts") -> "SplitCounts":
-        """Add field by field."""
+        """Return the sum of each field."""
         return SplitCounts(
             documents=self.documents + other.documents,
             tokens=self.tokens + other.tokens,
@@ -56,9 +56,9 @@ class Part:
     """The record of a finished part.
 
     Attributes:
-        reading: how far the inputs were read after its last document; what was lost is that since the part before it.
-        splits: what it has of each split.
-        files: the size of each of its files.
+        reading: the state of reading after its last document; ``lost`` counts from the end of the previous part.
+        splits: its counts of each split.
+        files: the size of each of its files in bytes.
     """
 
     reading: Reading
@@ -67,15 +67,15 @@ class Part:
 
 
 class Parts:
-    """The parts in a folder that exists, those of an earlier process included.
+    """The parts in an existing folder, including those of an earlier process.
 
     Attributes:
-        finished: their records.
-        end: how far the inputs were read, once all of them were.
+        finished: the records of the finished parts.
+        end: the state of reading after all inputs; None until then.
     """
 
     def __init__(self, folder: Path, splits: tuple[str, ...], dtype: DTypeLike) -> None:
-        """Load the finished parts whose files are all there; other records are removed."""
+        """Load the records of the finished parts whose files are complete, and remove other records."""
         self._folder, self._splits, self._dtype = folder, splits, dtype
         self.finished: list[Part] = []
         for number in count():
@@ -86,7 +86,7 @@ class Parts:
                     splits={split: SplitCounts(**counts) for split, counts in record["splits"].items()},
                     files=dict(record["files"]),
                 )
-            except (KeyError, TypeError, ValueError, AttributeError):  # not finished, or damaged since
+            except (KeyError, TypeError, ValueError, AttributeError):  # not finished, or damaged
                 break
             paths = {folder / name: size for name, size in part.files.items()}
             if not all(path.is_file() and path.stat().st_size == size for path, size in paths.items()):
@@ -98,24 +98,24 @@ class Parts:
             if end["parts"] == number:
                 self.end = Reading.from_json(end["reading"])
         except (KeyError, TypeError, ValueError):
-            pass  # the inputs were not read to their end
+            pass  # the inputs were not fully read
         stale = [path for path in folder.glob("*.json") if path.stem.isdigit() and int(path.stem) >= number]
         for path in (*[folder / _END] * (self.end is None), *stale):
             remove_file(path)
 
     @property
     def reading(self) -> Reading:
-        """How far the inputs were read when the last part ended; a copy in which no document is lost yet."""
+        """A copy of the state of reading after the last part, with ``lost`` empty."""
         if not self.finished:
             return Reading()
         return replace(self.finished[-1].reading.copy(), lost=Counter())
 
     def counts(self) -> dict[str, SplitCounts]:
-        """Return what all parts have of each split."""
+        """Return the counts of each split over all parts."""
         return {split: sum((part.splits[split] for part in self.finished), SplitCounts()) for split in self._splits}
 
     def restore_filters(self, filters: Sequence[Filter]) -> None:
-        """Give filters back what they learned while the parts were made. Raises DataError if a part is damaged."""
+        """Restore the memory that filters had after the last part. Raises DataError if a part is damaged."""
         for number, part in enumerate(self.finished):
             for index, each in enumerate(filters):
                 name = f"{number:06d}-memory-{index}.npy"
@@ -125,7 +125,7 @@ class Parts:
     def write(
         self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
     ) -> None:
-        """Write batches into further parts; ``after_batch`` gets the counts of all parts after each batch."""
+        """Write batches into further parts; call ``after_batch`` with the counts of all parts after each batch."""
         while (first := next(batches, None)) is not None:
             self._write_part(chain((first,), islice(batches, BATCHES_PER_PART - 1)), after_batch)
 
@@ -151,7 +151,7 @@ class Parts:
                 lost += batch.reading.lost
                 after_batch({split: before[split] + splits[split] for split in splits})
         arrays = {f"{prefixes[split].name}.npy": np.concatenate(some) for split, some in rows.items()}
-        for index, learned in enumerate(zip(*memory, strict=True)):  # what each filter learned, batch by batch
+        for index, learned in enumerate(zip(*memory, strict=True)):  # for each filter, its memory of each batch
             if sum(map(len, learned)):
                 arrays[f"{number:06d}-memory-{index}.npy"] = np.concatenate(learned)
         for name, array in arrays.items():
@@ -167,16 +167,16 @@ class Parts:
         self.finished.append(part)
 
     def finish(self, reading: Reading) -> None:
-        """Record that the inputs were read to their end."""
+        """Record that all inputs were read."""
         record = {"parts": len(self.finished), "reading": reading.to_json()}
         replace_file(self._folder / _END, dump_json(record))
         self.end = reading
 
     def join(self, split: str, target: Path) -> dict[str, Written]:
-        """Make ``tokens.bin``, ``tokens.idx`` and ``documents.npy`` of a split's parts in an existing folder.
+        """Join the parts of a split into ``tokens.bin``, ``tokens.idx`` and ``documents.npy`` in an existing folder.
 
         Returns:
-            Size and hash of each of them.
+            Size and hash of each file, by name.
 
         Raises:
             DataError: a part is damaged.
@@ -193,7 +193,7 @@ class Parts:
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
 
     def barren_sources(self, sources: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the sources that gave no document and no fault, and those of whose documents none stayed."""
+        """Return the sources without documents or faults, and those whose documents were all dropped."""
         kept, lost = np.zeros(len(sources), dtype=np.int64), Counter[int]()
         for number in range(len(self.finished)):
             for split in self._splits:
@@ -214,7 +214,7 @@ class Parts:
 
 
 def _read_record(path: Path) -> Any:
-    """Return what a record says; None if there is none, or none that can be read."""
+    """Return the content of a record; None if it is missing or unreadable."""
     try:
         return parse_json(read_bytes(path, "the record of a part"), str(path)) if path.is_file() else None
     except DataError:
@@ -226,5 +226,5 @@ def _map_npy(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         return map_array(path, dtype)
     except DataError as error:
         raise DataError(
-            f"{path}: the array of a part is damaged; remove {path.parent.parent}, and build again"
+            f"{path}: the array of a part is damaged; remove {path.parent.parent} and build again"
         ) from error

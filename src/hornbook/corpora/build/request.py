@@ -1,10 +1,10 @@
-"""What a build is asked for, in a form that tells whether two builds make the same corpus.
+"""The options of a build, and the request that identifies it: equal requests give equal corpora.
 
     plan_build(sources, tokenizer, output, options).request
         {"inputs": "<hash of names, sizes, times>", "tokenizer": "<digest>", "options": {"validation": 0.02, ...}}
 
-By it a build recognizes the corpus that is there already, and the parts that an interrupted build has left. Inputs are
-compared by their modification times, as make and rsync do, and not by their bytes.
+A build compares its request with that of an existing corpus and with that of an interrupted build's parts. Inputs are
+compared by size and modification time, as in make and rsync, not by content.
 """
 
 import hashlib
@@ -26,24 +26,24 @@ from hornbook.wording import as_text
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What to make of the documents.
+    """The options of a build.
 
     Attributes:
-        validation: share of the documents, by a hash of their text, that goes to a validation split; 0 for none.
-        validation_tail: share of each long text, at its end, that goes to a validation split in place of whole
-            documents, see `hornbook.corpora.build.token_pipeline.divide_tail`; at most 0.25, and 0 for none.
-        end_of_text: ``"stored"``: each document ends with the end-of-text token in the store, as Megatron's
-            ``--append-eod`` does; ``"inserted"``: readers put it in; None: stored, or inserted where sequences are
-            parts of documents; absent where there is no such token.
-        sequences: ``"documents"``: a sequence is a whole document, as loaders for GPT expect it; ``"sentences"``: one
-            of its sentences, as BERT's do; ``"lines"``: a line, of text that has a sentence a line.
-        language: of the sentences, a code such as ``"en"``.
-        encoder: ``"auto"``: tiktoken makes the tokens of a large input if it is installed and makes the same ones (see
-            `hornbook.text.accelerate`); ``"tokenizers"``: it does not.
-        threads: of tiktoken.
+        validation: share of the documents, chosen by a hash of their text, for a validation split; 0 for none.
+        validation_tail: share of each long text, at its end, for a validation split instead of whole documents, see
+            `hornbook.corpora.build.token_pipeline.divide_tail`; at most 0.25; 0 for none.
+        end_of_text: ``"stored"``: the store has the end-of-text token after each document, like Megatron's
+            ``--append-eod``; ``"inserted"``: readers insert it; None: stored if sequences are documents, else
+            inserted. Absent if the tokenizer has no such token.
+        sequences: ``"documents"``: a sequence is a whole document, as loaders for GPT expect; ``"sentences"``: a
+            sentence, as loaders for BERT expect; ``"lines"``: a line, for text with one sentence per line.
+        language: the code of the language for sentences, such as ``"en"``.
+        encoder: ``"auto"``: use tiktoken for large inputs if it is installed and gives the same tokens, see
+            `hornbook.text.accelerate`; ``"tokenizers"``: always use the tokenizers library.
+        threads: number of tiktoken's threads.
         reading: how to read the documents.
-        quality: which of them stay.
-        tolerance: which outcome is acceptable.
+        quality: filters for documents.
+        tolerance: which suspicious results are accepted.
     """
 
     validation: float = 0.0
@@ -60,16 +60,16 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """A build that can be done, as the inputs are when it is planned.
+    """A checked build, with the state of its inputs at planning time.
 
     Attributes:
-        sources, tokenizer, output, options: as given to ``plan_build``.
-        work: the working folder, on the file system of the output.
-        splits: the splits that there will be.
-        end_of_text: how the store has the end-of-text token.
-        sizes: the bytes of each source on the disk; None if one is not a file there.
+        sources, tokenizer, output, options: the arguments of ``plan_build``.
+        work: the working folder, on the same file system as the output.
+        splits: the names of the splits.
+        end_of_text: whether the end-of-text token is stored, inserted or absent.
+        sizes: the size of each source in bytes; None if one is not a local file.
         has_streams: whether a source is a pipe or a terminal, which can be read only once and may block its reader.
-        request: what two builds have in common if they make the same corpus; ``inputs`` is None with a stream.
+        request: identifies the corpus, see the module's docstring; ``inputs`` is None with a stream.
     """
 
     sources: list[str]
@@ -85,26 +85,30 @@ class BuildJob:
 
 
 def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: BuildOptions) -> BuildJob:
-    """Describe the build. Raises UserError if options, tokenizer and output do not fit, or an input cannot be read."""
+    """Check the options and plan the build.
+
+    Raises:
+        UserError: an option is out of range, conflicts with another or with the tokenizer, or an input is not readable.
+    """
     if not 0 <= options.validation < 1:
-        raise UserError(f"validation {options.validation} is no share of the documents; expected 0 or more and below 1")
+        raise UserError(f"validation is {options.validation}; expected a share of the documents, from 0 to below 1")
     if not 0 <= options.validation_tail <= 0.25:
-        raise UserError(f"validation tail {options.validation_tail:g} is no share of a text; expected 0 to 0.25")
+        raise UserError(f"validation tail is {options.validation_tail:g}; expected a share of a text, from 0 to 0.25")
     if options.validation and options.validation_tail:
         raise UserError("--validation holds out documents and --validation-tail ends of documents; choose one of them")
     if not output.name:
-        raise UserError(f"the output {output} is no name for a new folder; choose another --output")
+        raise UserError(f"the output {output} cannot be a new folder; choose another --output")
     if STANDARD_INPUT in options.quality.decontaminate:
         raise UserError("standard input cannot be an evaluation set, which is read twice; save it to a file")
     if options.end_of_text and options.sequences != "documents":
-        raise UserError("sentences are stored without end-of-text tokens; leave out --end-of-text")
+        raise UserError("sentences are stored without end-of-text tokens; remove --end-of-text")
     if options.end_of_text and tokenizer.end_of_text_id is None:
-        raise UserError("the tokenizer has no end-of-text token; leave out --end-of-text")
+        raise UserError("the tokenizer has no end-of-text token; remove --end-of-text")
     end_of_text = options.end_of_text or ("stored" if options.sequences == "documents" else "inserted")
     local = [Path(source) for source in sources if not _is_on_hub(source)]
     are_files = [path.is_file() for path in local]
     evaluation = options.quality.decontaminate
-    shaping = asdict(options)  # the options that make a difference to the corpus
+    shaping = asdict(options)  # the options that affect the corpus
     for name in ("tolerance", "encoder", "threads"):
         del shaping[name]
     del shaping["reading"]["processes"]
@@ -123,13 +127,16 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
             "inputs": describe_sources(sources) if all(are_files) else None,
             "evaluation sets": describe_sources(list_sources(evaluation, ReadOptions()) if evaluation else []),
             "tokenizer": tokenizer.digest,
-            "options": parse_json(dump_json(shaping), "the options"),  # tuples as lists, as a reader gets them
+            "options": parse_json(dump_json(shaping), "the options"),  # with lists for tuples, to equal a saved request
         },
     )
 
 
 def describe_sources(sources: Sequence[str]) -> str:
-    """Hash the names, sizes and modification times of sources; on the hub, the commit. Raises UserError."""
+    """Return a hash of the names, sizes and modification times of sources; on the hub, the name has the commit.
+
+    Raises UserError if a file is missing.
+    """
     digest = hashlib.sha256()
     for source in sources:
         facts = ""
@@ -144,7 +151,7 @@ def describe_sources(sources: Sequence[str]) -> str:
 
 
 def printable(source: str) -> str:
-    """Return a source's absolute path, or its name on the hub; bytes that are no UTF-8 are written with a backslash."""
+    """Return a source's absolute path, or its name on the hub, with invalid UTF-8 as backslash escapes."""
     has_path = source != STANDARD_INPUT and not _is_on_hub(source)
     return as_text(str(Path(source).absolute()) if has_path else source)
 

@@ -1,11 +1,11 @@
-"""From documents to tokens, a batch at a time: one batch is written while the next is tokenized and the one after read.
+"""The pipeline from documents to tokens: while one batch is written, the next is tokenized and the one after is read.
 
-    read_batches                    documents, filtered, 4 MB of text at a time         a thread
-      -> tokenize_batches           [5 6 7 | 8 9 | 3], sizes [3 2 1], where from        a thread, and the library's own
+    read_batches                    filtered documents, 4 MB of text at a time          one thread
+      -> tokenize_batches           [5 6 7 | 8 9 | 3], sizes [3 2 1], origins           one thread, and the library's
            -> the writer of parts
 
-`ahead` makes the next item in a thread while the last is used. So the order, and with it every byte, is that of a plain
-loop, and memory holds two batches a stage.
+`ahead` computes the next item in a thread while the current one is used, so the order, and therefore every byte, is
+that of a plain loop, and memory holds two batches per stage.
 """
 
 import re
@@ -31,13 +31,13 @@ from hornbook.wording import as_text, one_line
 BATCH_BYTES: Final = 4 << 20
 BATCH_DOCUMENTS: Final = 1 << 15
 BATCH_BYTES_READ: Final = 16 << 20
-"""Of all documents, dropped ones included: so filters that keep next to nothing do not hold up parts and progress."""
+"""Limit with dropped documents included, so that filters that keep almost nothing do not delay parts and progress."""
 
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
-"""Texts to the ids of each, as `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
+"""Returns the ids of each text, see `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
 
 LONG_TEXT: Final = 10_000
-"""Characters of a text from which on its tail can be held out."""
+"""Minimum number of characters of a text whose tail can be held out."""
 
 T = TypeVar("T")
 _EXAMPLES_PER_FILTER: Final = 3
@@ -51,8 +51,8 @@ class Example:
     """A document that a filter dropped.
 
     Attributes:
-        source, offset: where it is from, as `hornbook.text.reading.Document` has it.
-        text: its first 80 characters on one line, control characters as escapes.
+        source, offset: its origin, see `hornbook.text.reading.Document`.
+        text: its first 80 characters on one line, with control characters escaped.
     """
 
     source: str
@@ -62,13 +62,13 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How far the inputs were read, and what was left out up to there.
+    """The state of reading the inputs: counts and position.
 
     Attributes:
-        tally: what was read.
-        dropped: documents that a filter dropped, by its name.
+        tally: the counts and position of the reader.
+        dropped: number of documents that each filter dropped, by its name.
         examples: the first three documents that each filter dropped, by its name.
-        lost: documents that filters dropped since the last batch, by number of source.
+        lost: number of documents that filters dropped since the last batch, by index of the source.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -77,7 +77,7 @@ class Reading:
     lost: Counter[int] = field(default_factory=Counter)
 
     def copy(self) -> Self:
-        """Return a snapshot; the reader goes on changing its own."""
+        """Return a copy that further reading does not change."""
         tally = replace(
             self.tally,
             messages=list(self.tally.messages),
@@ -90,7 +90,7 @@ class Reading:
         return replace(self, tally=tally, examples=examples, **counters)
 
     def add_dropped(self, document: Document, source: int, name: str) -> None:
-        """Count a document of a source that the filter of this name dropped, and keep it if it is an early one."""
+        """Count a document that the named filter dropped, and record it if it is one of the first three."""
         self.dropped[name] += 1
         self.lost[source] += 1
         examples = self.examples.setdefault(name, [])
@@ -99,7 +99,7 @@ class Reading:
             examples.append(Example(source=as_text(document.source), offset=document.offset, text=one_line(begin)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return values for JSON; bytes of a file's name that are no UTF-8 are written with a backslash."""
+        """Return values for JSON; invalid UTF-8 in file names is written with backslash escapes."""
         tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
         messages = list(map(as_text, self.tally.messages))
         special = {
@@ -115,10 +115,10 @@ class Reading:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Restore what ``to_json`` returned. Raises KeyError, TypeError or ValueError if it is something else."""
+        """Return the state that ``to_json`` wrote. Raises KeyError, TypeError or ValueError for other values."""
         tally = dict(values["tally"])
         tally |= {
-            "faulty": set(tally.get("faulty", ())),  # not in parts of an earlier version
+            "faulty": set(tally.get("faulty", ())),  # missing in parts written by an earlier version
             "skipped": Counter(tally["skipped"]),
             "totals": Counter(tally.get("totals")),
             "position": Position(**tally["position"]),
@@ -130,12 +130,12 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Some documents, in their order.
+    """Consecutive documents.
 
     Attributes:
-        documents: what was kept, at least one.
-        reading: how far the inputs were read when the last of them was handed out.
-        memory: what each filter learned from them and the dropped ones between them.
+        documents: the documents that all filters keep, at least one.
+        reading: the state of reading after the last of them.
+        memory: the new memory of each filter, from these documents and the dropped ones between them.
     """
 
     documents: list[Document]
@@ -145,13 +145,13 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
-    """Documents as tokens.
+    """Tokenized documents.
 
     Attributes:
-        tokens: of all sequences, one after the other, [num_tokens] of the store's type.
-        sizes: tokens of each sequence, int64[num_sequences].
+        tokens: the concatenated tokens of all sequences, [num_tokens] of the store's dtype.
+        sizes: number of tokens of each sequence, int64[num_sequences].
         sequences: number of sequences of each document, int64[num_documents].
-        rows: where each document is from, ``DOCUMENT_ROW`` [num_documents].
+        rows: origin of each document, ``DOCUMENT_ROW`` [num_documents].
     """
 
     tokens: Integers
@@ -174,7 +174,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenBatch:
-    """A batch, tokenized: the documents of each split, and as in `Batch` how far the reading was."""
+    """A tokenized batch: the documents of each split; for ``reading`` and ``memory`` see `Batch`."""
 
     splits: dict[str, Tokens]
     reading: Reading
@@ -183,15 +183,15 @@ class TokenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlan:
-    """How documents become tokens.
+    """The settings for tokenizing documents.
 
     Attributes:
-        encode: makes the tokens.
-        dtype: of a token in the store; all ids of the vocabulary fit.
-        source_numbers: the number that stands for a document's source in ``documents.npy``.
-        validation, validation_tail: share of the documents, or of each long one, that the validation split gets.
-        end_of_text_id: what each document ends with in the store; None for nothing.
-        split_text: cuts a text into the sequences of its document; None for one sequence a document.
+        encode: returns the ids of texts.
+        dtype: the dtype of the store, which can represent every id of the vocabulary.
+        source_numbers: maps the name of a source to its index in ``documents.npy``.
+        validation, validation_tail: share of the documents, or of each long one, for the validation split.
+        end_of_text_id: the id stored after each document, or None.
+        split_text: splits a text into sequences; None makes each document one sequence.
     """
 
     encode: Encode
@@ -204,7 +204,7 @@ class TokenPlan:
 
 
 def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield the same items, each made in a thread while the one before it is used; errors come where items would."""
+    """Yield the same items, each computed in a thread while the previous one is used, and raise errors in order."""
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="hornbook-ahead") as executor:
         waiting = executor.submit(next, items, None)
         while (item := waiting.result()) is not None:
@@ -215,13 +215,13 @@ def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
 def read_batches(
     documents: Iterable[Document], filters: Sequence[Filter], reading: Reading, source_numbers: Mapping[str, int]
 ) -> Generator[Batch, None, None]:
-    """Put documents that all filters keep into batches.
+    """Filter documents and group the kept ones into batches.
 
     Args:
-        documents: what was read.
-        filters: applied in their order until one drops the document.
-        reading: is kept up to date, its tally by whoever reads.
-        source_numbers: the number that stands for a document's source.
+        documents: the documents.
+        filters: applied in order until one drops the document.
+        reading: updated in place, except for its tally, which the reader of ``documents`` updates.
+        source_numbers: maps the name of a source to its index.
     """
     reading.dropped.update({each.name: 0 for each in filters})
     remaining = iter(documents)
@@ -246,7 +246,7 @@ def read_batches(
 
 
 def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_name: str) -> list[str]:
-    """Return a line for each example of `Reading.to_json`: the filter, the source, the offset and the text."""
+    """Return a line for each example of `Reading.to_json`: filter, source, offset and text."""
     return [
         f"{name}: {one_line(each['source'])} at {offset_unit(each['source'], format_name)} {each['offset']:,}: "
         f"{each['text']}"
@@ -256,7 +256,7 @@ def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_na
 
 
 def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
-    """Tokenize batches, and cut each into its splits."""
+    """Tokenize each batch and divide it into splits."""
     with closing(batches):
         for batch in batches:
             documents, held_out = hold_out(batch.documents, plan.validation, plan.validation_tail)
@@ -285,11 +285,11 @@ def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> 
 def hold_out(
     documents: Sequence[Document], validation: float = 0.0, validation_tail: float = 0.0
 ) -> tuple[Sequence[Document], Bools]:
-    """Choose what of some documents is held out, by the share of whole documents or the share of each long text.
+    """Hold out a share of the documents, or the tail of each long document, for validation.
 
     Returns:
-        The documents, where long ones may have become two, the head and the tail; and bool[number of these], which of
-        them are for validation.
+        The documents, with long ones possibly divided into head and tail, and whether each of them is held out,
+        bool[num_documents].
     """
     if validation_tail:
         parts = [divide_tail(document, validation_tail) for document in documents]
@@ -302,9 +302,9 @@ def hold_out(
 def divide_tail(document: Document, share: float) -> list[Document]:
     """Divide a long document into head and tail, which together are its text; any other stays whole.
 
-    The tail begins behind the last paragraph end, or else line end, in the part of the text that leaves the tail one to
-    two times ``share`` of the characters. Without any there, or with less than `LONG_TEXT` characters, the document
-    stays whole; it also does if head or tail would be blank. Both have the source and the offset of the document.
+    The tail begins after the last paragraph end, or else the last line end, that leaves it one to two times ``share``
+    of the characters. The document is not divided if there is none, if it has fewer than `LONG_TEXT` characters, or if
+    the head or tail would be blank. Both parts have the source and offset of the document.
     """
     text = document.text
     if len(text) < LONG_TEXT:
@@ -323,10 +323,10 @@ def divide_tail(document: Document, share: float) -> list[Document]:
 
 
 def falls_to_validation(text: str, fraction: float) -> bool:
-    """Tell whether a document falls to validation: a pure function of its text.
+    """Return whether a document is for validation: a pure function of its text, by its BLAKE2b hash.
 
-    So a document stays on its side when others come, go or move, and when the fraction grows it may pass from training
-    to validation, never back; copies of one text fall on one side.
+    A document therefore stays in its split when others are added, removed or moved; if the fraction grows, documents
+    move only from training to validation; and copies of a text are in the same split.
     """
     if not fraction:
         return False

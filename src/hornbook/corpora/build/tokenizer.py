@@ -1,4 +1,4 @@
-"""Trains a tokenizer on the documents that a corpus will train on: the first stop on the way from texts to tokens."""
+"""Training a tokenizer on the training documents of a corpus, without those that the corpus holds out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from hornbook.text.tokenizer_training import Kind
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """A trained tokenizer, and what it was trained on.
+    """A trained tokenizer with the counts of its training documents.
 
     Attributes:
         tokenizer: the tokenizer.
-        documents: number of documents that it was trained on.
-        held_out: number of documents, or of tails of documents, that were left out for validation.
-        tally: what was read, faults included.
+        documents: number of documents it was trained on.
+        held_out: number of documents, or of tails of documents, held out for validation.
+        tally: the counts of reading.
     """
 
     tokenizer: Tokenizer
@@ -48,15 +48,15 @@ def train_tokenizer(
         output: folder for ``tokenizer.json``.
         vocab_size: number of tokens.
         kind: the tokenizer's algorithm.
-        cased: keep case and accents; WordPiece alone has a choice.
-        validation: share of the documents to leave out, the same ones that a corpus build holds out with this share.
-        validation_tail: share of each long document to leave out at its end, as a corpus build does, in place of that.
+        cased: keep case and accents; only for WordPiece, since the other kinds always do.
+        validation: share of the documents to hold out, the same ones as a corpus build with this share.
+        validation_tail: share of each long document to hold out at its end, the same as a corpus build.
         reading: how to read the inputs.
         on_notice: called with each notice about the inputs.
 
     Raises:
         UserError: ``cased`` for another kind, an input is wrong, or ``output`` contains another tokenizer.
-        DataError: a document cannot be read.
+        DataError: a document is unreadable.
     """
     if cased and kind != "wordpiece":
         raise UserError(f"--cased applies only to --kind wordpiece; {kind} always keeps case; remove it")
@@ -75,6 +75,6 @@ def train_tokenizer(
     if output is not None:
         path = output / "tokenizer.json"
         if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
-            raise UserError(f"{path} already contains another tokenizer; choose another --output or delete it")
+            raise UserError(f"{path} already contains another tokenizer; choose another --output, or remove it")
         tokenizer.save(output)
     return TokenizerReport(tokenizer, num_documents, held_out, tally)

@@ -20,7 +20,6 @@ from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
 from hornbook.ops.native.products import ACTIVATIONS
 
-_MOST_ROWS = 8
 _WEIGHTS_PER_THREAD = 1 << 18
 """Below, waiting for another thread takes as long as its share of the work."""
 

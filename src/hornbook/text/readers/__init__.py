@@ -1,1 +1,1 @@
-"""One module a format: how its files become documents; `hornbook.text.documents` has the table of them."""
+"""Readers of documents, one module per family of formats; `hornbook.text.documents` maps format names to them."""

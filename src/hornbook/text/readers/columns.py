@@ -1,12 +1,12 @@
-"""Parquet and Arrow: a column of text, row by row, read with pyarrow (the extra ``arrow``) in a child process.
+"""Parquet and Arrow: the rows of a text column, read with pyarrow (the extra ``arrow``) in a child process.
 
     web.parquet    text: string, url: string    --field text    ->   Document of row 0, of row 1, ...
-    folder/data-00000-of-00002.arrow            as ``save_to_disk`` writes it
+    folder/data-00000-of-00002.arrow            written by ``save_to_disk``
 
-A row is a document, its offset the number of rows before it; a null is an empty document. Of a Parquet file only the
-pages of that column are read, through a buffer, some rows at a time; an Arrow file is mapped into memory. pyarrow's own
-check of UTF-8 covers whole columns only, so a column is viewed as bytes, and a bad row costs that row alone. A file
-that yields far more text than its size is refused.
+Each row is a document whose offset is the row number; a null is an empty document. From a Parquet file only the pages
+of this column are read, through a buffer, some rows at a time; an Arrow file is memory-mapped. pyarrow can only check
+whole columns for UTF-8, so the column is viewed as bytes, and an invalid row makes only that row unreadable. A file
+that yields implausibly more text than its size is an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _BYTES_OF: Final = {
     **dict.fromkeys(("large_string", "large_binary"), "large_binary"),
     **dict.fromkeys(("string_view", "binary_view"), "binary_view"),
 }
-"""Arrow's types of text by their names, and the type of bytes that each may be viewed as, without a copy."""
+"""The type of bytes as which each of Arrow's types of text can be viewed without a copy, by name."""
 
 
 def read_columns(format_name: str, source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
@@ -61,7 +61,7 @@ def read_columns(format_name: str, source: Source, options: ReadOptions, start: 
 
 
 def as_records(format_name: str, path: str, name: str, field: str, most: int, start: int) -> Iterator[Record]:
-    """Read a file in the child process of ``read_columns``."""
+    """Yield the outcomes of a file as records, in the child process of ``read_columns``."""
     options = ReadOptions(field=field, max_document_bytes=most)
     for outcome in outcomes(format_name, Source(name, Path(path)), options, start):
         if isinstance(outcome, Document):
@@ -71,34 +71,34 @@ def as_records(format_name: str, path: str, name: str, field: str, most: int, st
 
 
 def outcomes(format_name: str, source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """Read the text of each row from the row ``start`` on, in this process.
+    """Read the text of each row from row ``start`` on, in this process.
 
     Raises:
-        DataError: the file is damaged, holds far more text than its size, or has no such column of text.
+        DataError: the file is damaged, has implausibly more text than its size, or has no such column of text.
     """
-    assert source.path is not None, "it is no stream"
+    assert source.path is not None, "not a stream"
     limits = Limits()
     allowed = max(limits.ratio_after, int(limits.ratio * source.path.stat().st_size))
     for row in (_parquet_rows if format_name == "parquet" else _arrow_rows)(source, source.path, options, start):
         allowed -= 1 + (row.num_bytes if isinstance(row, Document) else 0)
         if allowed < 0:
             raise DataError(
-                f"{source}: unpacks to over {limits.ratio:g} times its size; unpack it first if you trust it"
+                f"{source}: unpacks to over {limits.ratio:g} times its size; if you trust it, unpack it first"
             )
         yield row
 
 
 def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataError:
-    """Return the error for a name that no column has, or more than one."""
+    """Return the error for a name that no column, or more than one, has."""
     others = ", ".join(f"{name!r:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
-    what = "several columns are called" if field in names else "no column"
+    what = "several columns named" if field in names else "no column"
     return DataError(
-        f"{source}: {what} {field!r:.80} (columns: {others or 'none'}); name the one with the text by --field"
+        f"{source}: {what} {field!r:.80} (columns: {others or 'none'}); set --field to the one with the text"
     )
 
 
 def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) -> Iterator[Document | DataError]:
-    """Read row group by row group; of a column in a struct, the field is ``struct.column``."""
+    """Read row group by row group; the field of a column in a struct is ``struct.column``."""
     import pyarrow.parquet
 
     with arrow_errors(path, str(source), "Parquet file", MemoryError):
@@ -113,12 +113,12 @@ def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) 
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], [options.field], use_threads=False):
                     dropped = min(max(0, start - row), batch.num_rows)
                     column = batch.column(0)
-                    while column.type.num_fields == 1:  # the one column in a column of structs
+                    while column.type.num_fields == 1:  # a struct, of which only this column was read
                         column = column.flatten()[0]
                     yield from _rows_of(column[dropped:], source, options, row + dropped)
                     row += batch.num_rows
                 if row != end:
-                    raise DataError(f"{source}: its row group {group} does not end at row {end}; the file is damaged")
+                    raise DataError(f"{source}: row group {group} does not end at row {end}; the file is damaged")
             row = end
 
 
@@ -142,7 +142,7 @@ def _arrow_rows(source: Source, path: Path, options: ReadOptions, start: int) ->
         for batch in batches:
             if first + batch.num_rows > start:
                 column = batch.column(batch.schema.names.index(names[0]))
-                column.validate()  # that what is in it has the lengths that flattening takes for granted
+                column.validate()  # flattening does not check the lengths of children
                 for name in names[1:]:
                     column = column.flatten()[column.type.get_field_index(name)]
                 column = _as_bytes(column)
@@ -153,7 +153,7 @@ def _arrow_rows(source: Source, path: Path, options: ReadOptions, start: int) ->
 
 
 def _find_arrow_column(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str, ...]:
-    """Return the names that lead to a column of text, which may be one in a column of structs."""
+    """Return the path of names to a column of text, which may be inside structs."""
     types = import_pyarrow().types
     path = (field,) if field in schema.names else tuple(field.split("."))
     if schema.names.count(path[0]) != 1:
@@ -171,7 +171,7 @@ def _find_arrow_column(schema: "pyarrow.Schema", source: Source, field: str) -> 
 def _rows_of(
     column: "pyarrow.Array", source: Source, options: ReadOptions, first: int
 ) -> Iterator[Document | DataError]:
-    """Yield the documents of a column, the first of which is in row ``first``."""
+    """Yield the documents of a column that starts at row ``first``."""
     if _text_type(column.type) not in _BYTES_OF:
         raise _no_text(source, options.field, column.type)
     for number, value in enumerate(_as_bytes(column), first):
@@ -187,12 +187,12 @@ def _rows_of(
 
 
 def _text_type(kind: "pyarrow.DataType") -> str:
-    """Return the type of a column's values, which may be in a dictionary."""
+    """Return the name of the type of a column's values, also for a dictionary-encoded column."""
     return str(kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind)
 
 
 def _as_bytes(column: "pyarrow.Array") -> Any:
-    """View a column of text as one of bytes; one with a dictionary keeps it, so that each text is there once."""
+    """View a column of text as bytes; a dictionary-encoded column remains one, so each text is stored once."""
     arrow = import_pyarrow()
     if arrow.types.is_dictionary(column.type):
         return arrow.DictionaryArray.from_arrays(column.indices, _as_bytes(column.dictionary))

@@ -1,11 +1,11 @@
-"""JSONL: each line an object; as documents, one of its fields the text, or as the objects themselves.
+"""JSONL, one object per line: read as documents, whose text is one of the fields, or as objects.
 
     {"text": "one"}                               ->  Document("one", offset 0)     ("a.jsonl, line 1", {"text": "one"})
     {"text": "two", "id": 7}                      ->  Document("two", offset 16)    ...
     {"meta": {"body": "three"}}    meta.body      ->  Document("three", offset 41)
 
-Of documents, blank lines are skipped, null is an empty one, as in Parquet, and the offset is the line's. A key that is
-there twice counts as it does in Python, the last one wins, unless another ``load`` is given.
+When reading documents, blank lines are skipped, null is an empty document, as in Parquet, and the offset is that of the
+line. If a key occurs twice, the last value wins, as in Python's ``json``, unless another ``load`` is given.
 """
 
 import json
@@ -18,35 +18,35 @@ from hornbook.text.reading import Document, Outcome, ReadOptions, Source, line_t
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _NAMES: Final = {"str": "a string", "dict": "an object", "list": "an array", "NoneType": "null", "bool": "a boolean"}
 _MISSING: Final = object()
-"""What is found in a field that an object does not have."""
+"""The value of a field that an object does not have."""
 
 
 class Remedies(NamedTuple):
-    """What an error advises where a line is too long, not UTF-8, or not JSON."""
+    """The advice in the errors for lines that are too long, not UTF-8, or not JSON."""
 
     too_long: str = "split the text"
     not_utf8: str = "convert the file"
-    not_json: str = "mend the line"
+    not_json: str = "fix the line"
 
 
-MEND: Final = Remedies()
-_OF_DOCUMENTS: Final = Remedies(
+FIX_LINE: Final = Remedies()
+_FOR_DOCUMENTS: Final = Remedies(
     too_long="split the document",
-    not_utf8="convert it, or leave it out (--suffix, --exclude, --on-error skip)",
+    not_utf8="convert it, or skip it (--suffix, --exclude, --on-error skip)",
     not_json="for a plain text file use --from text",
 )
 
 
 def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read the text of each line that is not blank."""
+    """Read the text field of each nonblank line as a document."""
     for line in read_lines(stream, options.max_line_bytes):
         if line.content is None or not line.content.isspace():
-            place = f"{source}, line {line.number}"
+            where = f"{source}, line {line.number}"
             try:
-                content = line_text(line.content, place, options.max_line_bytes, _OF_DOCUMENTS)
-                record = parse_object(content, place, json.loads, _OF_DOCUMENTS)
-                text = text_or_null(record, options.field, place, "name the one with the text by --field") or ""
-                outcome: Outcome = Document(text, source.name, line.offset, len(utf8_of(text, place)))
+                content = line_text(line.content, where, options.max_line_bytes, _FOR_DOCUMENTS)
+                record = parse_object(content, where, json.loads, _FOR_DOCUMENTS)
+                text = text_or_null(record, options.field, where, "set --field to the one with the text") or ""
+                outcome: Outcome = Document(text, source.name, line.offset, len(utf8_of(text, where)))
             except DataError as error:
                 outcome = error
             yield outcome
@@ -59,65 +59,65 @@ def read_objects(
     *,
     skip_blank: bool,
     load: Callable[[str], Any] = json.loads,
-    remedies: Remedies = MEND,
+    remedies: Remedies = FIX_LINE,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, each with its place. Raises DataError if a line is malformed, with its place.
+    """Yield (file and line number, object) for each line. Raises DataError if a line is malformed.
 
     Args:
-        stream: the file, unpacked.
-        name: of it, for errors.
-        limit: bytes of a line.
-        skip_blank: pass over blank lines, which are an error otherwise.
-        load: parses a line; raises a ValueError.
-        remedies: what errors advise.
+        stream: the decompressed file.
+        name: the name of the file in errors.
+        limit: maximum length of a line in bytes.
+        skip_blank: skip blank lines, which otherwise are an error.
+        load: parses a line; may raise ValueError.
+        remedies: the advice in errors.
     """
     for number, _, content in read_lines(stream, limit):
-        place = f"{name}, line {number}"
+        where = f"{name}, line {number}"
         if content is None or not content.isspace():
-            yield place, parse_object(line_text(content, place, limit, remedies), place, load, remedies)
+            yield where, parse_object(line_text(content, where, limit, remedies), where, load, remedies)
         elif not skip_blank:
-            raise DataError(f"{place}: the line is blank; remove it, or put an object there")
+            raise DataError(f"{where}: the line is blank; remove it, or write an object")
 
 
-def line_text(content: bytes | None, place: str, limit: int, remedies: Remedies = MEND) -> str:
-    """The text of a line, as it is. Raises DataError if it is not UTF-8, or was too long (None)."""
+def line_text(content: bytes | None, where: str, limit: int, remedies: Remedies = FIX_LINE) -> str:
+    """Decode a line. Raises DataError if it is not UTF-8, or exceeded the limit (None)."""
     if content is None:
-        raise line_too_long(place, limit, remedies.too_long)
+        raise line_too_long(where, limit, remedies.too_long)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         found = f"byte {error.start} of the line (0x{content[error.start]:02x})"
-        raise DataError(f"{place}: not UTF-8 at {found}; {remedies.not_utf8}") from error
+        raise DataError(f"{where}: not UTF-8 at {found}; {remedies.not_utf8}") from error
 
 
 def parse_object(
-    line: str, place: str, load: Callable[[str], Any] = json.loads, remedies: Remedies = MEND
+    line: str, where: str, load: Callable[[str], Any] = json.loads, remedies: Remedies = FIX_LINE
 ) -> dict[str, Any]:
-    """The object that a line is. Raises DataError if it is not JSON, or no object."""
+    """Parse a line as a JSON object. Raises DataError if it is not one."""
     try:
         record = load(line)
     except (ValueError, RecursionError) as error:
         remedy = _array_remedy(line) or remedies.not_json
-        raise DataError(f"{place}: not valid JSON ({' '.join(str(error).split())}); {remedy}") from error
+        raise DataError(f"{where}: not valid JSON ({' '.join(str(error).split())}); {remedy}") from error
     if not isinstance(record, dict):
-        remedy = _array_remedy(line) or "mend the line"
-        raise DataError(f"{place}: expected an object, found {_name_of(record)}; {remedy}")
+        remedy = _array_remedy(line) or "fix the line"
+        raise DataError(f"{where}: expected an object, found {_name_of(record)}; {remedy}")
     return record
 
 
-def text_in(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str:
-    """Return the text of an object's field, found as by ``text_or_null``. Raises DataError if there is none."""
-    text = text_or_null(record, field, place, remedy)
+def text_in(record: dict[str, Any], field: str, where: str, remedy: str = "fix the line") -> str:
+    """Return the string in a field, found as by ``text_or_null``. Raises DataError if there is none."""
+    text = text_or_null(record, field, where, remedy)
     if text is None:
-        raise _no_string(None, field, place)
+        raise _no_string(None, field, where)
     return text
 
 
-def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "mend the line") -> str | None:
-    """Return the text of a field; ``a.b`` is the field b of the field a, unless one is called ``a.b``.
+def text_or_null(record: dict[str, Any], field: str, where: str, remedy: str = "fix the line") -> str | None:
+    """Return the string in a field; ``a.b`` is the field b of the field a unless a field is named ``a.b``.
 
-    None where that, or a field on the way to it, is null. Raises DataError, beginning with ``place``, if there is none,
-    or no string; whether the string is Unicode is for ``utf8_of`` to tell.
+    Returns None if the value, or that of a field on the path to it, is null. Raises DataError, with ``where`` as
+    prefix, if the field is missing or not a string. The string may have lone surrogates, see ``utf8_of``.
     """
     text: Any = record
     if field in record:
@@ -130,29 +130,29 @@ def text_or_null(record: dict[str, Any], field: str, place: str, remedy: str = "
     if text is None or isinstance(text, str):
         return text
     if text is not _MISSING:
-        raise _no_string(text, field, place)
+        raise _no_string(text, field, where)
     names = ", ".join(f"{name!r:.40}" for name in list(record)[:8]) or "none"
-    raise DataError(f"{place}: no field {field!r} (fields: {names}); {remedy}")
+    raise DataError(f"{where}: no field {field!r} (fields: {names}); {remedy}")
 
 
-def utf8_of(text: str, place: str, what: str = "the text") -> bytes:
-    """Encode a text. Raises DataError for half of a surrogate pair, which JSON can write."""
+def utf8_of(text: str, where: str, what: str = "the text") -> bytes:
+    """Encode a text in UTF-8. Raises DataError for a lone surrogate, which JSON can contain."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{place}: character {error.start} of {what} is half a surrogate pair, so it is no Unicode; mend it"
+            f"{where}: character {error.start} of {what} is half a surrogate pair, which is not valid Unicode; fix it"
         ) from error
 
 
-def _no_string(value: object, field: str, place: str) -> DataError:
-    return DataError(f"{place}: the field {field!r} holds {_name_of(value)}; expected a string")
+def _no_string(value: object, field: str, where: str) -> DataError:
+    return DataError(f"{where}: the field {field!r} holds {_name_of(value)}; expected a string")
 
 
 def _array_remedy(line: str) -> str:
-    return "make a line of each object, as `jq -c '.[]'` does" * line.lstrip().startswith("[")
+    return "write one object per line, for example with `jq -c '.[]'`" * line.lstrip().startswith("[")
 
 
 def _name_of(value: object) -> str:
-    """What JSON calls a value."""
+    """Return JSON's name for the type of a value."""
     return _NAMES.get(type(value).__name__, "a number")

@@ -1,11 +1,11 @@
-r"""Plain text in its usual shapes: a file, a line, or what stands between blank lines is a document.
+r"""Plain text: a document is a file, a line, or the text between blank lines.
 
     text          "one\ntwo\n\nthree\n"   ->   "one\ntwo\n\nthree\n"
     lines         "one\ntwo\n\nthree\n"   ->   "one", "two", "three"
-    blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's: a sentence a line, documents apart
+    blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's corpora: one sentence per line
 
-Lines lose the line end behind them (``\n`` or ``\r\n``), and so do documents between blank
-lines. A line with nothing but white space is blank.
+The last line end (``\n`` or ``\r\n``) of a line, or of a document between blank lines, is not part of it. A line of
+white space is blank.
 """
 
 import json
@@ -34,7 +34,7 @@ _FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
 
 
 class Passage:
-    """Lines that are gathered, and taken as a document once the last of them is there."""
+    """A buffer of lines that become one document."""
 
     def __init__(self, source: Source, options: ReadOptions) -> None:
         self._source, self._options = source, options
@@ -43,21 +43,24 @@ class Passage:
         self._error: DataError | None = None
 
     def add(self, line: Line) -> None:
-        """Gather a line; of a document that is too long, nothing is kept but where it began."""
+        """Append a line; a document that exceeds the limit becomes an error, and its text is dropped."""
         self._first = self._first or line
         if self._error is None:
             self._data += line.content or b""
             if line.content is None:
-                self._error = line_too_long(self._place(line), self._options.max_line_bytes)
+                self._error = line_too_long(self._where(line), self._options.max_line_bytes)
             elif len(self._data) > self._options.max_document_bytes:
                 limit = format_bytes(self._options.max_document_bytes)
-                begin = self._place(self._first)
-                self._error = DataError(f"{begin}: a document of more than {limit} begins here; split it")
+                begin = self._where(self._first)
+                self._error = DataError(f"{begin}: a document longer than {limit} begins here; split it")
         if self._error is not None:
             self._data.clear()
 
     def take(self, finish: Callable[[bytes], bytes] = bytes) -> list[Outcome]:
-        """Hand out what was gathered, after ``finish``, and begin anew; nothing comes of blank lines alone."""
+        """Return the document of the lines, or its error, and empty the buffer; blank lines alone give nothing.
+
+        ``finish`` is applied to the bytes first.
+        """
         first, data, error = self._first, bytes(self._data), self._error
         self._first, self._error = None, None
         self._data.clear()
@@ -66,51 +69,55 @@ class Passage:
         if first is None or not data.strip():
             return []
         try:
-            return [plain_document(finish(data), self._source, self._place(first), first.offset)]
+            return [plain_document(finish(data), self._source, self._where(first), first.offset)]
         except DataError as unreadable:
             return [unreadable]
 
-    def _place(self, line: Line) -> str:
+    def _where(self, line: Line) -> str:
         return f"{self._source}, line {line.number}"
 
 
 def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read a file as one document. Raises DataError unless it is UTF-8 and looks like text."""
+    """Read a file as one document.
+
+    Raises:
+        DataError: it is not UTF-8 or too long; or the format is ``"auto"`` and it looks like JSONL or Wikipedia.
+    """
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":
         found = next((name for mark, name in _MARKUP.items() if data.startswith(mark)), None)
         if found or begins_with_object(data):
             what = "has articles of Wikipedia" if found else "begins with a JSON object"
-            # a pipe has no name to leave it out by
-            without = f", or leave it out by --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
+            # standard input has no name that --exclude could match
+            without = f", or skip it with --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
             raise DataError(
-                f"{source}: {what}; say --from {found or 'jsonl'}, or --from text to take it as it is{without}"
+                f"{source}: {what}; use --from {found or 'jsonl'}, or --from text to read it as plain text{without}"
             )
     if len(data) > limit:
         raise DataError(
-            f"{source}: holds more than {format_bytes(limit)}, but a plain file is one document; split it, put its "
-            "documents into JSONL, or say how they are told apart (--from lines, --from blank-lines)"
+            f"{source}: more than {format_bytes(limit)}, but a text file is one document; split the file, or read "
+            "several documents from it (--from lines, blank-lines or jsonl)"
         )
     start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     yield plain_document(data[start:], source, str(source), start)
 
 
 def read_each_line(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read each line that is not blank as a document, without its end."""
+    """Read each nonblank line, without its line end, as a document."""
     for number, offset, content in read_lines(stream, options.max_line_bytes):
-        place = f"{source}, line {number}"
+        where = f"{source}, line {number}"
         if content is None:
-            yield line_too_long(place, options.max_line_bytes)
+            yield line_too_long(where, options.max_line_bytes)
         elif content.strip():
             try:
-                yield plain_document(_without_end(content), source, place, offset)
+                yield plain_document(_without_end(content), source, where, offset)
             except DataError as error:
                 yield error
 
 
 def read_between_blank_lines(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read what stands between blank lines as documents, each without its last line end."""
+    """Read the text between blank lines, without its last line end, as a document."""
     passage = Passage(source, options)
     for line in read_lines(stream, options.max_line_bytes):
         if line.content is None or line.content.strip():
@@ -121,7 +128,7 @@ def read_between_blank_lines(stream: BinaryIO, source: Source, options: ReadOpti
 
 
 def begins_with_object(data: bytes) -> bool:
-    """Tell whether the first line of a file is a JSON object, as in JSONL; of a long line the first key decides."""
+    """Return whether the first line is a JSON object, as in JSONL; of a line over 1 MiB, test only the first key."""
     start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     if not data.startswith(b"{", start):
         return False

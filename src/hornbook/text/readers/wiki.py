@@ -1,6 +1,6 @@
-"""Encyclopedias: the articles of MediaWiki's dumps and the ``<doc>`` blocks of WikiExtractor, as documents.
+"""Wikipedia: the articles of MediaWiki's dumps and WikiExtractor's ``<doc>`` blocks as documents.
 
-(text, offset of its page) of `hornbook.text.wikipedia`  ->  Document; errors and notes go through as they are
+(text, offset of the page) from `hornbook.text.wikipedia`  ->  Document; errors and notes are passed on unchanged
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from hornbook.text.wikipedia.reader import read_dump
 
 
 def read_wikipedia(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
-    """Read the articles of a dump; those before ``start`` are not cleaned."""
+    """Read the articles of a dump from article ``start`` on; earlier ones are not cleaned."""
     path = str(source.path or STANDARD_INPUT)
     articles = read_dump(
         path, options.cleaning, name=str(source), processes=options.processes, start=start, meter=source.meter
@@ -23,7 +23,7 @@ def read_wikipedia(source: Source, options: ReadOptions, start: int) -> Iterator
 
 
 def read_wikiextractor(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read the documents of one of WikiExtractor's files."""
+    """Read the documents of a file written by WikiExtractor."""
     for text in read_extracted(stream, str(source), titles=options.cleaning.titles == "keep"):
         yield _document(text, source)
 

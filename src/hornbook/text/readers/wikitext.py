@@ -1,12 +1,12 @@
-r"""WikiText's files, article by article, as systems A and B take them.
+r"""WikiText's files, article by article, split as systems A and B do.
 
     " \n = Robert Boulter = \n \n Robert Boulter is ... \n = = Career = = \n ... \n \n = Du Fu = \n \n Du Fu ..."
           ^ document at byte 2 ............................................................ ^ document ...
 
-An article begins with a line `` = Title = `` between blank lines, or between a blank line and an end of the file; the
-test split has lines like it within a paragraph, broken formulas (``= 1 henry and capacitance C =``). Text is taken as
-it is: the documents laid end to end are the file, but for blank lines before the first title. The data set: Merity et
-al., "Pointer Sentinel Mixture Models", 2016.
+An article begins with a line `` = Title = `` between blank lines, or between a blank line and the start or end of the
+file; the test split has similar lines inside paragraphs, from broken formulas (``= 1 henry and capacitance C =``). The
+text is not changed: the concatenated documents are the file, except for blank lines before the first title. The data
+set: Merity et al., "Pointer Sentinel Mixture Models", 2016.
 """
 
 import re
@@ -23,9 +23,9 @@ _LONGEST_TITLE: Final = 4096
 
 
 def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
-    """Read the articles of a file of WikiText; what stands before the first is a document, too, unless it is blank.
+    """Read the articles of a WikiText file; nonblank text before the first title is also a document.
 
-    Text without any title is something else, and an error.
+    A file with text but no title is not WikiText and gives an error.
     """
     passage = Passage(source, options)
     after_blank, has_title = True, False
@@ -40,7 +40,7 @@ def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Ite
         after_blank = _is_blank(line)
     rest = passage.take()
     if rest and isinstance(rest[0], Document) and not has_title:
-        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; say what it is by --from")]
+        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; use another --from")]
     yield from rest
 
 
