@@ -18,7 +18,7 @@
 namespace {
 
 constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
-constexpr i64 kPanelBytes = 800 << 10;  // of panels that are read in any order
+constexpr i64 kPanelBytes = 400 << 10;  // of panels that are read in any order, besides blocks and rows of tokens
 
 // Whether tiles compute for blocks of b and tokens of T.
 template <i64 b, class T>

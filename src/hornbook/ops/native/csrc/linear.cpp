@@ -27,7 +27,7 @@ template <class P>
 constexpr i64 row_block = (48 + P::rows - 1) / P::rows * P::rows;  // rows that meet a panel while it lies in the cache
 constexpr i64 long_row_block = 192;      // the same where the contraction is cut, so that panels are read less often
 constexpr i64 depth_chunk = 1024;        // values of a contraction for which rows and panels stay in the cache
-constexpr i64 group_bytes = 768 << 10;   // panels that stay in the second-level cache
+constexpr i64 group_bytes = 768 << 10;   // of panels that stay in the second-level cache
 constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
 template <class P>
 constexpr i64 gradient_width = row_block<P>;  // rows of a weight gradient that are packed side by side
@@ -268,12 +268,19 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
   // The wider side is shared out, and each thread packs the other for itself: lines that another core has written
   // cost more than packing them twice.
   const bool by_outputs = num_out >= num_in;
+  constexpr i64 most = group_bytes / (token_chunk * i64(sizeof(typename P::Element))) / P::width * P::width;
   parallel(threads, [=](int thread, int count) {
     const Range own = by_outputs ? share(num_out, gradient_width<P>, thread, count) : share(num_in, P::width, thread, count);
+    const Range outputs = by_outputs ? own : Range{0, num_out}, inputs = by_outputs ? Range{0, num_in} : own;
     float* sums = by_outputs || thread == 0 ? of_bias : nullptr;
-    if (own.begin < own.end || sums)
-      add_weight_gradient<P>(g, g_stride, x, x_stride, tokens, by_outputs ? own : Range{0, num_out},
-                             by_outputs ? Range{0, num_in} : own, of_weight, num_in, sums, accumulate);
+    if (own.begin == own.end && !sums) return;
+    i64 input = inputs.begin;
+    do {
+      const Range part{input, smaller(input + most, inputs.end)};
+      add_weight_gradient<P>(g, g_stride, x, x_stride, tokens, outputs, part, of_weight, num_in,
+                             input == inputs.begin ? sums : nullptr, accumulate);
+      input = part.end;
+    } while (input < inputs.end);
   });
 }
 
