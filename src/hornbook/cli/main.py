@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escape characters that the encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    # By default, OpenMP's threads spin for milliseconds when they wait. If another process runs on the same cores, a
-    # spinning thread takes time from the thread it waits for. The runtime reads this when torch is imported.
+    # OpenMP's threads spin for milliseconds when they wait for each other. If another process runs on the same cores, a
+    # spinning thread takes time from the one it waits for. The runtime reads this variable when torch is imported.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "1000"
     words = sys.argv[1:] if argv is None else list(argv)

@@ -104,7 +104,7 @@ class Recipe:
         return flops
 
     def problems(self) -> list[Problem]:
-        """Return conflicting options of each section, then those of different sections, with dotted keys."""
+        """Return conflicting options, by dotted keys: those of each section, then those of different sections."""
         own = [
             Problem(tuple(f"{section}.{key}" for key in problem.keys), problem.message)
             for section in SECTIONS

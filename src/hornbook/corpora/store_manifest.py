@@ -138,7 +138,7 @@ def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
-    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it is anything else."""
+    """Memory-map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it has other content."""
     expected = f"{path}: expected an array with a row for each of {num_documents} documents; build the store again"
     try:
         rows = map_array(path, DOCUMENT_ROW)

@@ -3,9 +3,9 @@
     tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
                                                             [B, 2, H, S, K]: the last T of its S columns are written
 
-The parts provide incremental forms (`hornbook.model.incremental`). The weights are copied once, cast to the
-activations' dtype. On a CPU, native operators compute one new token per text in a single call, from the first block to
-the logits, if they support all blocks (`hornbook.ops.native.token_block`).
+The parts provide incremental forms (`hornbook.model.incremental`). The weights are cast once to the activations' dtype;
+in fp32 they are the model's own. On a CPU, native operators compute one new token per text in a single call, from the
+first block to the logits, if they support all blocks (`hornbook.ops.native.token_block`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class IncrementalModel:
     conversions there, and takes five times as long in bf16.
 
     Args:
-        model: its weights are copied now; do not train it meanwhile.
+        model: its weights are read now; do not train it meanwhile.
         blocks: incremental forms of its blocks.
     """
 

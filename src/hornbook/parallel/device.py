@@ -77,13 +77,13 @@ def prepare(device: torch.device, threads: int | None) -> None:
     """
     torch.set_num_threads(threads or default_threads())
     torch.set_flush_denormal(True)
-    # Left alone, PyTorch rounds a convolution's factors to TF32, 10 bits, on NVIDIA's GPUs. It has a newer setting for
-    # each operation, but once that is used, what asks for all of them fails: ``cudnn.flags``, which a CTC loss calls.
+    # By default, PyTorch rounds the inputs of convolutions to TF32, 10 bits, on NVIDIA GPUs. It has newer settings per
+    # operation, but once one of them is set, ``cudnn.flags``, which CTC loss calls, raises an error.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
-        # A step frees and takes the same buffers again; where they go back to the kernel, faulting in their pages costs
-        # a third of the step of a transformers GPT-2. The price is that the process never shrinks.
+        # Each step allocates the same buffers again; if glibc returned them to the kernel, page faults would take a
+        # third of the step of a transformers GPT-2. In return, the process never shrinks.
         _set_malloc(_M_MMAP_MAX, 0)
         _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
 

@@ -188,8 +188,13 @@ def test_activations_between_layers_have_the_gradients_of_autograd(name, activat
             ours, right = feed_forward(leaves[0], (up, bias), (down, None), activation), right @ exact[3].t()
         upstream = drawn(*ours.shape, seed=9, dtype=dtype)
         gradients = torch.autograd.grad(ours, leaves, upstream)
-    assert calls.names >= {"linear_activation", "activation_gradient" if layers == 1 else "linear_input_gradient"}
-    assert (layers == 1) == ("activation_gradient" in calls.names), "a second layer's product applies the derivative"
+    assert calls.names >= {
+        "linear_activation",
+        "linear_activation_gradient" if layers == 1 else "linear_input_gradient",
+    }
+    assert (layers == 1) == ("linear_activation_gradient" in calls.names), (
+        "a second layer's product applies the derivative"
+    )
     tolerance = max(2 * TOLERANCE[dtype], 2e-6)  # h and u are rounded, too
     assert_near(ours, right, tolerance)
     for own, expected in zip(gradients, torch.autograd.grad(right, exact, upstream.double()), strict=True):
@@ -228,7 +233,7 @@ def test_the_operators_pass_opcheck(name):
     torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "gelu"), test_utils=tests)
     torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa), test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa, u.detach(), "silu"), test_utils=tests)
-    torch.library.opcheck(module.of_activation, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
+    torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
     sums, rest = (drawn(12, 17), drawn(12)), tests[:1] + tests[2:3]  # it changes its arguments and has no gradient
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), *sums, isa), test_utils=rest)
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), sums[0], None, isa), test_utils=rest)
