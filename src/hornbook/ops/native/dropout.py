@@ -1,4 +1,4 @@
-"""Dropout on a CPU in one pass, with what a residual connection adds: the hash of `hornbook.ops.dropout.keep_mask`."""
+"""Dropout and residual addition on a CPU in one pass, by the hash of `hornbook.ops.dropout.keep_mask`."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probabi
 
     Args:
         x: fp32 or bf16.
-        residual: of its shape and dtype, or None.
-        keys: ``[...]`` int64 in [0, 2³²), one a token.
+        residual: of the same shape and dtype, or None.
+        keys: ``[...]`` int64 in [0, 2³²), one per token.
         site: number of the dropout layer in the model.
         probability: share of elements to drop, in [0, 1).
-        isa: instruction set of the form that computes it and its gradient.
+        isa: instruction set of the form for this operator and its gradient.
     """
     return _drop(Form(isa), x, residual, keys, site, probability)
 
@@ -57,7 +57,7 @@ def _drop(form: Form, x: Tensor, residual: Tensor | None, keys: Tensor, site: in
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with float64 and with the mask of PyTorch's form."""
+    """Compare a form with float64 and with the mask of PyTorch's operators."""
     generator = torch.Generator().manual_seed(0)
     x, residual = (torch.randn(7, 37, generator=generator).to(dtype) for _ in range(2))
     keys = torch.randint(1 << 32, (7,), generator=generator)

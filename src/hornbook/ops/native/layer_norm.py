@@ -1,6 +1,6 @@
 """Layer norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
 
-``layer_norm_beside`` serves a residual branch, ``x + f(norm(x))``: it returns ``x`` beside the norm, so that the
+``layer_norm_beside`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the
 backward pass adds the two gradients of ``x`` while it computes one of them.
 """
 
@@ -25,7 +25,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa:
         weight_D: gain, fp32.
         bias_D: fp32.
         epsilon: added to the variance.
-        isa: instruction set of the form that computes it and its gradients.
+        isa: instruction set of the form for this operator and its gradients.
     """
     return _forward(Form(isa), x, weight_D, bias_D, epsilon)
 
@@ -47,7 +47,7 @@ def layer_norm_backward(
     residual: Tensor | None,
     isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``x``, plus ``residual`` if given, of gain and of bias; arguments as of the norm."""
+    """Return the gradients of ``x``, plus ``residual`` if given, gain and bias; arguments as for ``layer_norm``."""
     return _backward(Form(isa), gradient, x, weight_D, means_N, inverse_stds_N, residual)
 
 

@@ -5,7 +5,7 @@
     h, u = linear_activation(x, W₁, b₁, f)     u = x W₁ᵀ + b₁, h = f(u), in one pass
     y = linear(h, W₂, b₂, u, f)                h W₂ᵀ + b₂; its backward pass gives u the gradient (g W₂) f'(u)
 
-A layer without an activation behind it is ``linear(x, W, b)``.
+A layer that no activation follows is ``linear(x, W, b)``.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ def linear(
         x: fp32 or bf16.
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
-        isa: instruction set of the form that computes it and its gradients.
-        before: of the shape of ``x``, which is ``activation`` of it; it gets the gradient then, and ``x`` gets none.
+        isa: instruction set of the form for this operator and its gradients.
+        before: if given, ``x`` is ``activation(before)``, and ``before`` gets the gradient instead of ``x``.
         activation: of ``products.ACTIVATIONS``.
     """
     form = Form(isa)
@@ -48,7 +48,7 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 def linear_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str
 ) -> tuple[Tensor, Tensor]:
-    """Return ``f(u)`` and ``u = x Wᵀ + b``; arguments as of ``linear``. Gradients of either count."""
+    """Return ``f(u)`` and ``u = x Wᵀ + b``, both differentiable; arguments as for ``linear``."""
     form = Form(isa)
     u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
     panels = panels_of(form, weight, x.dtype, for_gradient=False)
@@ -67,7 +67,7 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 def linear_input_gradient(
     gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, for that of ``y`` ``[..., num_out]``."""
+    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, given that of ``y`` ``[..., num_out]``."""
     form = Form(isa)
     panels = panels_of(form, weight, gradient.dtype, for_gradient=True)
     at = None if before is None else rows(before)
@@ -83,7 +83,7 @@ def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 @operator()
 def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
-    """Return the gradient of ``u`` for that of ``f(u)``."""
+    """Return the gradient of ``u``, given that of ``f(u)``."""
     return activation_gradient(Form(isa), gradient, u, activation)
 
 
@@ -94,7 +94,7 @@ def _(gradient: Tensor, u: Tensor, *others: Any) -> Tensor:
 
 @operator()
 def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty if not asked for."""
+    """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty without ``with_bias``."""
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     of_bias = gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
     add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias if with_bias else None, accumulate=False)
@@ -121,10 +121,10 @@ def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, is
 
 
 def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
-    """Keep tensors for the backward pass, parameters as they are.
+    """Save tensors for the backward pass, but parameters as attributes.
 
-    Recomputation (`torch.utils.checkpoint`) returns other tensors for those that are saved; these have no packed form
-    and no ``.grad``.
+    Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
+    ``.grad``.
     """
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
@@ -188,7 +188,7 @@ def _of_parameters(
 
 
 def _adds_in_place(parameter: Tensor) -> bool:
-    """Tell whether a gradient may be added to ``.grad`` here: within an executor's passes, from the second one on."""
+    """Return whether a gradient may be added to ``.grad``: in an executor's passes, from the second one on."""
     if not kernels.adds_gradients() or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
