@@ -163,7 +163,7 @@ def other_keys(folder):
     ("damage", "told"),
     [
         (program, ["is rejected, and no code in it was run"]),
-        (path_that_leaves, ["'../../etc/passwd' is no plain file name"]),
+        (path_that_leaves, ["'../../etc/passwd' is not a plain file name"]),
         (no_weights, ["has no weights"]),
         (other_shape, ["transformer.wpe.weight is [24, 16], expected [99, 16]"]),
         (

@@ -230,7 +230,7 @@ def test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(monkeypatch
         (["--top-k", "0"], "argument --top-k"),
         (["--top-k", "many"], "argument --top-k"),
         (["--temperature", "-1"], "argument --temperature"),
-        (["--temperature", "1e-9"], "temperature is 1e-09; expected 0, or 1e-06 or more"),
+        (["--temperature", "1e-9"], "temperature is 1e-09; expected 0, or at least 1e-06"),
         (["--repetition-penalty", "0"], "argument --repetition-penalty"),
         (["--stop", ""], "--stop is empty"),
         (["--stop-token", "the cat sat"], '--stop-token "the cat sat" is '),

@@ -110,7 +110,7 @@ def test_a_stored_recipe_names_the_script_of_a_part_of_ones_own(mine, recipe):
     with pytest.raises(RecipeError, match=f"with the script that registers it, python {__file__} instead of hornbook"):
         refuse_unknown_parts(stored, "runs/mine")
     stored["scripts"]["model"] = "mine.py; rm x"
-    with pytest.raises(RecipeError, match=r"python 'mine\.py; rm x' in place"):
+    with pytest.raises(RecipeError, match=r"python 'mine\.py; rm x' instead"):
         refuse_unknown_parts(stored, "runs/mine")
 
 

@@ -130,7 +130,7 @@ def smaller_model(folder):
         (prefix_space, "add_prefix_space"),
         (unigram, "cannot run it (Missing vocab"),
         (malformed, "not valid JSON"),
-        (surrogate, "is not in the vocabulary vocab.json"),
+        (surrogate, "is not in vocab.json"),
         (smaller_model, "the tokenizer has 300 tokens, its model 290 rows"),
     ],
 )

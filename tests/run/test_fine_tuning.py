@@ -276,7 +276,7 @@ def test_a_file_of_another_task_is_refused(files, tmp_path):
 def test_tasks_refuse_models_of_other_tasks(files, tmp_path, capsys):
     run(tmp_path, *of(files), "--training.steps=1")
     told = {
-        "span": "learned 'classification' and finds no answers",
+        "span": "was trained with 'classification' and cannot extract answers",
         "classification": "is not among the 2 classes",
     }
     write_jsonl(tmp_path / "x.jsonl", [{"text": "a", "label": "emma"}])

@@ -31,7 +31,7 @@ class IncrementalModel:
     conversions there, and takes five times as long in bf16.
 
     Args:
-        model: its weights are copied now; do not train it meanwhile.
+        model: its weights are read now; do not train it meanwhile.
         blocks: incremental forms of its blocks.
     """
 
