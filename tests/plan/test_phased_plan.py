@@ -42,7 +42,7 @@ def test_a_step_moves_and_stores_the_bytes_of_the_formulas(name, options):
     transfer = transfer_of(recipe, RankPart.of(recipe, 1, 0), tokens, itemsize=4)
     assert transfer.passes.read + transfer.update.read == state.home.traffic["bytes_read"]
     assert transfer.passes.written + transfer.update.written == state.home.traffic["bytes_written"]
-    stored = sum(math.prod(place.shape) * place.dtype.itemsize for place in state.home._places.values())
+    stored = sum(math.prod(extent.shape) * extent.dtype.itemsize for extent in state.home._extents.values())
     rows = (recipe.model.num_layers + 2) * tokens * recipe.model.hidden_size * 4
     assert transfer.size == pytest.approx(stored + rows, rel=1e-4), "tensors begin at multiples of 64 bytes"
 
