@@ -123,7 +123,7 @@ def test_bad_corpora_are_one_line(folder: Path, tmp_path: Path) -> None:
     for error, part, options in (
         (UserError, "split is 'test'; expected one of train, validation", {"split": "test"}),
         (UserError, "sequence_length is 0", {"sequence_length": 0}),
-        (UserError, "one sample takes", {"sequence_length": 10**6}),
+        (UserError, "one sample needs", {"sequence_length": 10**6}),
     ):
         with pytest.raises(error) as caught:
             hornbook.corpus(folder, **options)

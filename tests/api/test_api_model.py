@@ -304,5 +304,7 @@ def test_predicted_answers_are_those_of_the_command(
     assert refuses(
         UserError, "top_k applies only to classifiers", call=lambda: model.predict(asked[0], CONTEXT, top_k=1)
     )
-    assert refuses(UserError, "learned 'causal_lm' and no labels: fine-tune it", call=lambda: gpt.predict("a"))
-    assert refuses(UserError, "and no labels: fine-tune it", call=lambda: bert.predict("a"))
+    assert refuses(
+        UserError, "was trained with 'causal_lm' and has no labels: fine-tune it", call=lambda: gpt.predict("a")
+    )
+    assert refuses(UserError, "and has no labels: fine-tune it", call=lambda: bert.predict("a"))

@@ -85,7 +85,7 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
     (tmp_path / "abc").write_bytes(b"abc")
     path = written(tmp_path / "in", manifest(files={"abc": entry(), name: entry()}))
     (problem,) = verify(path)
-    assert "no plain file name" in problem
+    assert "not a plain file name" in problem
     with pytest.raises(CheckpointError) as caught:
         load(path)
     assert one_line(caught.value)
@@ -99,25 +99,25 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
         (b"{}\n", "not a checkpoint's"),
         (b'{"a": 1, "a": 1}', "twice"),
         (b"[" * 100_000, "not valid JSON"),
-        (b" " + dump_json(manifest()), "not as hornbook writes it"),
-        (dump_json(manifest())[:-1], "not as hornbook writes it"),
+        (b" " + dump_json(manifest()), "not written by hornbook"),
+        (dump_json(manifest())[:-1], "not written by hornbook"),
         (manifest(format="hornbook store"), "not a checkpoint's"),
-        (manifest(version=3), "format version 3, this hornbook reads 1 to 2"),
-        (manifest(version=2), "needs a step"),
+        (manifest(version=3), "format version 3, but this hornbook reads 1 to 2"),
+        (manifest(version=2), "must have step"),
         (manifest(version=True), "format version True"),
         (manifest(version="1"), "format version '1'"),
-        (manifest(step=-1), "needs a step"),
-        (manifest(step=5.0), "needs a step"),
-        (manifest(step=True), "needs a step"),
-        (manifest(step="5"), "needs a step"),
-        (manifest(step=2**63), "needs a step"),
+        (manifest(step=-1), "must have step"),
+        (manifest(step=5.0), "must have step"),
+        (manifest(step=True), "must have step"),
+        (manifest(step="5"), "must have step"),
+        (manifest(step=2**63), "must have step"),
         (manifest(more=1), "and nothing else"),
         (manifest(files=[]), "must be an object"),
-        (manifest(files={"abc": []}), "needs kind, size and sha256"),
-        (manifest(files={"abc": entry(more=1)}), "needs kind, size and sha256"),
-        (manifest(files={"abc": entry(kind="pickle")}), "cannot be of the kind 'pickle'"),
-        (manifest(files={"abc": entry(kind=["file"])}), "cannot be of the kind"),
-        (manifest(files={"abc": entry(kind="tensors")}), "cannot be of the kind 'tensors'"),
+        (manifest(files={"abc": []}), "must have kind, size and sha256"),
+        (manifest(files={"abc": entry(more=1)}), "must have kind, size and sha256"),
+        (manifest(files={"abc": entry(kind="pickle")}), "cannot have the kind 'pickle'"),
+        (manifest(files={"abc": entry(kind=["file"])}), "cannot have the kind"),
+        (manifest(files={"abc": entry(kind="tensors")}), "cannot have the kind 'tensors'"),
         (manifest(files={"abc": entry(size=-1)}), "malformed size"),
         (manifest(files={"abc": entry(size=3.0)}), "malformed size"),
         (manifest(files={"abc": entry(size=True)}), "malformed size"),

@@ -32,3 +32,11 @@ def train_on_ranks(num_ranks: int, runs: Mapping[Path, Sequence[object]]) -> Non
     given = {str(folder): list(map(str, words)) for folder, words in runs.items()}
     done = python(*TORCHRUN, num_ranks, HELPERS / "run_ranks.py", json.dumps(given))
     assert done.returncode == 0, done.stderr
+
+
+def errors_of(num_ranks: int, runs: Sequence[Sequence[str]]) -> list[list[float]]:
+    """Return by how much the plan of each run, a recipe and its options, is off: one relative error for each rank."""
+    done = python(*TORCHRUN, num_ranks, HELPERS / "check_ranks.py", json.dumps(runs), KINETO_LOG_LEVEL="99")
+    assert done.returncode == 0, done.stderr
+    errors: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return errors

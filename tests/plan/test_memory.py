@@ -14,7 +14,7 @@ from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
 from hornbook.model import build_model
 from hornbook.plan.layers import Compute
-from hornbook.plan.memory import memory_of
+from hornbook.plan.memory import full_tokens, memory_of
 from hornbook.plan.vocabulary import with_vocabulary
 from hornbook.run.initial_weights import outline
 
@@ -105,3 +105,36 @@ def test_recomputation_keeps_less(recompute):
 def test_a_world_that_the_layout_does_not_divide_is_refused():
     with pytest.raises(UserError, match="multiple of 2 ranks"):
         memory_of(replace(RECIPES["demo"], parallel=LAYOUTS["tensor"][1]), num_ranks=3, compute=Compute())
+
+
+def test_sequence_parallel_ranks_keep_a_slice_of_the_tokens_between_cut_layers():
+    recipe = RECIPES["gpt2-small"]
+    cut, sliced = (
+        memory_of(replace(recipe, parallel=parallel), 2, compute=Compute())
+        for parallel in (
+            ParallelConfig(tensor_parallel=2),
+            ParallelConfig(tensor_parallel=2, sequence_parallel=True),
+        )
+    )
+    num_tokens = recipe.training.micro_batch_size * recipe.sequence_length
+    per_token = 4 * recipe.model.hidden_size + 4  # of x, two norms, what is between the halves; statistics of the norms
+    saved = cut.activations["blocks.0"] - sliced.activations["blocks.0"]
+    assert saved == pytest.approx(4 * num_tokens * per_token / 2)
+
+
+def test_no_native_operator_packs_a_weight_that_is_cut():
+    recipe = replace(RECIPES["gpt2-small"], parallel=ParallelConfig(tensor_parallel=2))
+    native, torch_alone = (memory_of(recipe, 2, compute=Compute(is_native=is_native)) for is_native in (True, False))
+    assert native.workspace <= torch_alone.workspace + 2 * 2 * math.prod(RankPart.of(recipe, 2, 0).table)
+
+
+def test_a_budget_measures_a_layer_of_each_new_shape():
+    recipe = RECIPES["bert-mini"]
+    memory = replace(recipe.memory, recompute="all", recompute_budget=1)
+    recipe = replace(recipe, memory=memory)
+    seen, new = (
+        memory_of(recipe, compute=Compute(), tokens=replace(full_tokens(recipe), is_new=is_new)).peak
+        for is_new in (False, True)
+    )
+    assert new > seen
+    assert memory_of(recipe, compute=Compute()).peak == new

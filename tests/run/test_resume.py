@@ -272,7 +272,7 @@ def test_weights_of_another_shape_are_named(copied: Path) -> None:
     tiny_runs.run_tiny(other, "--model.hidden-size=64")
     shutil.rmtree(copied / "run" / "checkpoints")
     shutil.copytree(other / "run" / "checkpoints", copied / "run" / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"attention\.out\.bias is \[64\] and should be \[32\]"):
+    with pytest.raises(CheckpointError, match=r"attention\.out\.bias is \[64\], expected \[32\]"):
         tiny_runs.run_tiny(copied)
 
 

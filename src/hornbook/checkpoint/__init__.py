@@ -1,8 +1,8 @@
-"""Checkpoints: folders of safetensors and JSON that are either whole or not there.
+"""Save and load checkpoints: folders of safetensors and JSON that are either complete or absent.
 
     save(folder, contents) -> folder/step-00001200/   newest_sound(folder, warn) -> path   load(path) -> contents
 
-Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
+Importing this does not import torch; `hornbook.exchange.restore` turns a checkpoint into a model.
 """
 
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of

@@ -86,7 +86,6 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
     from hornbook.measure.throughput import compare_with_product, matrix_product
-    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.run.utilization import measure_rates
@@ -106,8 +105,8 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     if world.is_first:
         _print_scaling(scaling, recipe)
         _print_utilization(used)
-        print(f"kernels {in_use()}")
-    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling), **used}
+        print(f"kernels {_operators(recipe)}")
+    return {**_facts(recipe), "kernels": _operators(recipe), "num_ranks": world.size, **asdict(scaling), **used}
 
 
 def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
@@ -138,7 +137,6 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     from dataclasses import asdict, replace
 
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
-    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
@@ -146,11 +144,11 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     prepare(device, arguments.threads)
     world = World(device=device)
     contenders = {"hornbook": hornbook_step(recipe, world)}
-    kernels = {"hornbook": str(in_use())}
+    kernels = {"hornbook": _operators(recipe)}
     for choice in arguments.kernels:
         other = replace(recipe, precision=replace(recipe.precision, kernels=choice))
         contenders[f"hornbook {choice}"] = hornbook_step(other, world)
-        kernels[f"hornbook {choice}"] = str(in_use())
+        kernels[f"hornbook {choice}"] = _operators(recipe)
     product = matrix_product(recipe, world) if recipe.flops_per_token(1.0) is not None else None
     if product:
         contenders["matmul"] = product
@@ -227,6 +225,18 @@ def _facts(recipe: "Recipe") -> dict[str, object]:
 def _title(recipe: "Recipe") -> str:
     model = recipe.model
     return f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
+
+
+def _operators(recipe: "Recipe") -> str:
+    """Return whose operators compute a step: without those of generation, and of dropout if nothing is dropped."""
+    from dataclasses import fields, replace
+
+    from hornbook.ops.native.kernels import in_use
+
+    dropouts = {field.name for field in fields(recipe.model) if field.name.endswith("dropout")} - {"attention_dropout"}
+    idle = ("token_block",) if any(getattr(recipe.model, name) for name in dropouts) else ("token_block", "dropout")
+    kernels = in_use()
+    return str(replace(kernels, forms={name: isa for name, isa in kernels.forms.items() if not name.startswith(idle)}))
 
 
 def _speed_line(name: str, speed: "Throughput", kernels: str | None = None) -> str:

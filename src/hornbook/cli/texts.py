@@ -84,7 +84,7 @@ class Output:
 
     def __enter__(self) -> Self:
         if self._file is not None:
-            self._appender = Appender(self._file, anew=True)
+            self._appender = Appender(self._file, truncate=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

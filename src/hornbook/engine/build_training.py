@@ -41,13 +41,10 @@ from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
-from hornbook.samples.batches import HeldOutWindows, Loader, Samples, WindowBatches
-from hornbook.samples.document_windows import EvaluationDocumentWindows
+from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
-from hornbook.samples.mixture import Mixture
-from hornbook.samples.sources import Sources, open_windows
-from hornbook.samples.windows import EvaluationWindows, TokenSource
+from hornbook.samples.sources import Sources, window_samples
 from hornbook.storage.scratch import ScratchFile
 
 _ZERO_BUBBLE_SINCE = (2, 13)
@@ -69,34 +66,7 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
         return labelled_samples(recipe, sources, on_cpu=on_cpu)
     if isinstance(recipe.objective, MaskingConfig):
         return encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
-    return _window_samples(recipe, sources)
-
-
-def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
-    windows = open_windows(recipe, sources)
-    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
-    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
-    if isinstance(windows, Mixture):
-        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
-
-    def scored(source: TokenSource) -> HeldOutWindows:
-        length = recipe.sequence_length
-        held_out: EvaluationWindows | EvaluationDocumentWindows
-        if from_stream:
-            held_out = EvaluationWindows(source, length, score_end_of_text=False)
-        else:
-            held_out = EvaluationDocumentWindows(source, length)
-        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
-
-    return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
-        num_samples=windows.num_items,
-        tokens_per_sample=recipe.sequence_length - unscored,
-        held_out=None if sources.validation is None else scored(sources.validation),
-        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
-        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
-        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
-    )
+    return window_samples(recipe, sources)
 
 
 def num_steps(recipe: Recipe, samples: Samples) -> int:

@@ -10,10 +10,10 @@ Both count only tensors; the interpreter and the code of libraries take some hun
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -72,7 +72,8 @@ def check_steps(recipe: Recipe, world: World) -> Check:
     """
     state, config = build_training(recipe, 1 << 20, world)
     loader = synthetic_loader(recipe, world)
-    steps = [next(loader) for _ in range(_STEPS)]
+    # The largest micro-batch last: it finds the gradients of the others, as the plan has it.
+    steps = [sorted(next(loader), key=lambda batch: batch["tokens"].numel()) for _ in range(_STEPS)]
 
     def run() -> None:
         for micro_batches in steps:
@@ -88,7 +89,7 @@ def check_steps(recipe: Recipe, world: World) -> Check:
     else:
         measured = before + allocated_at_peak(run)
     compute = compute_on(recipe, world.device)
-    shapes = {tokens_of(recipe, state, batch) for micro_batches in steps for batch in micro_batches}
+    shapes = _tokens_of(recipe, state, steps)
     found = (memory_of(recipe, world.size, world.rank, compute=compute, tokens=tokens) for tokens in shapes)
     predicted = max(found, key=lambda memory: memory.peak)
     rates = [_time(partial(train_step, state, next(loader), config), world) for _ in range(_TIMED_STEPS)]
@@ -193,6 +194,18 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
         if not tensor.is_meta
     }
     return sum(storages.values())
+
+
+def _tokens_of(recipe: Recipe, state: TrainState, steps: Iterable[Sequence[Batch]]) -> set[Tokens]:
+    """Return the tokens of the micro-batches that were made, which are new where no earlier one has their shape."""
+    found, seen = set(), set()
+    for micro_batches in steps:
+        for number, batch in enumerate(micro_batches):
+            shape = batch["tokens"].shape
+            is_new = number > 0 and shape not in seen
+            found.add(replace(tokens_of(recipe, state, batch), is_new=is_new))
+            seen.add(shape)
+    return found
 
 
 def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:

@@ -34,6 +34,7 @@ from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear_weight_gradient
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 from hornbook.parallel.device import dtype_name
 from hornbook.storage.system import cpu_flags
 
@@ -296,7 +297,7 @@ def prepare_compilation() -> None:
     _collect = torch.compiler.disable(_collect)  # type: ignore[no-untyped-call]
 
 
-@torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())
+@operator(device="any", has_gradient=True)
 def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     """Return ``x Wᵀ`` ``[N, R·b]``.
 
@@ -309,23 +310,23 @@ def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor]
     return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
 
 
-@block_sparse_product.register_fake
+@shapes_of("block_sparse_product")
 def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
 
 
-@torch.library.custom_op("hornbook::block_sparse_input_gradient", mutates_args=())
+@operator(device="any")
 def block_sparse_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     """Return ``dy W`` ``[N, C·b]``; arguments as for ``block_sparse_product``."""
     return KERNELS[kernel].input_gradient(gradient_NC, values, Pattern(*pattern))
 
 
-@block_sparse_input_gradient.register_fake
+@shapes_of("block_sparse_input_gradient")
 def _(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     return gradient_NC.new_empty(len(gradient_NC), Pattern(*pattern).num_columns * values.shape[-1])
 
 
-@torch.library.custom_op("hornbook::block_sparse_weight_gradient", mutates_args=())
+@operator(device="any")
 def block_sparse_weight_gradient(
     gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str
 ) -> Tensor:
@@ -333,7 +334,7 @@ def block_sparse_weight_gradient(
     return KERNELS[kernel].weight_gradient(gradient_NC, x_NC, Pattern(*pattern), block_size)
 
 
-@block_sparse_weight_gradient.register_fake
+@shapes_of("block_sparse_weight_gradient")
 def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str) -> Tensor:
     return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
 
@@ -353,4 +354,4 @@ def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | N
     return of_x, of_values, [None] * len(pattern), None
 
 
-block_sparse_product.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd("hornbook::block_sparse_product", _gradients, setup_context=_keep)

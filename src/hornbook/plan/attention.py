@@ -47,6 +47,9 @@ class Tokens:
     """Whether attention copies tokens to groups and back, for sequences of different lengths."""
     is_masked: bool = False
     """Whether a decoder restricts attention to the token's document."""
+    is_new: bool = False
+    """Whether a micro-batch that adds to existing gradients may be the first of its shape, whose first layer is
+    measured for a recomputation budget; sequences of different lengths have many shapes."""
 
     @property
     def num_sequences(self) -> int:

@@ -5,7 +5,8 @@
     GPT         x -> norm -> qkv -> attention -> out -(+)-> norm -> up -> f -> down -(+)-> y
     kept, D     1    1       3      1                1      1       4     4                1     + weights of attention
 
-Tensor-parallel ranks compute some of the heads and some of the inner columns; sizes are those of a rank.
+Tensor-parallel ranks compute some of the heads and some of the inner columns; sizes are those of a rank. With sequence
+parallelism, a rank holds a slice of the tokens between the split layers, see ``own_tokens``.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,13 @@ class Block(Protocol):
 
 
 def block_of(
-    model: TransformerConfig, index: int, tokens: Tokens, num_parts: int = 1, *, mixes_again: bool = False
+    model: TransformerConfig,
+    index: int,
+    tokens: Tokens,
+    num_parts: int = 1,
+    num_slices: int = 1,
+    *,
+    mixes_again: bool = False,
 ) -> Block:
     """Return a block of a model.
 
@@ -36,11 +43,17 @@ def block_of(
         index: of the block.
         tokens: of a micro-batch.
         num_parts: number of ranks over which it is split.
+        num_slices: number of ranks over which its tokens are split between the split layers.
         mixes_again: whether attention is recomputed in the backward pass.
     """
     is_encoder = isinstance(model, EncoderConfig)
     kind = GroupBlock if isinstance(model, GroupBertConfig) else PostNorm if is_encoder else PreNorm
-    return kind(model, f"blocks.{index}", tokens, num_parts, mixes_again)
+    return kind(model, f"blocks.{index}", tokens, num_parts, num_slices, mixes_again)
+
+
+def own_tokens(tokens: Tokens, num_slices: int) -> int:
+    """Return how many tokens a rank holds outside of the layers that are cut."""
+    return -(-tokens.num // num_slices)
 
 
 def add_residual(layers: Layers, size: float) -> None:
@@ -59,12 +72,71 @@ class _Block:
     name: str
     tokens: Tokens
     num_parts: int
+    num_slices: int
     mixes_again: bool
 
     @property
     def size(self) -> int:
         """D."""
         return self.model.hidden_size
+
+    @property
+    def own(self) -> int:
+        """Number of the rank's tokens between the split layers."""
+        return own_tokens(self.tokens, self.num_slices)
+
+    def gather(self, layers: Layers, result: str) -> None:
+        """Compute ``result``, the tokens of all ranks, concatenated."""
+        numbers = self.tokens.num * self.size
+        layers.scratch("slices", numbers)
+        layers.scratch(result, numbers)
+        layers.tape.free("slices")
+
+    def scatter(self, layers: Layers, result: str) -> None:
+        """Compute the rank's slice of the sum of ``result`` over the ranks, which send copies of its slices."""
+        layers.scratch("slices", self.tokens.num * self.size)
+        layers.activation(result, self.own * self.size)
+        layers.tape.free("slices")
+
+    def enter(self, layers: Layers, name: str, num_out: int, result: str) -> None:
+        """Compute ``result``, for all tokens, by a linear layer that is split by outputs."""
+        if self.num_slices > 1:
+            self.gather(layers, "all tokens")
+        layers.linear(name, self.tokens.num, self.size, num_out, result)
+        layers.tape.free("all tokens")
+
+    def enter_backward(
+        self, layers: Layers, name: str, num_out: int, gradient: str, result: str, *frees: str, bias: bool = True
+    ) -> None:
+        """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
+        sizes = (name, self.tokens.num, self.size, num_out, gradient)
+        if self.num_slices == 1:
+            layers.linear_backward(*sizes, result, *frees, bias=bias)
+            return
+        layers.scratch(result, self.tokens.num * self.size)
+        layers.scratch("slices", self.tokens.num * self.size)
+        layers.scratch(result, self.own * self.size)
+        layers.tape.free("slices")
+        layers.tape.use(self.tokens.num * self.size * layers.itemsize)
+        layers.linear_backward(*sizes, "all tokens", *frees, bias=bias)
+        layers.tape.free("all tokens")
+
+    def leave(self, layers: Layers, name: str, num_in: int, result: str) -> None:
+        """Compute ``result`` by a linear layer that is split by inputs."""
+        layers.linear(name, self.tokens.num, num_in, self.size, result)
+        if self.num_slices > 1:
+            self.scatter(layers, result)
+
+    def leave_backward(
+        self, layers: Layers, name: str, num_in: int, gradient: str, result: str, *frees: str, bias: bool = True
+    ) -> None:
+        """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
+        whole = gradient
+        if self.num_slices > 1:
+            whole = "all gradients"
+            self.gather(layers, whole)
+        layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=bias)
+        layers.tape.free("all gradients", *[gradient] * (gradient != "gradient"))
 
     @property
     def attention(self) -> Attention:
@@ -83,51 +155,47 @@ class _Block:
         """Compute ``result`` by attention with both projections."""
         attention = self.attention
         name, width = attention.name, attention.width
-        layers.linear(f"{name}.qkv", self.tokens.num, self.size, 3 * width, f"{name}/qkv")
+        self.enter(layers, f"{name}.qkv", 3 * width, f"{name}/qkv")
         attention.forward(layers, self.tokens)
-        layers.linear(f"{name}.out", self.tokens.num, width, self.size, result)
+        self.leave(layers, f"{name}.out", width, result)
 
     def attend_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
         attention = self.attention
-        name, width, num = attention.name, attention.width, self.tokens.num
+        name, width = attention.name, attention.width
         bias = getattr(self.model, "projection_bias", True)
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native else []
-        layers.linear_backward(f"{name}.out", num, width, self.size, gradient, "dy", *merged, bias=bias)
-        if gradient != "gradient":
-            layers.tape.free(gradient)
+        self.leave_backward(layers, f"{name}.out", width, gradient, "dy", *merged, bias=bias)
         attention.backward(layers, self.tokens, "dy", "dqkv")
         bias = getattr(self.model, "qkv_bias", True)
-        layers.linear_backward(f"{name}.qkv", num, self.size, 3 * width, "dqkv", result, *frees, bias=bias)
+        self.enter_backward(layers, f"{name}.qkv", 3 * width, "dqkv", result, *frees, bias=bias)
         layers.tape.free("dqkv")
 
     def feed(self, layers: Layers, result: str) -> None:
         """Compute ``result`` by the feed-forward."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
-        layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
+        self.enter(layers, f"{name}.up", inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
-        layers.linear(f"{name}.down", num, inner, self.size, result)
+        self.leave(layers, f"{name}.down", inner, result)
 
     def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
-        layers.linear_backward(f"{name}.down", num, inner, self.size, gradient, "dhidden", f"{name}/hidden")
-        if gradient != "gradient":
-            layers.tape.free(gradient)
+        self.leave_backward(layers, f"{name}.down", inner, gradient, "dhidden", f"{name}/hidden")
         layers.scratch("dup", num * inner)
         layers.tape.free("dhidden", f"{name}/up")
-        layers.linear_backward(f"{name}.up", num, self.size, inner, "dup", result, *frees)
+        self.enter_backward(layers, f"{name}.up", inner, "dup", result, *frees)
         layers.tape.free("dup")
 
     def drop(self, layers: Layers, name: str) -> None:
         """Drop elements before a residual addition."""
-        layers.dropout(self.tokens.num, self.size, name, probability=self.model.residual_dropout)
+        layers.dropout(self.own, self.size, name, probability=self.model.residual_dropout)
 
     def drop_backward(self, layers: Layers) -> str:
         """Return the name of the gradient before the dropout."""
         if self.model.residual_dropout == 0.0:
             return "gradient"
-        layers.dropout(self.tokens.num, self.size, "dropped gradient", probability=self.model.residual_dropout)
+        layers.dropout(self.own, self.size, "dropped gradient", probability=self.model.residual_dropout)
         return "dropped gradient"
 
     @property
@@ -140,7 +208,7 @@ class PreNorm(_Block):
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         for part, work, result in (
             ("attention_norm", self.attend, f"{name}/middle"),
             ("feed_forward_norm", self.feed, y),
@@ -153,7 +221,7 @@ class PreNorm(_Block):
 
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         for part, work, source in (
             ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
             ("attention_norm", self.attend_backward, x),
@@ -169,7 +237,7 @@ class PostNorm(_Block):
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         for part, work, result in (
             ("attention_norm", self.attend, f"{name}/middle"),
             ("feed_forward_norm", self.feed, y),
@@ -182,7 +250,7 @@ class PostNorm(_Block):
 
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         for part, work, source in (
             ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
             ("attention_norm", self.attend_backward, x),
@@ -211,7 +279,7 @@ class GroupBlock(_Block):
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         works = (self.convolve, self._first, self.attend, self._second)
         for number, work in enumerate(works):
             layers.norm(f"{name}.norms.{number}", num, size, f"{name}.norms.{number}/y")
@@ -222,7 +290,7 @@ class GroupBlock(_Block):
 
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.tokens.num, self.size
+        name, num, size = self.name, self.own, self.size
         works = (self.convolve_backward, self._first_backward, self.attend_backward, self._second_backward)
         for number in range(3, -1, -1):
             norm = f"{name}.norms.{number}"
@@ -246,7 +314,7 @@ class GroupBlock(_Block):
     def feed_in_groups(self, layers: Layers, part: str, result: str) -> None:
         """Compute ``result`` by a feed-forward whose second layer is grouped."""
         name, inner, num = f"{self.name}.{part}", self._inner, self.tokens.num
-        layers.linear(f"{name}.up", num, self.size, inner, f"{name}/up")
+        self.enter(layers, f"{name}.up", inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
         if layers.compute.weights != layers.compute.dtype:
             layers.activation(f"{name}.grouped/cast", inner * self.size // self._group.feed_forward_groups)
@@ -254,15 +322,13 @@ class GroupBlock(_Block):
             layers.scratch(what, num * self._middle)
         layers.activation(f"{name}/middle", num * self._middle)
         layers.tape.free("joined", "parts")
-        layers.linear(f"{name}.down", num, self._middle, self.size, result)
+        self.leave(layers, f"{name}.down", self._middle, result)
 
     def feed_in_groups_backward(self, layers: Layers, part: str, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
         weights = inner * self.size // self._group.feed_forward_groups
-        layers.linear_backward(f"{name}.down", num, self._middle, self.size, gradient, "dmiddle", f"{name}/middle")
-        if gradient != "gradient":
-            tape.free(gradient)
+        self.leave_backward(layers, f"{name}.down", self._middle, gradient, "dmiddle", f"{name}/middle")
         layers.scratch("dparts", num * inner)
         layers.scratch(f"{name}.grouped/new", weights + self.size)
         tape.free(f"{name}/hidden", f"{name}.grouped/cast", "dmiddle")
@@ -271,7 +337,7 @@ class GroupBlock(_Block):
         layers.arrived(f"{name}.grouped", weights + self.size)
         layers.scratch("dup", num * inner)
         tape.free("dhidden", f"{name}/up")
-        layers.linear_backward(f"{name}.up", num, self.size, inner, "dup", result, *frees)
+        self.enter_backward(layers, f"{name}.up", inner, "dup", result, *frees)
         tape.free("dup")
 
     @property
@@ -281,6 +347,10 @@ class GroupBlock(_Block):
     def convolve(self, layers: Layers, result: str) -> None:
         """Compute ``result`` by the gated convolution."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        if self.num_slices > 1:  # a convolution needs neighbors, so all tokens are gathered
+            layers.tape.rename(f"{self.name}.norms.0/y", "slice")
+            self.gather(layers, f"{self.name}.norms.0/y")
+            layers.tape.free("slice")
         layers.linear(f"{name}.up", num, size, 2 * size, f"{name}/up")
         layers.activation(f"{name}/gate", num * size)
         layers.scratch("gated", num * size)
@@ -299,9 +369,9 @@ class GroupBlock(_Block):
     def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        layers.scratch("all gradients", num * size * (self.num_slices > 1))
         layers.linear_backward(f"{name}.down", num, size, size, gradient, "dsilu", f"{name}/silu")
-        if gradient != "gradient":
-            tape.free(gradient)
+        tape.free("all gradients", *[gradient] * (gradient != "gradient"))
         layers.scratch("dnorm", num * size)
         tape.free("dsilu", f"{name}/normed")
         layers.norm_backward(f"{name}.norm", num, size, "dnorm", "dmixed", f"{name}/mixed")
@@ -320,6 +390,8 @@ class GroupBlock(_Block):
         tape.free("dgate", f"{name}/up")
         layers.linear_backward(f"{name}.up", num, size, 2 * size, "dup", result, *frees)
         tape.free("dup")
+        if self.num_slices > 1:
+            self.scatter(layers, result)
 
     @property
     def _num_filters(self) -> int:

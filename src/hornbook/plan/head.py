@@ -138,17 +138,20 @@ class Head:
         if self.chunks > 1:
             self._by_parts(layers, tokens)
             return
+        before, is_cut = has_more * item, layers.is_cut("head.table")
+        exact = item + FP32 + (FP32 if item < FP32 else 0)
         if layers.compute.has_native_layers:
-            for what in ("panels", "panels of the gradient"):
-                layers.panels(f"head.table/{what}", rows * size)
+            packed = [f"head.table/{what}" for what in ("panels", "panels of the gradient")]
+            for name in packed:
+                layers.panels(name, rows * size)
             is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
-            tape.use(tokens * rows * (item + max(has_more * item, is_weighted * 2 * FP32)), "logits")
+            in_place = item + max(before, is_weighted * 2 * FP32)
+            tape.use(tokens * rows * (before + exact if is_cut else in_place), "logits")
+            tape.free(*packed * is_cut)  # a part of a table is packed anew for each micro-batch
             return
         if layers.compute.weights != layers.compute.dtype:
             layers.scratch("head.table/cast", rows * size)
-        before = has_more * item
-        is_in_place = layers.compute.is_native and not has_bias
-        softmax = item if is_in_place else item + FP32 + (FP32 if item < FP32 else 0)
+        softmax = item if layers.compute.is_native and not has_bias and not is_cut else exact
         tape.use(tokens * rows * (before + softmax), "logits")
         products = item + (FP32 if item < FP32 else 0)
         tape.use(tokens * rows * item + rows * size * products, "logits")

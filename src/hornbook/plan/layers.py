@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from hornbook.config.parallel import cut_dimension
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4
+SUMMED = "/gradient that is summed"
+"""How the name of a whole gradient ends until ranks that hold shards have summed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +67,18 @@ class Layers:
         compute: determines which tensors are kept.
         num_shards: number of ranks over which gradients are sharded.
         blocks: number of weights of block-sparse layers by name, which are not copied.
+        num_parts: number of tensor-parallel ranks.
     """
 
     def __init__(
-        self, tape: Tape, compute: Compute, num_shards: int = 1, blocks: Mapping[str, int] | None = None
+        self,
+        tape: Tape,
+        compute: Compute,
+        num_shards: int = 1,
+        blocks: Mapping[str, int] | None = None,
+        num_parts: int = 1,
     ) -> None:
-        self._num_shards, self._blocks = num_shards, blocks or {}
+        self._num_shards, self._blocks, self._num_parts = num_shards, blocks or {}, num_parts
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.postponed: list[Postponed] | None = None
         """In backward passes that compute only the gradients of inputs, the postponed gradients of weights."""
@@ -81,6 +90,14 @@ class Layers:
     def scratch(self, name: str, numbers: float, itemsize: int | None = None) -> None:
         """Allocate other tensors, mainly gradients of activations."""
         self.tape.hold("workspace", name, numbers * (itemsize or self.itemsize))
+
+    def is_cut(self, weight: str) -> bool:
+        """Return whether a weight is split over tensor-parallel ranks."""
+        return self._num_parts > 1 and cut_dimension(weight) is not None
+
+    def _is_native(self, name: str) -> bool:
+        """Return whether a native operator computes a linear layer; there is none for split weights."""
+        return self.compute.has_native_layers and not self.is_cut(f"{name}.weight")
 
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
         """Compute ``result`` ``[rows, out]``."""
@@ -112,9 +129,10 @@ class Layers:
             bias: whether the layer has a bias.
         """
         size = self._blocks.get(name, num_in * num_out)
-        itemsize = FP32 if name in self._blocks or self.compute.has_native_layers else self.itemsize
+        is_native = self._is_native(name)
+        itemsize = FP32 if name in self._blocks or is_native else self.itemsize
         if self._postpones(name, size + bias * num_out, itemsize, gradient, *frees):
-            if itemsize == FP32 and name not in self._blocks and self.compute.has_native_layers:
+            if is_native and name not in self._blocks:
                 self.panels(f"{name}/panels of the gradient", size)
             self.scratch(result, num_rows * num_in)
             return
@@ -123,7 +141,7 @@ class Layers:
             self.add_gradient(name, size + bias * num_out, FP32)
             self.tape.free(*frees)
             return
-        if self.compute.has_native_layers:
+        if is_native:
             self.panels(f"{name}/panels of the gradient", size)
             self.scratch(result, num_rows * num_in)
             if not self.tape.holds(f"{name}/gradient"):
@@ -158,7 +176,7 @@ class Layers:
         self.tape.free(*postponed.frees)
 
     def _weight(self, name: str, size: int) -> None:
-        if self.compute.has_native_layers:
+        if self._is_native(name):
             self.panels(f"{name}/panels", size)
         elif self.compute.weights != self.compute.dtype:
             self.activation(f"{name}/cast", size)
@@ -191,6 +209,8 @@ class Layers:
             if DTYPE_BYTES[dtype] != itemsize:
                 itemsize = DTYPE_BYTES[dtype]
                 self.scratch(new, size, itemsize)
+        if self._num_shards > 1:
+            self.tape.rename(new, f"{name}{SUMMED}")
         self.tape.free(new)
         if not self.tape.holds(kept):
             self.tape.hold("gradients", kept, size * itemsize / self._num_shards)

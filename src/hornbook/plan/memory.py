@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hornbook.config.linears import linears_of
-from hornbook.config.models import LabelledConfig, MaskingConfig
+from hornbook.config.models import EncoderConfig, LabelledConfig, MaskingConfig
 from hornbook.config.rank_part import RankPart
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
@@ -70,7 +70,8 @@ def full_tokens(recipe: Recipe) -> Tokens:
         scored = 0
     groups = (Group(sequences, length),)
     is_masked = recipe.data.document_mask
-    return Tokens(num=num, num_real=num, groups=groups, num_scored=scored, is_masked=is_masked)
+    is_new = isinstance(recipe.model, EncoderConfig) and recipe.data.layout != "padded"
+    return Tokens(num=num, num_real=num, groups=groups, num_scored=scored, is_masked=is_masked, is_new=is_new)
 
 
 def memory_of(

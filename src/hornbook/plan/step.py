@@ -8,6 +8,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from hornbook.config.linears import linears_of
@@ -17,14 +18,15 @@ from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
-from hornbook.plan.blocks import Block, block_of
+from hornbook.plan.blocks import Block, block_of, own_tokens
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
 _MIB: Final = 1 << 20
+_ALL_TOKENS: Final = "head/all tokens"
 _STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires")
 """Suffixes of the names of tensors that remain after a forward pass without activations."""
 _ROUNDING: Final = 3 * 4
@@ -49,7 +51,9 @@ class Step:
         self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
         keeps_whole = recipe.parallel.sum_gradients == "step"
         shards = 1 if keeps_whole else part.sizes.shard
-        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe))
+        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe), num_parts=part.sizes.tensor)
+        self.num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
+        self._own = replace(tokens, num=own_tokens(tokens, self.num_slices))
         self.num_micro_batches = num_micro_batches
         self.offloaded = 0.0
         """Bytes of offloaded activations of a micro-batch in host memory."""
@@ -91,9 +95,7 @@ class Step:
             return
         if kind != "F":
             tape.take_back(key)
-        is_measured = (
-            number == 0 and self.recipe.memory.recompute_budget is not None
-        )  # the first layer of the first one
+        is_measured = self.recipe.memory.recompute_budget is not None and (number == 0 or self.tokens.is_new)
         self._computed_again = self._again - set(self.part.blocks[: int(is_measured)])
         if kind == "F":
             self.forward(stage)
@@ -117,7 +119,8 @@ class Step:
         """Compute the loss, or the hidden states for the next stage."""
         part, tape, x = self.part, self.tape, _input(stage)
         if stage == 0:
-            embed(self.layers, self.recipe.model, self.tokens, part.table[0], x)
+            self._look_up()
+            embed(self.layers, self.recipe.model, self._own, part.table[0], x)
         else:
             self.layers.activation(x, 0)
         for layer in part.blocks_of_stage[stage]:
@@ -129,7 +132,8 @@ class Step:
             x = y
         if self._ends_with_head(stage):
             self._gather("head.")
-            self._head.forward(self.layers, x)
+            self._head.forward(self.layers, self._all_tokens(x))
+            tape.free(*[x] * (self.num_slices > 1))
         tape.free("gathered weights")
 
     def backward(self, stage: int) -> None:
@@ -138,10 +142,10 @@ class Step:
         results = [_input(stage), *(f"blocks.{layer}/result" for layer in part.blocks_of_stage[stage])]
         if self._ends_with_head(stage):
             self._gather("head.")
-            self._head.backward(self.layers, results[-1])
+            self._head.backward(self.layers, _ALL_TOKENS if self.num_slices > 1 else results[-1])
             self._scatter("head.")
         else:
-            self.layers.scratch("gradient", self.tokens.num * self.recipe.model.hidden_size)
+            self.layers.scratch("gradient", self._own.num * self.recipe.model.hidden_size)
             tape.free(results[-1])
         for layer, x in zip(reversed(part.blocks_of_stage[stage]), reversed(results[:-1]), strict=True):
             block = self._blocks[layer]
@@ -153,9 +157,25 @@ class Step:
             self._scatter(f"blocks.{layer}.")
         if stage == 0:
             self._gather("embedding.")
-            embed_backward(self.layers, self.recipe.model, self.tokens, part.table[0])
+            self._look_up()
+            embed_backward(self.layers, self.recipe.model, self._own, part.table[0])
             self._scatter("embedding.")
         tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
+
+    def _look_up(self) -> None:
+        """Look up all tokens in the rank's part of the table, or gather their gradients, where it keeps a slice."""
+        if self.num_slices > 1:
+            self.tape.use(2 * FP32 * self.tokens.num * self.recipe.model.hidden_size)
+
+    def _all_tokens(self, x: str) -> str:
+        """Return the name of the head's input: all tokens of ``x``, of which a rank may have a slice."""
+        if self.num_slices == 1:
+            return x
+        numbers = self.tokens.num * self.recipe.model.hidden_size
+        self.layers.scratch("slices", numbers)
+        self.layers.activation(_ALL_TOKENS, numbers)
+        self.tape.free("slices")
+        return _ALL_TOKENS
 
     def _ends_with_head(self, stage: int) -> bool:
         return stage == self.part.num_stages - 1
@@ -185,7 +205,8 @@ class Step:
         return Head.of(self.recipe, self.tokens, self.part.table[0])
 
     def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
-        return block_of(self.recipe.model, layer, self.tokens, self.part.sizes.tensor, mixes_again=mixes_again)
+        sizes = self.part.sizes.tensor, self.num_slices
+        return block_of(self.recipe.model, layer, self.tokens, *sizes, mixes_again=mixes_again)
 
     def _recomputing(self) -> set[int]:
         """Return the blocks that recompute activations according to ``memory.recompute``."""
@@ -211,22 +232,24 @@ class Step:
         """Hold the buffers of a schedule, one for each micro-batch of a round and adjacent stage."""
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
-        num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
-        wire = self.tokens.num * recipe.model.hidden_size * self.layers.itemsize / num_slices
+        wire = self._own.num * recipe.model.hidden_size * self.layers.itemsize
         size = max(rounds_of(self.num_micro_batches, ranks, schedule))
         neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
         num_wires = sum(0 <= stage < part.num_stages for stage in neighbors)  # also between two stages of a rank
         self.tape.hold("workspace", "wires", num_wires * size * wire)
 
     def _gather(self, *names: str) -> None:
-        """Hold the unsharded weights of a part of the model and of the next one, if weights are sharded."""
+        """Hold the unsharded weights of a part of the model, as received and as used, if weights are sharded."""
         if self.part.sizes.shard > 1:
+            self.tape.free("gathered weights")
             self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
 
     def _scatter(self, *names: str) -> None:
-        """Hold the unsharded gradients of a part of the model while they are summed, until those of the next part."""
+        """Hold a copy of unsharded gradients of a part of the model while they are summed, until the next part's."""
         if self.part.sizes.shard > 1:
-            self.tape.hold("workspace", "gradients that are summed", 2 * self._whole_bytes(names))
+            self.tape.free("gradients that are summed")
+            self.tape.hold("workspace", "gradients that are summed", self._whole_bytes(names))
+            self.tape.free(*(name for name in self.tape.names() if name.endswith(SUMMED)))
 
     def _whole_bytes(self, names: tuple[str, ...]) -> int:
         """Return the bytes of the unsharded weights with these name prefixes; a head has a copy of the table."""

@@ -16,9 +16,10 @@ from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::attention", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def attention(
     qkv_N3HK: Tensor,
     firsts_S: Tensor,
@@ -50,14 +51,14 @@ def attention(
     return _forward(Form(isa), qkv_N3HK, *sequences, columns_S)
 
 
-@attention.register_fake
+@shapes_of("attention")
 def _(qkv_N3HK: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_empty(num_tokens, num_heads, size)
     return y_NHK, qkv_N3HK.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("hornbook::attention_backward", mutates_args=(), device_types="cpu")
+@operator()
 def attention_backward(
     gradient_NHK: Tensor,
     qkv_N3HK: Tensor,
@@ -76,7 +77,7 @@ def attention_backward(
     return _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
 
 
-@attention_backward.register_fake
+@shapes_of("attention_backward")
 def _(gradient_NHK: Tensor, qkv_N3HK: Tensor, *others: Any) -> Tensor:
     return qkv_N3HK.new_empty(qkv_N3HK.shape)
 
@@ -92,7 +93,7 @@ def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 8
 
 
-attention.register_autograd(_of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::attention", _of_inputs, setup_context=_setup_context)
 
 
 def _forward(

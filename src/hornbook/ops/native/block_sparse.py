@@ -170,5 +170,5 @@ def _trial(own: Form | None, _: torch.dtype) -> None:
         weight_gradient(own, x, x, Lines.rows(pattern), 16)
 
 
-KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial, has_tiles=True)
+KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial, special=(TILES,))
 """For activations of both dtypes."""

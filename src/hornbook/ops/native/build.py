@@ -3,6 +3,7 @@
     csrc/linear.cpp --avx2------->  linear-avx2.o ------+
                     --avx512----->  linear-avx512.o ----+-->  <sources>-<compiler>/libhornbook.so
                     --avx512bf16->  ...             ----+
+                    --avx512fp16->  ...             ----+
                     --amx-------->  ...             ----+
     csrc/cpu.cpp    ------------->  cpu.o --------------+
 
@@ -38,6 +39,8 @@ _logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
 INSTALLED = Path(__file__).parent / "built"
 """Folder of the installation's build, if there is one."""
+HALVES: Final = "avx512fp16"
+"""The instruction set of fp16 vectors; only bf16 linear layers have a form for it."""
 TILES: Final = "amx"
 """The instruction set of AMX tiles; only bf16 products have a form for it."""
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
@@ -45,11 +48,15 @@ INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    HALVES: (*_AVX512, "-mavx512bf16", "-mavx512fp16"),
     TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """The compiler flags of each form, in the order of the bits in ``csrc/cpu.cpp``."""
-_WITH_TILES = ("block_sparse.cpp", "form.cpp", "linear.cpp")
-"""The sources that have a form for ``TILES``."""
+_SOURCES: Mapping[str, Sequence[str]] = {
+    HALVES: ("form.cpp", "linear.cpp"),
+    TILES: ("block_sparse.cpp", "form.cpp", "linear.cpp"),
+}
+"""The sources that have a form for an instruction set, if not all have one."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
 _LIBRARY = "libhornbook.so"
@@ -115,8 +122,8 @@ def _built(compiler: str, folder: Path) -> Path:
 def sources(isa: str | None) -> list[Path]:
     """Return the sources of an instruction set, or those for any processor if it is None."""
     found = sorted(SOURCES.glob("*.cpp"))
-    if isa == TILES:
-        return [path for path in found if path.name in _WITH_TILES]
+    if isa is not None and isa in _SOURCES:
+        return [path for path in found if path.name in _SOURCES[isa]]
     return [path for path in found if (path.name == _FOR_ANY_PROCESSOR) == (isa is None)]
 
 
@@ -152,7 +159,7 @@ def _sources_key() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name}\n".encode() + path.read_bytes())
-    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{_WITH_TILES}{platform.libc_ver()}".encode())
+    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{dict(_SOURCES)}{platform.libc_ver()}".encode())
     return digest.hexdigest()[:24]
 
 

@@ -6,9 +6,10 @@ from torch.nn import functional
 
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::cross_entropy_", mutates_args=("logits_CV",), device_types="cpu")
+@operator(changes=(0,))
 def cross_entropy_(
     logits_CV: Tensor,
     targets_C: Tensor,
@@ -36,7 +37,7 @@ def cross_entropy_(
     return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
 
 
-@cross_entropy_.register_fake
+@shapes_of("cross_entropy_")
 def _(
     logits_CV: Tensor,
     targets_C: Tensor,

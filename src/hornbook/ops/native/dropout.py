@@ -9,9 +9,10 @@ from hornbook.ops.dropout import dropout as pytorch_dropout
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::dropout", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float, isa: str) -> Tensor:
     """Return ``residual + drop(x)``, or ``drop(x)``, in the dtype of ``x`` ``[..., C]``.
 
@@ -26,7 +27,7 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probabi
     return _drop(Form(isa), x, residual, keys, site, probability)
 
 
-@dropout.register_fake
+@shapes_of("dropout")
 def _(x: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -42,7 +43,7 @@ def _of_inputs(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, gradient if ctx.adds else None, None, None, None, None
 
 
-dropout.register_autograd(_of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::dropout", _of_inputs, setup_context=_setup_context)
 
 
 def _drop(form: Form, x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float) -> Tensor:

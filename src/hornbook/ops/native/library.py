@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import INSTRUCTION_SETS, TILES, BuildError, default_cache, library
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, BuildError, default_cache, library
 from hornbook.storage.files import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import cpu_model
@@ -72,13 +72,13 @@ class Kernel:
     """Compares a form with PyTorch's operators on small inputs."""
     trial: Callable[[Form | None, Any], None]
     """Runs a typical call to be timed, with PyTorch's operators if the form is None."""
-    has_tiles: bool = False
-    """Whether it has a form for AMX tiles."""
+    special: Collection[str] = ()
+    """Which of ``HALVES`` and ``TILES`` it has a form for."""
 
     @property
     def instruction_sets(self) -> tuple[str, ...]:
         """The forms that this machine supports, newest first."""
-        return tuple(isa for isa in instruction_sets() if self.has_tiles or isa != TILES)
+        return tuple(isa for isa in instruction_sets() if isa in self.special or isa not in (HALVES, TILES))
 
 
 class _Runtime(ctypes.Structure):

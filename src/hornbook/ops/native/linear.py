@@ -17,9 +17,10 @@ from hornbook.ops.native import kernels
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.operands import rows
 from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::linear", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -38,12 +39,12 @@ def linear(
     return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
 
-@linear.register_fake
+@shapes_of("linear")
 def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[:-1].numel())
 
 
-@torch.library.custom_op("hornbook::linear_activation", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def linear_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str
 ) -> tuple[Tensor, Tensor]:
@@ -56,13 +57,13 @@ def linear_activation(
     return h_MN.view(shape), u_MN.view(shape)
 
 
-@linear_activation.register_fake
+@shapes_of("linear_activation")
 def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:-1], weight.shape[:-1].numel())
     return x.new_empty(shape), x.new_empty(shape)
 
 
-@torch.library.custom_op("hornbook::linear_input_gradient", mutates_args=(), device_types="cpu")
+@operator()
 def linear_input_gradient(
     gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -75,23 +76,23 @@ def linear_input_gradient(
     return of_x_MN.view(*gradient.shape[:-1], weight.shape[-1])
 
 
-@linear_input_gradient.register_fake
+@shapes_of("linear_input_gradient")
 def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return gradient.new_empty(*gradient.shape[:-1], weight.shape[-1])
 
 
-@torch.library.custom_op("hornbook::activation_gradient", mutates_args=(), device_types="cpu")
-def of_activation(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
+@operator()
+def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
     """Return the gradient of ``u``, given that of ``f(u)``."""
     return activation_gradient(Form(isa), gradient, u, activation)
 
 
-@of_activation.register_fake
+@shapes_of("linear_activation_gradient")
 def _(gradient: Tensor, u: Tensor, *others: Any) -> Tensor:
     return u.new_empty(u.shape)
 
 
-@torch.library.custom_op("hornbook::linear_weight_gradient", mutates_args=(), device_types="cpu")
+@operator()
 def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty without ``with_bias``."""
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
@@ -100,15 +101,13 @@ def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: st
     return of_weight, of_bias
 
 
-@linear_weight_gradient.register_fake
+@shapes_of("linear_weight_gradient")
 def _(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     return of_weight, gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "hornbook::linear_add_weight_gradient", mutates_args=("of_weight", "of_bias"), device_types="cpu"
-)
+@operator(changes=(2, 3))
 def linear_add_weight_gradient(
     gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str
 ) -> None:
@@ -116,7 +115,7 @@ def linear_add_weight_gradient(
     add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias, accumulate=True)
 
 
-@linear_add_weight_gradient.register_fake
+@shapes_of("linear_add_weight_gradient")
 def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str) -> None:
     return None
 
@@ -150,7 +149,7 @@ def _of_linear(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, *_of_parameters(ctx, gradient, x, weight, bias), None, of_before, None
 
 
-linear.register_autograd(_of_linear, setup_context=_setup_linear)
+torch.library.register_autograd("hornbook::linear", _of_linear, setup_context=_setup_linear)
 
 
 def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
@@ -162,7 +161,7 @@ def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
 def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, u = _saved(ctx)
     if of_h is not None:
-        through = of_activation(of_h, u, ctx.activation, ctx.isa)
+        through = linear_activation_gradient(of_h, u, ctx.activation, ctx.isa)
         of_u = through if of_u is None else of_u + through
     if of_u is None:
         return None, None, None, None, None
@@ -170,7 +169,9 @@ def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) ->
     return of_x, *_of_parameters(ctx, of_u, x, weight, bias), None, None
 
 
-linear_activation.register_autograd(_of_linear_activation, setup_context=_setup_linear_activation)
+torch.library.register_autograd(
+    "hornbook::linear_activation", _of_linear_activation, setup_context=_setup_linear_activation
+)
 
 
 def _of_parameters(

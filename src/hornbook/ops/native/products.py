@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
+from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES, rows
 
@@ -165,8 +166,8 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
         (of_weight, exact_g.t() @ exact_x + 1),
         (of_bias, exact_g.sum(0) + 1),
     )
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    return all(torch.allclose(ours.double(), exact, rtol=tolerance, atol=tolerance) for ours, exact in pairs)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3  # of the largest value: small ones are sums that cancel
+    return all(bool((ours.double() - exact).abs().max() <= tolerance * exact.abs().max()) for ours, exact in pairs)
 
 
 @functools.cache
@@ -199,5 +200,5 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
 
 KERNELS = (
     Kernel("linear_f32", torch.float32, _agrees, _trial),
-    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, has_tiles=True),
+    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES)),
 )

@@ -51,7 +51,9 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
                 raise DataError(f"{where}: a document begins inside another, before its </doc>; extract it again")
             match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
             if match is None:
-                raise DataError(f'{where}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
+                raise DataError(
+                    f'{where}: expected <doc id="..." url="..." title="...">, as in WikiExtractor; check --from'
+                )
             document = _Open(title=html.unescape(match[1]), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
             yield _finish(document, where, titles)
@@ -61,7 +63,9 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
             if document.size <= MAX_PAGE_BYTES:
                 document.lines.append(line)
         elif line.strip():
-            raise DataError(f'{where}: expected a line like <doc id="12" ... title="...">, as WikiExtractor writes it')
+            raise DataError(
+                f'{where}: expected a line like <doc id="12" ... title="...">, as in WikiExtractor; check --from'
+            )
         offset += len(line)
     if document is not None:
         raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
